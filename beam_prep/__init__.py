@@ -4,38 +4,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from beam_prep._version import __version__ as __version__
-from beam_prep.quiet import quiet_import
+from beam_prep.process import quiet_import
 
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
-    from beam_prep.core.data.ragged import Ragged as Ragged
-    from beam_prep.core.data.rendered import Rendered as Rendered
-    from beam_prep.core.data.schema import Column as Column
-    from beam_prep.core.data.schema import MaskOptions as MaskOptions
-    from beam_prep.core.data.schema import Output as Output
-    from beam_prep.core.data.schema import Section as Section
-    from beam_prep.core.data.schema import TextRules as TextRules
-    from beam_prep.core.encoding.tokenizer import Tokenizer as Tokenizer
-    from beam_prep.core.reading.records import Records as Records
-    from beam_prep.core.reading.rollouts import RolloutFields as RolloutFields
-    from beam_prep.core.shards.chunk import Chunking as Chunking
-    from beam_prep.core.shards.compose import Compose as Compose
-    from beam_prep.core.shards.layout import Layout as Layout
-    from beam_prep.core.shards.mix import DomainMix as DomainMix
-    from beam_prep.core.shards.splits import Splits as Splits
-    from beam_prep.core.tokens.batch import Batch as Batch
-    from beam_prep.core.tokens.mask import RoleMask as RoleMask
-    from beam_prep.core.tokens.pad import Padding as Padding
-    from beam_prep.core.tokens.segments import Segments as Segments
+    from beam_prep.data.ragged import Ragged as Ragged
+    from beam_prep.data.rendered import Rendered as Rendered
+    from beam_prep.data.schema import Column as Column
+    from beam_prep.data.schema import MaskOptions as MaskOptions
+    from beam_prep.data.schema import Output as Output
+    from beam_prep.data.schema import Section as Section
+    from beam_prep.data.schema import TextRules as TextRules
     from beam_prep.pipeline import Pipeline as Pipeline
     from beam_prep.readers.collate import collate as collate
     from beam_prep.readers.dataset import Dataset as Dataset
-    from beam_prep.readers.mixture import mixture as mixture
     from beam_prep.readers.open import open_dataset
+    from beam_prep.readers.views import mixture as mixture
+    from beam_prep.reading.records import Records as Records
+    from beam_prep.reading.rollouts import RolloutFields as RolloutFields
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
-    from beam_prep.transforms.read import ReadJSONL as ReadJSONL
+    from beam_prep.shards.chunk import Chunking as Chunking
+    from beam_prep.shards.compose import Compose as Compose
+    from beam_prep.shards.compose import Splits as Splits
+    from beam_prep.shards.layout import Layout as Layout
+    from beam_prep.shards.mix import DomainMix as DomainMix
+    from beam_prep.tokens.batch import Batch as Batch
+    from beam_prep.tokens.mask import RoleMask as RoleMask
+    from beam_prep.tokens.rows import Padding as Padding
+    from beam_prep.tokens.segments import Segments as Segments
+    from beam_prep.tokens.tokenizer import Tokenizer as Tokenizer
     from beam_prep.transforms.records import FromRecords as FromRecords
+    from beam_prep.transforms.records import ReadJSONL as ReadJSONL
     from beam_prep.transforms.shard import Shard as Shard
     from beam_prep.transforms.steps import AdaptRecords as AdaptRecords
     from beam_prep.transforms.steps import ApplyTemplate as ApplyTemplate
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from beam_prep.transforms.steps import Pad as Pad
     from beam_prep.transforms.steps import Shift as Shift
     from beam_prep.transforms.steps import SplitPrompt as SplitPrompt
+    from beam_prep.transforms.steps import Tokenize as Tokenize
     from beam_prep.transforms.steps import Truncate as Truncate
-    from beam_prep.transforms.tokenize import Tokenize as Tokenize
 
     open = open_dataset
 
@@ -61,15 +61,15 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "AdaptRecords": "transforms.steps",
     "ApplyTemplate": "transforms.steps",
-    "Batch": "core.tokens.batch",
+    "Batch": "tokens.batch",
     "BuildMask": "transforms.steps",
     "Carry": "transforms.steps",
-    "Chunking": "core.shards.chunk",
-    "Column": "core.data.schema",
-    "Compose": "core.shards.compose",
+    "Chunking": "shards.chunk",
+    "Column": "data.schema",
+    "Compose": "shards.compose",
     "Dataset": "readers.dataset",
     "Decontaminate": "transforms.steps",
-    "DomainMix": "core.shards.mix",
+    "DomainMix": "shards.mix",
     "FilterByChars": "transforms.steps",
     "FilterRecords": "transforms.steps",
     "FromRecords": "transforms.records",
@@ -77,34 +77,34 @@ _PUBLIC = {
     "FromTokens": "transforms.steps",
     "KeyRecords": "transforms.steps",
     "Labels": "transforms.steps",
-    "Layout": "core.shards.layout",
+    "Layout": "shards.layout",
     "MapRecords": "transforms.steps",
-    "MaskOptions": "core.data.schema",
-    "Output": "core.data.schema",
+    "MaskOptions": "data.schema",
+    "Output": "data.schema",
     "Pad": "transforms.steps",
-    "Padding": "core.tokens.pad",
+    "Padding": "tokens.rows",
     "Prepare": "recipe",
     "Pipeline": "pipeline",
     "PipelineConfig": "config",
-    "Ragged": "core.data.ragged",
-    "ReadJSONL": "transforms.read",
-    "Records": "core.reading.records",
-    "Rendered": "core.data.rendered",
+    "Ragged": "data.ragged",
+    "ReadJSONL": "transforms.records",
+    "Records": "reading.records",
+    "Rendered": "data.rendered",
     "Replay": "replay",
-    "RolloutFields": "core.reading.rollouts",
-    "RoleMask": "core.tokens.mask",
-    "Section": "core.data.schema",
-    "Segments": "core.tokens.segments",
+    "RolloutFields": "reading.rollouts",
+    "RoleMask": "tokens.mask",
+    "Section": "data.schema",
+    "Segments": "tokens.segments",
     "Shard": "transforms.shard",
     "Shift": "transforms.steps",
-    "TextRules": "core.data.schema",
+    "TextRules": "data.schema",
     "SplitPrompt": "transforms.steps",
-    "Splits": "core.shards.splits",
-    "Tokenize": "transforms.tokenize",
-    "Tokenizer": "core.encoding.tokenizer",
+    "Splits": "shards.compose",
+    "Tokenize": "transforms.steps",
+    "Tokenizer": "tokens.tokenizer",
     "Truncate": "transforms.steps",
     "collate": "readers.collate",
-    "mixture": "readers.mixture",
+    "mixture": "readers.views",
     "open": "readers.open",
     "testing": "testing",
 }

@@ -13,21 +13,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from beam_prep.config import PipelineConfig
 from beam_prep.config.problems import shown, unknown_name
-from beam_prep.core.encoding.backends import Backend
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.blocks import MAX_LINE_BYTES
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
-from beam_prep.core.tokens.check import Check
 from beam_prep.errors import ConfigError
+from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, layout, read_config
+from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.tokens.backends import Backend
+from beam_prep.tokens.check import Check
+from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms import steps
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.read import ReadJSONL
-from beam_prep.transforms.records import FromRecords
+from beam_prep.transforms.records import FromRecords, ReadJSONL
 from beam_prep.transforms.shard import Shard
-from beam_prep.transforms.tokenize import Tokenize
+from beam_prep.transforms.steps import Tokenize
 
 PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
 """The list of the transforms, for `providers:` of a pipeline: `- include: PATH`."""

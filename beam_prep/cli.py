@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.quiet import quiet_import
-from beam_prep.stopping import received_signal, stop_on_signals
+from beam_prep.process import quiet_import, received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
 example:
@@ -450,8 +449,8 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """The result of a run, in a few lines."""
-    from beam_prep.core.shards import report
-    from beam_prep.core.shards.mix import mix_lines
+    from beam_prep.shards import report
+    from beam_prep.shards.mix import mix_lines
 
     ledger, totals = manifest["ledger"], manifest["totals"]
     lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
@@ -560,8 +559,7 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
 
 def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
     _import_beam()
-    from beam_prep.audit.audit import SAMPLE, audit_groups
-    from beam_prep.audit.text import as_json, as_lines
+    from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit_groups
 
     count = SAMPLE if given.sample is None else given.sample
     found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)

@@ -9,24 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from beam_prep import recipe
-from beam_prep.core.data.block import InputFile, Origin, Split
-from beam_prep.core.data.hashing import tree_digest
-from beam_prep.core.shards.borders import input_end, shard_borders
-from beam_prep.core.shards.layout import CUT
-from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.core.shards.sidecars import Sidecars
-from beam_prep.core.shards.slices import Shards
+from beam_prep.data.block import InputFile, Origin, Split
+from beam_prep.data.hashing import tree_digest
 from beam_prep.errors import SpoolError
 from beam_prep.formats.spool import encode_block
 from beam_prep.pipeline import Pipeline
+from beam_prep.shards.layout import CUT
+from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.shards.sidecars import Sidecars
+from beam_prep.shards.slices import Shards, input_end, shard_borders
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import output_at
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import free_bytes, output_ratio
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.reuse import EarlierOutput, Keys
 from beam_prep.storage.splits import blocks_of, first_records, split_file
 from beam_prep.storage.spool import Spool
+from beam_prep.storage.stores.client import is_local
 
 NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
     "new content",

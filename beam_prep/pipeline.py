@@ -20,18 +20,15 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.encoding.backends import Backend, choose
-from beam_prep.core.reading.blocks import MAX_LINE_BYTES
-from beam_prep.core.reading.decontaminate import IndexSource
-from beam_prep.core.shards.compose import Method
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
-from beam_prep.core.tokens.check import IN_FULL, Check, Trust
+from beam_prep.data.block import InputFile
+from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import BeamPrepError, ConfigError, InputError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import GONE_CHOICES
+from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
+from beam_prep.reading.blocks import MAX_LINE_BYTES
+from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
 from beam_prep.running import (
     cancel,
@@ -43,27 +40,28 @@ from beam_prep.running import (
     told_job,
     wait_until_done,
 )
-from beam_prep.stopping import Stopped, received_signal
+from beam_prep.shards.compose import Method
+from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.storage.claims import LEASE, Claim, Claims
-from beam_prep.storage.earlier import EarlierBlocks
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.splits import BLOCK_BYTES, first_records
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.spool import EarlierBlocks, Spool
 from beam_prep.storage.staging import Staging
-from beam_prep.storage.stores.options import StoreOptions
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.client import StoreOptions, is_local
+from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.uses import Launch
-from beam_prep.transforms.read import ReadJSONL
+from beam_prep.tokens.backends import Backend, choose
+from beam_prep.tokens.check import IN_FULL, Check, Trust
+from beam_prep.transforms.records import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
 log = logging.getLogger("beam_prep")

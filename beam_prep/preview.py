@@ -13,35 +13,31 @@ import numpy as np
 from rich.text import Text
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes
-from beam_prep.core.data.carried import carried_value, placed
-from beam_prep.core.data.drawn import drawn
-from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.data.places import is_table
-from beam_prep.core.data.ragged import Array, offsets_of
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.drops import CONTAMINATED
-from beam_prep.core.reading.json_list import place_in
-from beam_prep.core.reading.records import Records
-from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
-from beam_prep.core.shards.receipts import ROLE_COUNTS
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
-from beam_prep.core.tokens.batch import CUT_TOKENS, Batch
-from beam_prep.core.tokens.token_roles import followed, is_of_labels, is_role_column, with_roles, without_roles
+from beam_prep.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes, drawn, is_table
+from beam_prep.data.carried import carried_value, placed
+from beam_prep.data.hashing import CHUNK
+from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.inspect.left_out import LeftOut, left_out_text
 from beam_prep.inspect.output import columns_line, no_reason, or_nothing, rows_to_show
 from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
+from beam_prep.inspect.picture import Screen, legend
 from beam_prep.inspect.rows import ShownRow
-from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
-from beam_prep.inspect.sequences import RowDisplay, role_key
-from beam_prep.inspect.visible import VISIBLE, percent
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, percent, role_key
+from beam_prep.reading.json_list import place_in
+from beam_prep.reading.records import CONTAMINATED, Records
 from beam_prep.recipe import chain, files_of_groups, inputs_of, layout, read_config, references_of, run_steps
+from beam_prep.shards.layout import Layout
+from beam_prep.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
+from beam_prep.shards.receipts import ROLE_COUNTS
+from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.tokens.token_roles import followed, is_of_labels, is_role_column, with_roles, without_roles
+from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
 _AT_ONCE = 4096  # lines, if nothing was found in fewer

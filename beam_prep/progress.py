@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from beam_prep.core.data.block import InputFile
+from beam_prep.data.block import InputFile
 
 log = logging.getLogger("beam_prep")
 

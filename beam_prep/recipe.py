@@ -16,33 +16,34 @@ from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
 from beam_prep.chat.voice import TEMPLATE_LIMITS, voice_of
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.schema import CUTTING, Output, TextRules
-from beam_prep.core.encoding.backends import BACKENDS, Backend
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock
-from beam_prep.core.reading.decontaminate import IndexSource
-from beam_prep.core.reading.json_list import is_json_file, parse_list
-from beam_prep.core.reading.records import Records, parse
-from beam_prep.core.shards.chunk import Chunking
-from beam_prep.core.shards.compose import Compose, Method
-from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.mix import DomainMix
-from beam_prep.core.shards.splits import Splits
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.check import IN_FULL, Check, first_difference
-from beam_prep.core.tokens.pad import Padding
+from beam_prep.data.block import InputFile
+from beam_prep.data.schema import CUTTING, Output, TextRules
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.spool import SPOOL_VERSION
+from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
+from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.json_list import is_json_file, parse_list
+from beam_prep.reading.records import Records, parse
+from beam_prep.shards.chunk import Chunking
+from beam_prep.shards.compose import Compose, Method, Splits
+from beam_prep.shards.layout import Layout
+from beam_prep.shards.mix import DomainMix
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.references import References, read_references
 from beam_prep.storage.reuse import library_version
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.tokens import with_gigatoken
+from beam_prep.tokens.backends import Backend
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.check import IN_FULL, Check, first_difference
+from beam_prep.tokens.rows import Padding
+from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.by_group import ByGroup
+from beam_prep.transforms.records import ByGroup
 from beam_prep.transforms.steps import (
     AdaptRecords,
+    AnyBackend,
     ApplyTemplate,
     BuildMask,
     Carry,
@@ -55,9 +56,9 @@ from beam_prep.transforms.steps import (
     Labels,
     Shift,
     SplitPrompt,
+    Tokenize,
     Truncate,
 )
-from beam_prep.transforms.tokenize import AnyBackend, Tokenize
 
 GROUP_FILES = "group_files"
 """The fact that says how many of the inputs belong to each of `input.groups`, in order."""
@@ -495,8 +496,7 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
         config["output"]["dtype"].pop(key, None)
     versions = {name: library_version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
-    versions |= {name: backend.version for name, backend in BACKENDS.items()}
-    versions |= {"python": ".".join(platform.python_version_tuple()[:2])}
+    versions |= {"gigatoken": with_gigatoken.VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
     text = json.dumps([SPOOL_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

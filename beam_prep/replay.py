@@ -16,25 +16,24 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import NOT_COMPARED, ROWS_COMPARED
-from beam_prep.core.data.schema import CUTTING
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.shards.replay import Doubt
-from beam_prep.core.tokens.check import Trust
+from beam_prep.data.block import NOT_COMPARED, ROWS_COMPARED
+from beam_prep.data.schema import CUTTING
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.storage.earlier import EarlierBlocks
+from beam_prep.shards.replay import Doubt
 from beam_prep.storage.files import join
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.splits import BLOCK_BYTES
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.spool import EarlierBlocks, Spool
 from beam_prep.storage.staging import Staging
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.tokens.check import Trust
+from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
 

@@ -33,7 +33,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from apache_beam.version import __version__ as BEAM
 
-from beam_prep.core.data.block import InputFile
+from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, EngineError
 from beam_prep.options import OPTIONS
 from beam_prep.running import DIED, flink_page, raised_by_worker

@@ -19,7 +19,7 @@ from apache_beam.runners.runner import PipelineState
 
 from beam_prep import errors
 from beam_prep.errors import BeamPrepError, EngineError
-from beam_prep.quiet import not_of_beam
+from beam_prep.process import not_of_beam
 
 log = logging.getLogger("beam_prep")
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import apache_beam as beam
 
-from beam_prep.core.data.block import Block, InputFile
-from beam_prep.core.data.rendered import Rendered
-from beam_prep.core.reading.blocks import read_blocks
-from beam_prep.core.reading.records import Record, Records, parse
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.data.block import Block, InputFile
+from beam_prep.data.rendered import Rendered
+from beam_prep.reading.blocks import read_blocks
+from beam_prep.reading.records import Record, Records, parse
+from beam_prep.tokens.batch import Batch
 
 _SOURCE = InputFile("test.jsonl", 0, 0.0)
 _BLOCK_BYTES = 1 << 40

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import beam_prep
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.formats import FORMATS
 
 _SLICE = 50_000  # rows

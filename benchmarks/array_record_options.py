@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import beam_prep as bp
-from beam_prep.core.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.formats.array_record import READ, WRITE
 from beam_prep.formats.example import Examples
 

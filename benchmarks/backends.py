@@ -29,8 +29,8 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from beam_prep.core.encoding.backends import PROBES, FastEncoder, choose
-from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.tokens.backends import PROBES, FastEncoder, choose
+from beam_prep.tokens.tokenizer import Tokenizer
 
 Rows = tuple[np.ndarray, np.ndarray]
 """int64 ids of all texts, and int64 [texts + 1] where each text's begin."""

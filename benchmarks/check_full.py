@@ -23,13 +23,13 @@ from typing import Any
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.core.encoding.backends import choose, encoder_of
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from beam_prep.core.tokens.tokenize import tokenize
 from beam_prep.errors import BeamPrepError, InputError, RunError, TokenizerError
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import BLOCK_BYTES, read_split, split_file
+from beam_prep.tokens.backends import choose, encoder_of
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 

@@ -22,12 +22,12 @@ from typing import Any
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
-from beam_prep.chat.voice import Voice
-from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.adapters import adapter
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from beam_prep.core.tokens.tokenize import tokenize
+from beam_prep.chat.voice import Voice, template_of
+from beam_prep.data.schema import Output, Section
+from beam_prep.reading.adapters import adapter
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
 
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 TOKENIZERS = (
@@ -68,7 +68,7 @@ def templates(folder: Path) -> tuple[str, str]:
 
 def ours(tokenizer: Tokenizer, source: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
     """What beam_prep gives."""
-    voice = Voice(tokenizer.template(source), tokenizer.controls)
+    voice = Voice(template_of(tokenizer, source), tokenizer.controls)
     rendered = apply_template(testing.records(rows), ROW, voice)
     batch = build_mask(tokenize(rendered, tokenizer, tokenizer.bos_id), RoleMask({"assistant": "train"}))
     found: dict[int, Row] = dict(testing.rejects(batch))

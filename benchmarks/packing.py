@@ -72,8 +72,8 @@ def digest(packs: Any, lengths: Any) -> str:
 
 def pack_here(lengths: Any, group: int, capacity: int, repeats: int) -> Packed:
     """By beam_prep."""
-    from beam_prep.core.data.ragged import Ragged
-    from beam_prep.core.shards.pack import pack_columns, plan_packs
+    from beam_prep.data.ragged import Ragged
+    from beam_prep.shards.pack import pack_columns, plan_packs
 
     rows = Ragged.from_lengths(np.ones(lengths.sum(), np.int8), lengths)
     starts = range(0, len(lengths), group)

@@ -45,26 +45,23 @@ from apache_beam import coders
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.combiners import ToListCombineFn
 
-from beam_prep.core.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
-from beam_prep.core.data.hashing import Node
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.compose import Compose
-from beam_prep.core.shards.mix import DomainMix
-from beam_prep.core.shards.plan import Plan
-from beam_prep.core.shards.receipts import SpoolReceipt
-from beam_prep.core.shards.runs import RunCounts, Runs, SampleCounts
-from beam_prep.core.shards.sidecars import Copies, Sidecar
-from beam_prep.core.shards.slices import RejectsPlan
-from beam_prep.core.shards.splits import Splits
-from beam_prep.core.shards.views import view_receipt
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
+from beam_prep.data.hashing import Node
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.formats.spool import REJECTS, SIDECAR, SpooledRows, encode_block, read_rejects, read_sidecar
-from beam_prep.storage.arrange import Arranger
+from beam_prep.shards.compose import Compose, Splits, view_receipt
+from beam_prep.shards.mix import DomainMix
+from beam_prep.shards.plan import Plan
+from beam_prep.shards.receipts import SpoolReceipt
+from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
+from beam_prep.shards.sidecars import Copies, Sidecar
+from beam_prep.shards.slices import RejectsPlan
+from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
-from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import AT_ONCE, Spool
+from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.merge_runs import PlanShards
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 

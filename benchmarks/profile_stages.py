@@ -31,16 +31,16 @@ BOUND = 0.10
 """Beam's own share must stay below, at 200 MB."""
 
 STAGES = {
-    "read": ("core.reading.blocks:read_blocks", "core.reading.blocks:RawBlock.origin", "storage.spool:Spool.find"),
-    "parse": ("core.reading.records:parse",),
+    "read": ("reading.blocks:read_blocks", "reading.blocks:RawBlock.origin", "storage.spool:Spool.find"),
+    "parse": ("reading.records:parse",),
     "render": ("chat.voice:voice_of", "chat.apply:apply_template"),
-    "encode": ("core.tokens.tokenize:tokenize",),
-    "mask": ("core.tokens.mask:build_mask",),
-    "truncate, labels": ("core.tokens.truncate:truncate", "core.tokens.shift:to_labels", "core.tokens.settle:settle"),
+    "encode": ("tokens.tokenize:tokenize",),
+    "mask": ("tokens.mask:build_mask",),
+    "truncate, labels": ("tokens.rows:truncate", "tokens.shift:to_labels", "tokens.settle:settle"),
     "spool": ("storage.spool:Spool.write",),
     "plan, write": (
-        "core.shards.receipts:pack_receipts",
-        "core.shards.plan:make_plan",
+        "shards.receipts:pack_receipts",
+        "shards.plan:make_plan",
         "storage.publish:write_shard",
         "storage.publish:write_rejects",
         "storage.publish:Publisher.publish",

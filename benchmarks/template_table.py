@@ -23,7 +23,7 @@ from _page import table, write_markdown
 from beam_prep.chat.messages import Lost
 from beam_prep.chat.origins import TOOLS
 from beam_prep.chat.template import ChatTemplate, RenderedChat
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 
 MARKER = "template_table"
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))

@@ -21,8 +21,8 @@ import pyarrow as pa
 from _measure import say
 from _page import machine, table
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS
 from beam_prep.formats.arrow import BATCH_ROWS
 from beam_prep.formats.batches import schema_of

@@ -21,13 +21,13 @@ import beam_prep as bp
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.voice import voice_of
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import Block
-from beam_prep.core.reading.records import Records
+from beam_prep.data.block import Block
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats.spool import SIDECAR, read_sidecar
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.reading.records import Records
 from beam_prep.storage.files import read_file
-from beam_prep.transforms.read import ReadJSONL
+from beam_prep.transforms.records import ReadJSONL
 from tests.conftest import ROOT, SHARED, shared
 
 FOLDER = SHARED / "data" / "bad"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.shards.pack import plan_packs
+from beam_prep.data.ragged import Ragged
+from beam_prep.shards.pack import plan_packs
 from tests.conftest import ROOT, shared
 
 FOLDER = ROOT / "benchmarks"

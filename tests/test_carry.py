@@ -14,8 +14,8 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect

@@ -14,7 +14,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 
 from beam_prep import errors
-from beam_prep.config import OutputSpec, PipelineConfig, json_text
+from beam_prep.config import OutputSpec, PipelineConfig, pipeline_config
 from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
 from beam_prep.errors import BeamPrepError, ConfigError
 from beam_prep.formats.megatron import CODES
@@ -446,7 +446,7 @@ def test_a_config_in_a_store_may_have_its_template_below_its_folder() -> None:
 
 
 def test_a_template_s_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_text, "MAX_CONFIG_BYTES", 300)
+    monkeypatch.setattr(pipeline_config, "MAX_CONFIG_BYTES", 300)
     (tmp_path / "c.json").write_text(json.dumps({"input": {"sections": [CHAT], "chat_template": "/dev/zero"}}))
     with pytest.raises(ConfigError, match=r"'/dev/zero', which cannot be read \(.*more than 300 bytes"):
         PipelineConfig.from_json(tmp_path / "c.json")

@@ -14,11 +14,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from beam_prep import testing
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.core.data.block import Block
-from beam_prep.core.data.rendered import Rendered
-from beam_prep.core.reading.records import Records
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.data.block import Block
+from beam_prep.data.rendered import Rendered
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.reading.records import Records
+from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.block_step import BlockCoder
 from tests.conftest import shared, tree
 

@@ -520,7 +520,7 @@ def test_every_reject_reason_is_in_the_docs() -> None:
 
 def test_every_counter_is_in_the_docs() -> None:
     told = set(re.findall(r"`(\w+)`", page("docs/formats.md")))
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "beam_prep" / "core").rglob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "beam_prep").rglob("*.py"))
     counters = set(re.findall(r"\.count\(\"(\w+)\"", code))
     assert counters >= {"truncated_rows", "double_bos"}
     assert counters <= told

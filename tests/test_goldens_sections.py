@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data import hashing
+from beam_prep.data import hashing
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 
@@ -167,7 +167,7 @@ def test_packed_shards_of_the_later_version(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["07_domain_shards", "22_two_input_files", "12_max_items"])
 def test_shard_borders_do_not_depend_on_blocks(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from beam_prep.transforms import read as read_transform
+    from beam_prep.transforms import records as read_transform
 
     monkeypatch.setattr(read_transform, "CHUNK", 4096)  # lifts the floor of 64 KB
     assert hashing.CHUNK == 65536

@@ -17,10 +17,8 @@ from rich.text import Text
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.shards import report
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, InputError, RunError, TokenizerError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import cat, inspect
@@ -30,8 +28,10 @@ from beam_prep.pipeline import Pipeline
 from beam_prep.preview import prepare, preview
 from beam_prep.readers.dataset import Dataset
 from beam_prep.recipe import layout
+from beam_prep.shards import report
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import first_records
+from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.inspect.output import inspect
 from beam_prep.inspect.page import Head, write_page
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT

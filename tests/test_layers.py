@@ -1,4 +1,7 @@
-"""Arrows point one way, as CONTRIBUTING.md says: core <- formats <- storage <- transforms <- recipe <- pipelines."""
+"""Arrows point one way, as CONTRIBUTING.md says:
+
+data <- reading <- tokens <- shards <- formats <- storage <- transforms <- recipe <- pipelines.
+"""
 
 import ast
 import subprocess
@@ -11,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "beam_prep"
-ROOMS_OF_CORE = ("core.data", "core.reading", "core.encoding", "core.tokens", "core.shards")
+TO_SHARDS = ("data", "reading", "tokens", "shards")
 RENDERER = {
     "environment",
     "limits",
@@ -32,14 +35,13 @@ MAY_IMPORT = {
     "__init__": {
         "_version",
         "config",
-        "core.data",
-        "core.encoding",
+        "data",
         "chat",
-        "core.reading",
-        "core.shards",
-        "core.tokens",
+        "reading",
+        "shards",
+        "tokens",
         "pipeline",
-        "quiet",
+        "process",
         "readers",
         "recipe",
         "replay",
@@ -47,84 +49,101 @@ MAY_IMPORT = {
         "transforms",
     },  # names only, at first use
     "errors": set(),
-    "core.data": {"errors"},
-    "core.reading": {"core.data", "errors"},
-    "chat.template": {"core.data", "errors"},
-    "core.encoding": {"chat.template", "core.data", "errors"},
-    "chat": {"chat.template", "core.data", "core.encoding", "core.reading", "errors"},
-    "core.tokens": {"core.data", "core.encoding", "core.reading", "errors"},
-    "core.shards": {"core.data", "core.reading", "core.tokens", "errors"},
-    "config": {"core.data", "core.reading", "errors"},
-    "formats": {"core.data", "core.reading", "core.shards", "core.tokens", "errors"},
-    "verify": {"core.data", "core.encoding", "core.shards", "errors", "formats"},
-    "readers": {"core.data", "core.encoding", "core.shards", "errors", "formats", "storage", "verify", "quiet"},
-    "inspect": {"core.data", "core.encoding", "core.reading", "core.shards", "errors", "formats", "readers"},
-    "report_page": {"core.data", "core.encoding", "core.reading", "core.shards", "inspect"},
+    "data": {"errors"},
+    "reading": {"data", "errors"},
+    "tokens": {"data", "reading", "errors"},
+    "chat.template": {"data", "errors"},
+    "chat": {"chat.template", "data", "tokens", "reading", "errors"},
+    "shards": {"data", "reading", "tokens", "errors"},
+    "config": {"data", "reading", "errors"},
+    "formats": {"data", "reading", "shards", "tokens", "errors"},
+    "verify": {"data", "tokens", "shards", "errors", "formats"},
+    "readers": {"data", "tokens", "shards", "errors", "formats", "storage", "verify", "process"},
+    "inspect": {"data", "tokens", "reading", "shards", "errors", "formats", "readers"},
+    "report_page": {"data", "tokens", "reading", "shards", "inspect"},
     "storage": {
         "_version",
-        "core.data",
-        "core.encoding",
-        "core.reading",
-        "core.shards",
-        "core.tokens",
+        "data",
+        "tokens",
+        "reading",
+        "shards",
         "errors",
         "formats",
         "progress",
     },
-    "transforms": {*ROOMS_OF_CORE, "errors", "formats", "progress", "report_page", "storage"} | {"chat"},
-    "testing": {"core.data", "core.reading", "core.tokens"},
-    "recipe": {*ROOMS_OF_CORE, "chat", "_version", "config", "errors", "formats", "storage", "transforms"},
-    "preview": {*ROOMS_OF_CORE, "config", "errors", "formats", "inspect", "readers", "recipe", "storage", "transforms"}
+    "transforms": {*TO_SHARDS, "errors", "formats", "progress", "report_page", "storage"} | {"chat"},
+    "testing": {"data", "reading", "tokens"},
+    "recipe": {*TO_SHARDS, "chat", "_version", "config", "errors", "formats", "storage", "transforms"},
+    "preview": {
+        *TO_SHARDS,
+        "config",
+        "errors",
+        "formats",
+        "inspect",
+        "readers",
+        "recipe",
+        "storage",
+        "transforms",
+    }
     | {"chat"},
-    "audit": {*ROOMS_OF_CORE, "chat.template", "config", "errors", "inspect", "readers", "recipe", "storage"},
+    "audit": {
+        *TO_SHARDS,
+        "chat",
+        "chat.template",
+        "config",
+        "errors",
+        "inspect",
+        "readers",
+        "recipe",
+        "storage",
+    },
     "starter": {
         "audit",
         "chat.template",
         "config",
-        "core.data",
-        "core.encoding",
-        "core.reading",
-        "core.shards",
+        "data",
+        "tokens",
+        "reading",
+        "shards",
         "errors",
         "inspect",
         "storage",
     },
     "beam_yaml": {
-        *("config", "core.encoding", "core.reading", "core.shards", "core.tokens"),
+        *("config", "tokens", "reading", "shards"),
         *("errors", "recipe", "storage", "transforms"),
     },
-    "progress": {"core.data"},
-    "runners": {"core.data", "errors", "options", "running"},
-    "running": {"errors", "quiet"},
+    "progress": {"data"},
+    "runners": {"data", "errors", "options", "running"},
+    "running": {"errors", "process"},
     "pipeline": {
-        *ROOMS_OF_CORE,
+        *TO_SHARDS,
         "config",
         "errors",
         "formats",
         "options",
+        "process",
         "progress",
         "recipe",
         "runners",
         "running",
-        "stopping",
         "storage",
         "transforms",
     }
     | {"chat"},
-    "dry_run": {"core.data", "core.reading", "core.shards", "errors", "formats", "pipeline", "recipe", "storage"},
+    "dry_run": {"data", "reading", "shards", "errors", "formats", "pipeline", "recipe", "storage"},
     "replay": {
-        *("core.data", "core.encoding", "core.shards", "core.tokens"),
+        *("data", "tokens", "shards"),
         *("config", "errors", "formats", "pipeline", "recipe", "storage"),
     },
-    "quiet": set(),
-    "stopping": set(),
+    "process": set(),
     "options": set(),
     "cli": {
         "__init__",
         "audit",
         "config",
-        "core.data",
-        "core.shards",
+        "data",
+        "shards",
         "dry_run",
         "errors",
         "formats",
@@ -132,13 +151,13 @@ MAY_IMPORT = {
         "options",
         "pipeline",
         "preview",
+        "process",
         "readers",
         "recipe",
         "replay",
         "report_page",
         "runners",
         "starter",
-        "stopping",
         "storage",
         "verify",
     },
@@ -146,7 +165,7 @@ MAY_IMPORT = {
 WITHOUT_BEAM = (
     "_version",
     "errors",
-    *ROOMS_OF_CORE,
+    *TO_SHARDS,
     "chat.template",
     "chat",
     "config",
@@ -190,7 +209,7 @@ def part_of(module: str) -> str | None:
         return None
     if names[:1] == ["chat"] and names[1:2] and names[1] in RENDERER:
         return "chat.template"
-    return ".".join(names[:2]) if names[:1] == ["core"] else (names or ["__init__"])[0]
+    return (names or ["__init__"])[0]
 
 
 def place(path: Path, line: int) -> str:
@@ -199,9 +218,7 @@ def place(path: Path, line: int) -> str:
 
 def test_every_part_has_its_place() -> None:
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    rooms = {f"core.{path.parent.name}" for path in (PACKAGE / "core").glob("*/__init__.py")}
-    assert parts - {"core"} | rooms | {"chat.template"} == MAY_IMPORT.keys()
-    assert {path.name for path in (PACKAGE / "core").glob("*.py")} == {"__init__.py"}
+    assert parts | {"chat.template"} == MAY_IMPORT.keys()
 
 
 def test_the_table_has_no_circle() -> None:
@@ -284,7 +301,7 @@ def test_no_heavy_import_before_it_is_needed(part: str) -> None:
         "import beam_prep.readers.dataset",
         "import beam_prep.inspect.output, beam_prep.report_page.page",
         "import beam_prep.cli",
-        "import beam_prep.config, beam_prep.formats, beam_prep.formats.spool, beam_prep.core.encoding.tokenizer",
+        "import beam_prep.config, beam_prep.formats, beam_prep.formats.spool, beam_prep.tokens.tokenizer",
         "import beam_prep as bp; bp.open; bp.PipelineConfig.json_schema()",
     ],
 )

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
-from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from beam_prep.core.tokens.tokenized import from_tokens
+from beam_prep.data.schema import Output, Section
 from beam_prep.errors import BeamPrepError, ConfigError
-from tests.core.chars import batch_of, outcomes, texts, trained
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.tokenized import from_tokens
+from tests.chars import batch_of, outcomes, texts, trained
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
 OUTPUTS = {

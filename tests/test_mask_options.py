@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.chat.kinds import without_history_reasoning
-from beam_prep.core.data.schema import PART_KINDS
+from beam_prep.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
 from tests.conftest import ROOT
 

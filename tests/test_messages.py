@@ -26,9 +26,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import cli
 from beam_prep.config import PipelineConfig, other_names
 from beam_prep.config.problems import _model_in
-from beam_prep.core.reading.foreign import guess, refusal
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS, OTHER_NAMES
+from beam_prep.reading.foreign import guess, refusal
 from beam_prep.runners import without_effect
 from tests.conftest import ROOT
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
-from beam_prep.core.data.schema import RESERVED, name_problems
+from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.inspect.rows import render
 from tests.conftest import ROOT, tree

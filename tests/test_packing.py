@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.core.shards.pack import plan_packs
 from beam_prep.errors import FormatError, RunError
+from beam_prep.shards.pack import plan_packs
 from tests.conftest import tree
 
 Record = dict[str, Any]
@@ -84,9 +84,9 @@ def test_the_cut_follows_the_truncation_mode(strategy: str, run: Callable[..., A
 def test_packing_order_is_by_uncut_length_whatever_the_blocks_and_domains(
     mode: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from beam_prep.transforms import read
+    from beam_prep.transforms import records
 
-    monkeypatch.setattr(read, "CHUNK", 4096)  # lifts the floor of 64 KB
+    monkeypatch.setattr(records, "CHUNK", 4096)  # lifts the floor of 64 KB
     lengths = [7 + 37 * place % 90 for place in range(120)]
     rows = [tokens(n, slice(None), 11 * at, topic="ab"[at % 3 == 0]) for at, n in enumerate(lengths)]
     wanted = config("bfd", 40, truncation_mode=mode, max_seq_len=80, packing_group=17)

@@ -16,8 +16,7 @@ from rich.cells import cell_len
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.picture import DARK, LIGHT, lines_of, picture
-from beam_prep.inspect.sequences import TokenSequence
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.sequences import VISIBLE, TokenSequence
 from tests.conftest import ROOT
 from tools import notebook, pictures
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.shards.compose import Method
 from beam_prep.errors import StorageError
 from beam_prep.pipeline import Pipeline
 from beam_prep.progress import Counts
+from beam_prep.shards.compose import Method
 from beam_prep.storage import preflight
 from beam_prep.storage.preflight import Preflight
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep import progress
-from beam_prep.core.data.block import InputFile
+from beam_prep.data.block import InputFile
 from beam_prep.progress import Counts, Progress, Reports, lasting, report_block, reported, reported_rows
 from beam_prep.running import counters_of
 from beam_prep.storage.files import list_inputs

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import ConfigError
+from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT
 
 TOKENIZER = ROOT / "examples" / "tokenizer"

@@ -12,13 +12,12 @@ from hypothesis import HealthCheck, event, given, settings
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import ConfigError
 from beam_prep.replay import doubt_of, with_words
-from beam_prep.storage.earlier import SMALL, EarlierBlocks
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import read_split, split_file
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.spool import SMALL, EarlierBlocks, Spool
+from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT
 from tests.test_replay import LOOP, MENDED, config
 

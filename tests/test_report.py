@@ -11,9 +11,9 @@ import pytest
 
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.core.shards.report import ConfigView, Findings, lines, role_warnings, warnings
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.preview import preview
+from beam_prep.shards.report import ConfigView, Findings, lines, role_warnings, warnings
 from tests.conftest import ROOT
 
 Run = Callable[..., Any]

@@ -15,11 +15,11 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.core.data.lengths import BORDERS, add, histogram, quantile
-from beam_prep.core.shards.plan import REASONS_SHOWN
+from beam_prep.data.lengths import BORDERS, add, histogram, quantile
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.pipeline import Pipeline
 from beam_prep.report_page import charts
+from beam_prep.shards.plan import REASONS_SHOWN
 from tests.conftest import ROOT
 from tests.test_inspect import DATA, example
 
@@ -187,7 +187,7 @@ def test_a_drawn_row_is_said_to_be_cut_if_and_only_if_it_is(
 
 @pytest.mark.parametrize("reason_of", ["filter", "map"])
 def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most_frequent(reason_of: str) -> None:
-    from beam_prep.core.shards.plan import REASONS_SHOWN, _first_blocks
+    from beam_prep.shards.plan import REASONS_SHOWN, _first_blocks
 
     class Receipts:
         def counted(self, kind: str, reasons: list[str]) -> Any:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
-from beam_prep.core.reading.rollouts import RolloutFields
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.rollouts import from_rollouts
-from beam_prep.core.tokens.settle import settle
-from beam_prep.core.tokens.truncate import truncate
 from beam_prep.errors import BeamPrepError, ConfigError, RunError
-from tests.core.chars import outcomes
+from beam_prep.reading.rollouts import RolloutFields
+from beam_prep.shards.layout import settle
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.rows import truncate
+from beam_prep.tokens.tokenized import from_rollouts
+from tests.chars import outcomes
 
 MAX_ID = 99
 ALL = RolloutFields(

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 
 from beam_prep import errors
-from beam_prep.core.data.block import BlockReceipt
-from beam_prep.core.shards.plan import make_plan
+from beam_prep.data.block import BlockReceipt
 from beam_prep.formats import spool as files
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
+from beam_prep.shards.plan import make_plan
 from beam_prep.storage import spool as _spool
 from beam_prep.storage.files import read_file
 from beam_prep.storage.spool import Spool

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import count_tokens, output_columns, receipts_of, sum_shards
 from beam_prep.pipeline import Pipeline
 from beam_prep.verify.files import LocalFiles
 from beam_prep.verify.output import problems
-from beam_prep.verify.parts import parts_of
+from beam_prep.verify.shard import parts_of
 from tests.conftest import ROOT
 from tests.test_configs import CONFIGS, sample
 from tests.test_verify import list_again, listed, manifest_of, write

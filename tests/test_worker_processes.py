@@ -87,7 +87,7 @@ def test_workers_import_neither_transformers_nor_tensorflow(source: Path, tokeni
     for found in notes:
         assert found["parent"] == int(done.stdout)
         assert found["settings"] == ["false", "1"]
-        assert "beam_prep.core.encoding.tokenizer" in found["modules"]
+        assert "beam_prep.tokens.tokenizer" in found["modules"]
         assert not {"transformers", "tensorflow", "torch", "awkward"} & set(found["modules"])
 
 

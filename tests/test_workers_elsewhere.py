@@ -18,12 +18,12 @@ import apache_beam as beam
 import pytest
 
 from beam_prep import pipeline, recipe
-from beam_prep.core.encoding import tokenizer_cache as resolve
-from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import EngineError, RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
-from beam_prep.storage.stores import retry
+from beam_prep.storage.stores import client
 from beam_prep.storage.tokenizers import TokenizerFolder, ship
+from beam_prep.tokens import tokenizer_cache as resolve
+from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, tree
 
 pytestmark = pytest.mark.long
@@ -144,7 +144,7 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
         return shipped
 
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "RETRY_SECONDS", 0.5)
+        patch.setattr(client, "RETRY_SECONDS", 0.5)
         patch.setattr(pipeline, "ship", lose)
         launch = job(tmp_path / "out", tokenizer_path)
         with pytest.raises(TokenizerError, match=r"the tokenizer's folder .+/tokenizers/\w+ cannot be read on this"):

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from beam_prep.core.data.block import ALIVE, InputFile
-from beam_prep.core.data.drawn import drawn
-from beam_prep.core.data.hashing import CHUNK
-from beam_prep.core.reading.records import Records
+from beam_prep.data.block import ALIVE, InputFile, drawn
+from beam_prep.data.hashing import CHUNK
+from beam_prep.reading.records import Records
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 from beam_prep.storage.tables import is_parquet
 

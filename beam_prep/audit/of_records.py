@@ -9,8 +9,8 @@ from typing import Any
 
 from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
-from beam_prep.core.reading.drops import LOST
-from beam_prep.core.shards.report import lost_causes
+from beam_prep.reading.records import LOST
+from beam_prep.shards.report import lost_causes
 
 _RARE = 0.01
 """What a text of the web may hold here and there (a control character, a copy): below this share it is no finding."""

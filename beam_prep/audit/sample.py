@@ -10,21 +10,21 @@ import numpy as np
 
 from beam_prep.audit.draw import NOT_DRAWN, Drawn
 from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import template_of
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import InputFile, count_outcomes
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.rendered import Rendered
-from beam_prep.core.data.schema import CUTTING, Output
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.drops import LOST
-from beam_prep.core.reading.records import Record, Records
-from beam_prep.core.shards.plan import Dropped, dropped_in
-from beam_prep.core.shards.receipts import ROLE_COUNTS
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.mask import trained_tokens
+from beam_prep.data.block import InputFile, count_outcomes
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.rendered import Rendered
+from beam_prep.data.schema import CUTTING, Output
+from beam_prep.reading.records import LOST, Record, Records
 from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
+from beam_prep.shards.plan import Dropped, dropped_in
+from beam_prep.shards.receipts import ROLE_COUNTS
+from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView
 from beam_prep.storage.foreign import advice_on
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import trained_tokens
+from beam_prep.tokens.tokenizer import Tokenizer
 
 TEXT_LIMIT = 160
 """Characters of an example."""
@@ -157,7 +157,7 @@ class Sample:
         """The chat template; None: no section has one."""
         if not any(spec.has_template for spec in self.config.outputs()):
             return None
-        return self.tokenizer.template(self.config.input.chat_template, date=self.config.input.date)
+        return template_of(self.tokenizer, self.config.input.chat_template, self.config.input.date)
 
     @functools.cached_property
     def template_source(self) -> str:

@@ -1,15 +1,66 @@
 """Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
-from typing import Any
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from beam_prep.chat.control import Guard
 from beam_prep.chat.messages import Message, are_plain
-from beam_prep.core.data.block import Reject
-from beam_prep.core.reading.adapters import template_kwargs, tools
-from beam_prep.core.reading.json_line import describe
-from beam_prep.core.reading.loss_weights import check_loss_weight
-from beam_prep.core.reading.records import Record, Records
+from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
+from beam_prep.reading.adapters import check_loss_weight, template_kwargs, tools
+from beam_prep.reading.json_line import describe
+from beam_prep.reading.records import Record, Records
+
+Rule = Literal["keep", "escape", "reject"]
+
+JOINER = "\u2060"
+"""WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
+
+
+@functools.lru_cache(maxsize=16)
+def _pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, controls)) or r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The rule for texts of special tokens in what users wrote.
+
+    Attributes:
+        rule: `keep`: they become the special tokens (what transformers and TRL do); `escape`: an invisible character
+            after their first one makes them plain text; `reject`: the record is rejected (`control_token`).
+        controls: texts of the tokenizer's special tokens.
+    """
+
+    rule: Rule = "keep"
+    controls: tuple[str, ...] = ()
+
+    def __call__(self, value: Any) -> Any:
+        """The value with all its strings guarded; keys of objects too, as templates write them.
+
+        Raises:
+            Reject: see `rule`.
+        """
+        if self.rule == "keep":
+            return value
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, list):
+            return [self(item) for item in value]
+        if isinstance(value, dict):
+            return {self._text(key): self(item) for key, item in value.items()}
+        return value
+
+    def _text(self, text: str) -> str:
+        # After an escape, the rest may hold another token, which began inside the first.
+        place = 0
+        while (found := _pattern(self.controls).search(text, place)) is not None:
+            if self.rule == "reject":
+                raise Reject("control_token", f"the text holds the special token {found[0]!r}, wanted none")
+            text = text[: found.start() + 1] + JOINER + text[found.start() + 1 :]
+            place = found.start() + 1
+        return text
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:

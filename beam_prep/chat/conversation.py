@@ -15,10 +15,10 @@ from beam_prep.chat.pieces import Codes, Layout, Piece, weight_code
 from beam_prep.chat.replay import Replayed
 from beam_prep.chat.template import RenderedChat
 from beam_prep.chat.voice import Voice
-from beam_prep.core.data.block import Reject
-from beam_prep.core.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Segment
-from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.reading.records import Record
+from beam_prep.data.block import Reject
+from beam_prep.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Segment
+from beam_prep.data.schema import Output, Section
+from beam_prep.reading.records import Record
 
 DIFFERENT = "conversations_different"
 """Compared conversations whose text or turns are not what transformers shows."""

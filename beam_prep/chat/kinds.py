@@ -15,7 +15,7 @@ from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.chat.renderer import Tokens
 from beam_prep.chat.trace import Segment
-from beam_prep.core.data.schema import PART_KINDS, MaskOptions
+from beam_prep.data.schema import PART_KINDS, MaskOptions
 
 CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 

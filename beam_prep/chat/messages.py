@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from beam_prep.chat.origins import CONTENT, REASONING_FIELDS, TOOLS
 from beam_prep.chat.trace import Trace
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 
 Message = dict[str, Any]
 ToolArguments = Literal["auto", "object", "string", "as_is"]

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.rendered import SEGMENT, UNSET, Pieces, Segment
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.rendered import SEGMENT, UNSET, Pieces, Segment
 
 T = TypeVar("T")
 

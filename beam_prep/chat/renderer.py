@@ -14,7 +14,7 @@ from beam_prep.chat.limits import TemplateLimit
 from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import TOOLS, Origin
 from beam_prep.chat.trace import Trace, trace
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 
 RENDERING = threading.RLock()
 """Held while a template runs: `replay` watches methods of `Text` for one rendering, and no other may be seen then."""

@@ -21,7 +21,7 @@ from beam_prep.chat.origins import Text, parts_of
 from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
 from beam_prep.chat.turns import Facts, Ranges, Turn, Turns
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 
 Variables = Mapping[str, Any]
 

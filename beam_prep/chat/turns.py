@@ -25,7 +25,7 @@ from beam_prep.chat.messages import Message, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Place, Said, Segment, Trace, places, said, spoken_by_others
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 
 PLAIN = "Plainly."
 """A plain answer."""
@@ -124,8 +124,7 @@ class Facts:
             for index, message in enumerate(messages):
                 if message["role"] == "assistant":
                     self._learn_prompt(renderer, messages[:index])
-        for messages, rendering in rendered:
-            self._learn_behind(messages, rendering)
+        self._learn_around(rendered, eos)
         for messages, rendering in rendered:
             Turns(renderer, self, rendering, messages).all()
         self.learning = False
@@ -140,26 +139,37 @@ class Facts:
         except (*RAISED, Refused):
             return
 
-    def _learn_behind(self, messages: list[Message], rendering: Trace) -> None:
-        """What stands behind answers: a token that begins prompts of several, and stands there too, ends a turn."""
-        special, found = self.tokens.special, places(rendering, range(len(messages)))
-        for index in range(len(messages)):
-            if messages[index]["role"] != "assistant" or "tool_calls" in messages[index] or index not in found:
-                continue
-            behind = rendering.text[found[index].end : found[index].before]
-            if index == len(messages) - 1 and self.plain_end is None:
-                begin, end = next(self._runs(behind), (0, 0))
-                self.plain_end = behind[begin:end]
-            elif index + 1 < len(messages) and messages[index + 1]["role"] == "user":
-                if not self.prompts:
-                    before = rendering.text[found[index].after : found[index].begin]
-                    self.headers |= frozenset(special.findall(before)) - frozenset(special.findall(behind))
-                if (first := special.match(behind, len(_blanks(behind, 0)))) is None:
+    def _learn_around(self, rendered: list[tuple[list[Message], Trace]], eos: str | None) -> None:
+        """What stands before and behind answers.
+
+        A token that begins prompts of several, and stands behind answers too, ends a turn. Where no prompt is known, a
+        token that stands before answers alone is a header's.
+        """
+        special, before, behind, last = self.tokens.special, list[str](), list[str](), list[str]()
+        for messages, rendering in rendered:
+            found = places(rendering, range(len(messages)))
+            for index, message in enumerate(messages):
+                if message["role"] != "assistant" or "tool_calls" in message or index not in found:
                     continue
-                begun = [prompt.lstrip() for prompt in self.prompts if prompt.lstrip().startswith(first[0])]
-                # With words behind it, it begins a header.
-                if any(special.match(prompt[len(first[0]) :].lstrip()) for prompt in begun):
-                    self.closers |= {first[0]}
+                tail = rendering.text[found[index].end : found[index].before]
+                if index == len(messages) - 1:
+                    last.append(tail)
+                elif messages[index + 1]["role"] == "user":
+                    before.append(rendering.text[found[index].after : found[index].begin])
+                    behind.append(tail)
+        if not self.prompts:
+            self.headers = frozenset(special.findall(" ".join(before)))
+            self.headers -= {eos, *special.findall(" ".join(behind))}
+        for tail in behind:
+            if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
+                continue
+            begun = [prompt.lstrip() for prompt in self.prompts if prompt.lstrip().startswith(first[0])]
+            # With words behind it, it begins a header.
+            if any(special.match(prompt[len(first[0]) :].lstrip()) for prompt in begun):
+                self.closers |= {first[0]}
+        if self.plain_end is None and last:
+            begin, end = next(self._runs(last[0]), (0, 0))
+            self.plain_end = last[0][begin:end]
 
     def _end_of_plain(self, renderer: Renderer, before: list[Message]) -> str:
         rendering, place = plain_answer(renderer, before)
@@ -303,7 +313,8 @@ class Turns:
             begin = self._begin(index, piece, before) if piece is place else self._goes_on(piece)
             self._check_one_turn(begin, piece.end)
             end = self._end(index, piece, max(piece.end, begin))
-            spans += [(begin, end)] if end > begin else []
+            silent = piece.begin == piece.end and not self._tokens.special.search(self._trace.text, begin, end)
+            spans += [(begin, end)] if end > begin and not silent else []
         return tuple(spans)
 
     def _spans_of_other(self, index: int) -> Ranges:
@@ -317,7 +328,7 @@ class Turns:
         there = itertools.islice(segments, bisect.bisect_left(segments, (place.begin,)), None)
         own = itertools.takewhile(lambda each: each.begin < place.end, there)
         for one, other in itertools.pairwise([each for each in own if each.index == index]):
-            if other.owner != index and self._trace.text[one.end : other.begin].strip():
+            if other.owner != index and one.end < other.begin:
                 raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
@@ -415,10 +426,13 @@ class Turns:
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further on
-        if left in text[begin : place.begin]:
+        said = [each for each in self._trace.segments if place.begin <= each.begin < place.end]
+        constants = (text[one.end : other.begin] for one, other in itertools.pairwise(said))
+        if left in text[begin : place.begin] or any(left in constant for constant in constants):
             return None  # something stands within the header
         if not header.prompted:  # no more is the header's than what is written without an answer
-            return begin if done == closing else None
+            same_end = shared(left[::-1], text[begin : place.begin].rstrip()[::-1])  # how they end
+            return begin if done == closing and not _WORD.search(left, len(left) - same_end) else None
         if done > closing and opened and self._names_turn(matched):
             return begin  # what the prompt opens, and history lacks
         if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, place.begin):
@@ -515,6 +529,9 @@ class Turns:
         silent = plain != "" and plain in tail and place.begin == place.end  # then its header may hold tokens, too
         end = facts.end_in(tail, calls or silent, plain if calls or silent else None)
         if end is not None:
+            own_words = tokens.special.sub("", tail[:end])
+            if not (facts.prompts or calls) and _WORD.search(own_words):  # nothing shows whose they are
+                raise Refused("turn_end", f"before its end stand words of the template's own: {own_words[:40]!r}")
             return at + end
         if behind is not None and behind.begin == stop:
             raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")

@@ -1,15 +1,17 @@
 """`Voice`: the chat template, tokens and rules that records are rendered with."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from beam_prep.chat import limits
-from beam_prep.chat.control import Guard
+from beam_prep.chat.checks import Guard
+from beam_prep.chat.messages import ToolArguments
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.core.data.fim import Fim
-from beam_prep.core.data.schema import Output, TextRules
-from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.data.fim import Fim
+from beam_prep.data.schema import Output, TextRules
 from beam_prep.errors import TokenizerError
+from beam_prep.tokens.tokenizer import Tokenizer
 
 TEMPLATE_LIMITS = {"template_characters": limits.MAX_CHARACTERS, "template_rounds": limits.MAX_ROUNDS}
 """The limits of a rendering, as the manifest names them."""
@@ -67,6 +69,30 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) 
         exact = [each for each in tokenizer.makeup.added if not (each.lstrip or each.rstrip or each.single_word)]
         fim = rules.fim.of([each.content for each in exact])
     if any(output.has_template for output in outputs):
-        template = tokenizer.template(rules.chat_template, rules.date, rules.tool_arguments)
+        template = template_of(tokenizer, rules.chat_template, rules.date, rules.tool_arguments)
     controls = () if rules.control_tokens == "keep" else tokenizer.controls
     return Voice(template, controls, tokens.get("bos_token", ""), tokens.get("eos_token", ""), rules, fim)
+
+
+@functools.lru_cache(maxsize=8)
+def template_of(
+    tokenizer: Tokenizer, source: str | None = None, date: str | None = None, tool_arguments: ToolArguments = "auto"
+) -> ChatTemplate:
+    """The compiled chat template of a tokenizer, the same object at every call.
+
+    Args:
+        tokenizer: its template, and its special tokens.
+        source: a template in place of the tokenizer's own.
+        date, tool_arguments: see `ChatTemplate`.
+
+    Raises:
+        TokenizerError: the tokenizer has none; or see `ChatTemplate`.
+    """
+    source = source or tokenizer.chat_template
+    if source is None:
+        raise TokenizerError(
+            "this tokenizer has no chat template, and the config asks for one (`template` of a section): name one "
+            'in the config (input.chat_template: "FILE.jinja"), or '
+            "put a chat_template.jinja into the tokenizer's folder, or use text sections"
+        )
+    return ChatTemplate(source, tokenizer.special_tokens, tokenizer.controls, date, tool_arguments)

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from beam_prep.config.presets import PresetName
 from beam_prep.config.problems import Problem, shown
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
-from beam_prep.core.data.carried import FILE, OFFSET, CarryType, carried_column
-from beam_prep.core.data.fim import Fim, FimMode
+from beam_prep.data.carried import FILE, OFFSET, CarryType, carried_column
+from beam_prep.data.fim import Fim, FimMode
 
 
 def _three(value: object) -> object:

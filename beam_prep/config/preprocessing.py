@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from beam_prep.config.values import Strict, Text, Texts
-from beam_prep.core.data.schema import Packing
+from beam_prep.data.schema import Packing
 
 
 class DeduplicateConfig(Strict):

@@ -34,8 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
     FilesOfShard,

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import Batches, BatchView, check_types, features, sizes_of
 from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, row_number

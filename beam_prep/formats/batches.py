@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.formats.contract import Row, cast, check_rows
 
 MAX_VALUES = 2**31 - 1

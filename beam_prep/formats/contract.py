@@ -7,8 +7,8 @@ from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, StorageError
 
 OpenFile = Callable[[str], BinaryIO]

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import varint
 from beam_prep.formats.contract import Row, cast

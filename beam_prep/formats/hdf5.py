@@ -30,8 +30,8 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
     ColumnsReader,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.shards.domains import part_of
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
+from beam_prep.shards.compose import part_of
 
 if TYPE_CHECKING:
-    from beam_prep.core.shards.plan import Plan
+    from beam_prep.shards.plan import Plan
 
 MANIFEST = "manifest.json"
 RUN = "run.json"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.ragged import Array, offsets_of
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.gather import Order
-from beam_prep.core.shards.sidecars import Copies
+from beam_prep.data.ragged import Array, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.formats.sealed import Data, Sealed, seal
 from beam_prep.formats.spool import SpooledRows, decode_batch, encode_rows
+from beam_prep.shards.gather import Order
+from beam_prep.shards.sidecars import Copies
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:

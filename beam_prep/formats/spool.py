@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.block import BlockReceipt, count_outcomes, of_this_run
-from beam_prep.core.data.lengths import histogram
-from beam_prep.core.data.ragged import MAX_NARROW, Array, Ragged, narrow, offsets_of, take_rows
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.reading.drops import Drop, drops, marks
-from beam_prep.core.reading.keys import DUPLICATE, SPLIT
-from beam_prep.core.shards.sidecars import Sidecar
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.segments import RoleCounts
+from beam_prep.data.block import BlockReceipt, count_outcomes, of_this_run
+from beam_prep.data.lengths import histogram
+from beam_prep.data.ragged import MAX_NARROW, Array, Ragged, narrow, offsets_of, take_rows
+from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Proven, Sealed, seal
+from beam_prep.reading.keys import DUPLICATE, SPLIT
+from beam_prep.reading.records import Drop, drops, marks
+from beam_prep.shards.sidecars import Sidecar
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.segments import RoleCounts
 
 SPOOL_VERSION = 10
 """Rises with every change of the contents of a spool file; older blocks are then not used again."""

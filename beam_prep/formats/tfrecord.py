@@ -32,8 +32,8 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, check_rows, map_file, row_number
 from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, offsets_of, take_rows
+from beam_prep.data.ragged import Array, offsets_of, take_rows
 
 _LIMITS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.uint64)
 _MAX_SIZE = 10

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from beam_prep.core.reading.json_list import place_in
-from beam_prep.inspect.visible import VISIBLE
-from beam_prep.readers.input_lines import InputLines
+from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.readers.source import InputLines
+from beam_prep.reading.json_list import place_in
 
 TEXT = 200
 """Characters of a record that are shown in a terminal."""

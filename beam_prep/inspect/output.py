@@ -13,24 +13,22 @@ import numpy as np
 import orjson
 from rich.text import Text
 
-from beam_prep.core.data.drawn import drawn
-from beam_prep.core.data.places import at_offset
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.reading.drops import CONTAMINATED
-from beam_prep.core.reading.keys import DUPLICATE
-from beam_prep.core.shards.mix import NOT_SAMPLED, mix_lines
+from beam_prep.data.block import at_offset, drawn
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.left_out import LeftOut, left_out_text
 from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
+from beam_prep.inspect.picture import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.rows import ShownRow, display_of, title_of
-from beam_prep.inspect.screen import Screen, legend, stop_when_reader_closes
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
-from beam_prep.inspect.visible import VISIBLE, percent
+from beam_prep.inspect.sequences import VISIBLE, percent
 from beam_prep.readers.dataset import Dataset
-from beam_prep.readers.input_lines import InputLines
 from beam_prep.readers.open import ALL, open_dataset
-from beam_prep.readers.source import source_lines
+from beam_prep.readers.source import InputLines, source_lines
+from beam_prep.reading.keys import DUPLICATE
+from beam_prep.reading.records import CONTAMINATED
+from beam_prep.shards.mix import NOT_SAMPLED, mix_lines
 
 
 def inspect(

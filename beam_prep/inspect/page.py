@@ -17,14 +17,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from beam_prep.core.data.ragged import Array
-from beam_prep.core.data.schema import PROMPT_COMPLETION
+from beam_prep.data.ragged import Array
+from beam_prep.data.schema import PROMPT_COMPLETION
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.inspect.rows import ShownRow, alike, is_pair, row_parts
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence, pieces_of, special_ids
-from beam_prep.inspect.text import counts_of
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of, pieces_of, special_ids
 
 ROWS = 1_000
 """Rows of a page, unless `--count` or `--random` says another number."""

@@ -11,12 +11,20 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from beam_prep.core.data.schema import CUTTING, Strategy
+from beam_prep.data.schema import CUTTING, Strategy
 from beam_prep.formats import Row
-from beam_prep.inspect.screen import CAPTION, FOUND, Screen
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence, lengths_of, parts_of, pieces_of, positions_of
-from beam_prep.inspect.text import counts_of, padding_text, tokens_text
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.picture import CAPTION, FOUND, Screen
+from beam_prep.inspect.sequences import (
+    VISIBLE,
+    RowDisplay,
+    TokenSequence,
+    counts_of,
+    lengths_of,
+    parts_of,
+    pieces_of,
+    positions_of,
+)
+from beam_prep.inspect.text import padding_text, tokens_text
 from beam_prep.readers.dataset import Dataset
 
 SIDE_BY_SIDE = 100

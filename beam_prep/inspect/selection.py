@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array
+from beam_prep.data.ragged import Array
 from beam_prep.errors import BeamPrepError
 
 EXTREMES = 10

@@ -2,17 +2,29 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import CARRIED, IGNORE_INDEX, PROMPT_COMPLETION, Column
-from beam_prep.core.encoding.tokenizer import Tokenizer
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import CARRIED, IGNORE_INDEX, PROMPT_COMPLETION, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
+from beam_prep.tokens.tokenizer import Tokenizer
+
+VISIBLE = (
+    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+    | {0x7F: "\u2421"}
+    | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
+    | {code: f"\\u{code:04x}" for code in (0x061C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF)}
+    | {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))}
+    | {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
+)
+"""For `str.translate`. Text must not control the terminal, nor hide in it: control and bidirectional characters are
+made visible, and so are characters without width, tags, and surrogates, which no encoding can write."""
+
 
 _VALUES = 100  # printed of one list
 
@@ -276,3 +288,20 @@ def _numbers(values: Array | Ragged) -> str:
         return " | ".join(_numbers(values[index]) for index in range(len(values)))
     more = f" ... ({len(values):,} in all)" if len(values) > _VALUES else ""
     return ", ".join(str(value) for value in values[:_VALUES]) + more  # numpy values: float32 prints 0.1
+
+
+def percent(part: float, total: float) -> str:
+    """A share as text: `12.5%`; 0.0% if the total is 0."""
+    return f"{part / total if total else 0:.1%}"
+
+
+def counts_of(sequences: Sequence[TokenSequence]) -> str:
+    """Counts tokens, trained tokens and padding, as text."""
+    stored = sum(sequence.stored for sequence in sequences)
+    known = [sequence.trained for sequence in sequences if sequence.trained is not None]
+    text = f"{stored:,} tokens"
+    if len(known) == len(sequences):
+        trained = sum(int(taken.sum()) for taken in known)
+        text += f", {trained:,} trained ({percent(trained, stored)})"
+    padding = sum(len(sequence.padding) for sequence in sequences)
+    return f"{text} + {padding:,} of padding" if padding else text

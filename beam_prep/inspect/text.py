@@ -1,25 +1,11 @@
 """Tokens and counts as text."""
 
 import itertools
-from collections.abc import Sequence
 
 from rich.text import Text
 
-from beam_prep.inspect.screen import CAPTION, CLOSE, OPEN, TRAINED, UNTRAINED
-from beam_prep.inspect.sequences import RowDisplay, TokenSequence, pieces_of, special_ids
-from beam_prep.inspect.visible import VISIBLE, percent
-
-
-def counts_of(sequences: Sequence[TokenSequence]) -> str:
-    """Counts tokens, trained tokens and padding, as text."""
-    stored = sum(sequence.stored for sequence in sequences)
-    known = [sequence.trained for sequence in sequences if sequence.trained is not None]
-    text = f"{stored:,} tokens"
-    if len(known) == len(sequences):
-        trained = sum(int(taken.sum()) for taken in known)
-        text += f", {trained:,} trained ({percent(trained, stored)})"
-    padding = sum(len(sequence.padding) for sequence in sequences)
-    return f"{text} + {padding:,} of padding" if padding else text
+from beam_prep.inspect.picture import CAPTION, CLOSE, OPEN, TRAINED, UNTRAINED
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, pieces_of, special_ids
 
 
 def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, stop: int | None = None) -> Text:

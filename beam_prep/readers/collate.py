@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged, offsets_of
-from beam_prep.core.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row
 from beam_prep.readers.output import joined

@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from beam_prep.core.data.carried import carried_values
-from beam_prep.core.data.drawn import drawn
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import IGNORE_INDEX, Column, Strategy
+from beam_prep.data.block import drawn
+from beam_prep.data.carried import carried_values
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import IGNORE_INDEX, Column, Strategy
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import Row
 from beam_prep.formats.manifest import MANIFEST
 from beam_prep.readers.output import OpenOutput
+from beam_prep.readers.views import Mixture, Packed, Tail, checked, mixture
 
 if TYPE_CHECKING:
-    from beam_prep.core.encoding.tokenizer import Tokenizer
-    from beam_prep.readers.mixture import Mixture
-    from beam_prep.readers.packed import Packed
     from beam_prep.readers.torch_rows import TorchRows
-    from beam_prep.readers.view import Tail
+    from beam_prep.tokens.tokenizer import Tokenizer
 
 
 class Dataset:
@@ -243,8 +241,6 @@ class Dataset:
         Raises:
             ConfigError: rows of these columns cannot be packed, or an argument is wrong.
         """
-        from beam_prep.readers.packed import Packed
-
         return Packed(self, length, seed, strategy, rank, world_size, epoch, tail)
 
     def mixture(
@@ -263,8 +259,6 @@ class Dataset:
         >>> ds.mixture({"__default__": 1}, seed=1)  # one domain: its rows in a random order
         Mixture(samples=260 of 260, __default__: 1 epochs)
         """
-        from beam_prep.readers.mixture import mixture
-
         parts = {name: self.domain(name) for name in weights}
         return mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
 
@@ -283,7 +277,7 @@ class Dataset:
         """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`,
         and what is carried along as a scalar (of packed rows as [documents]), strings as `tf.string`.
         """
-        from beam_prep.readers.tf_rows import tf_rows
+        from beam_prep.readers.torch_rows import tf_rows
 
         return tf_rows(self)
 
@@ -494,25 +488,6 @@ def _quoted(names: Collection[str]) -> str:
     """Some names, and how many more there are."""
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(map(repr, list(names)[:10])) + more
-
-
-def checked(indices: Sequence[int] | Array, count: int) -> Array:
-    """int64: indices of rows, counted from the front.
-
-    Raises:
-        IndexError: one is not among the `count` rows, or they are no integers.
-    """
-    found = np.asarray(indices)
-    if found.size == 0:
-        return np.zeros(0, np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        hint = "; of a mask give np.flatnonzero(mask)" if found.dtype == bool else ""
-        raise IndexError(f"found {found.ndim} dimensions of {found.dtype}, wanted a list of integers{hint}")
-    wrong = (found < -count) | (found >= count)
-    if wrong.any():
-        raise IndexError(f"row {found[wrong][0]} of {count}")
-    found = found.astype(np.int64)
-    return np.where(found < 0, found + count, found)
 
 
 def _within(rows: range, part: range) -> range:

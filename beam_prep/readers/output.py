@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.shards.domains import part_of
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.generation import ReaderLease
@@ -19,9 +18,10 @@ from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard
 from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
 from beam_prep.readers.stored import Stored, StoredLease
+from beam_prep.shards.compose import part_of
 
 if TYPE_CHECKING:
-    from beam_prep.core.encoding.tokenizer import Tokenizer
+    from beam_prep.tokens.tokenizer import Tokenizer
 
 
 _AT_ONCE = 4096
@@ -222,7 +222,7 @@ class OpenOutput:
         files = [file for file in self.manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
         if not files:
             return None
-        from beam_prep.core.encoding.tokenizer import Tokenizer
+        from beam_prep.tokens.tokenizer import Tokenizer
 
         folder = self._files.fetched(files, TOKENIZER) if isinstance(self._files, Stored) else self._files / TOKENIZER
         if not folder.is_dir():

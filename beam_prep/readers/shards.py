@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_prep.core.data.carried import carried_value
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.carried import carried_value
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.formats import Row, ShardReader
 
 

@@ -21,7 +21,7 @@ from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.readers.cache import Cache
 
 if TYPE_CHECKING:
-    from beam_prep.storage.stores.options import StoreOptions
+    from beam_prep.storage.stores.client import StoreOptions
 
 
 class Stored:
@@ -51,7 +51,7 @@ class Stored:
         Raises:
             FileNotFoundError: there is none.
         """
-        from beam_prep.storage.stores.reader import read_bytes
+        from beam_prep.storage.stores.objects import read_bytes
 
         self._given[2].activate()
         return read_bytes(f"{self.url}/{name}")
@@ -59,7 +59,7 @@ class Stored:
     def _fetch(self, file: Mapping[str, Any], path: Path) -> None:
         from beam_prep.storage.stores import objects
         from beam_prep.storage.stores.client import Changed
-        from beam_prep.storage.stores.reader import parts
+        from beam_prep.storage.stores.objects import parts
 
         self._given[2].activate()
         url, digest = f"{self.url}/{file['path']}", hashlib.sha256()
@@ -116,8 +116,8 @@ def open_stored(url: str, cache: Path, most: int) -> tuple[Stored, bytes, Stored
     """
     from beam_prep.storage.generations import Generations
     from beam_prep.storage.stores import objects
-    from beam_prep.storage.stores.options import StoreOptions
-    from beam_prep.storage.stores.reader import read_version
+    from beam_prep.storage.stores.client import StoreOptions
+    from beam_prep.storage.stores.objects import read_version
 
     url = url.rstrip("/")
     generations, lease = Generations(url), None

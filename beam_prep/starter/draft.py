@@ -8,10 +8,10 @@ from datetime import date
 from typing import Any
 
 from beam_prep.chat.environment import asks_for_date
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.adapters import ROLES
-from beam_prep.core.shards.report import near_name
+from beam_prep.reading.adapters import ROLES
+from beam_prep.shards.report import near_name
 from beam_prep.starter.shapes import Found, Record, Shape
+from beam_prep.tokens.tokenizer import Tokenizer
 
 PLAIN_TEMPLATE = (
     "{%- for message in messages -%}"

@@ -14,16 +14,16 @@ from beam_prep.audit.audit import Audit, audit_files
 from beam_prep.audit.draw import Drawn, draw
 from beam_prep.audit.sample import Sample
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.block import InputFile
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.json_line import describe
+from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
-from beam_prep.inspect.visible import VISIBLE
+from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.reading.json_line import describe
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer
 
 RECORDS = 500
 """That are looked at: shapes and lengths, unlike rare faults, show in a few hundred."""

@@ -27,10 +27,9 @@ import filelock
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
 from beam_prep.storage.files import join
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import PreconditionFailed
-from beam_prep.storage.stores.reader import read_version
+from beam_prep.storage.stores.client import PreconditionFailed, is_local
+from beam_prep.storage.stores.objects import read_version
 
 log = logging.getLogger("beam_prep")
 

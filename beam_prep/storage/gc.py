@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_prep.core.data.ragged import Array
+from beam_prep.data.ragged import Array
 from beam_prep.errors import ConfigError
 from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.storage.files import DAMAGED_SUFFIX, join
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.uses import Uses, is_among
 
 _BLOCK = re.compile(r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\..*)")

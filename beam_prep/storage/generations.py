@@ -18,10 +18,9 @@ from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.generation import HIDDEN, LATEST, READERS, is_held, is_name
 from beam_prep.formats.manifest import MANIFEST, dump
 from beam_prep.storage.files import join
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import PreconditionFailed
-from beam_prep.storage.stores.reader import read_bytes, read_version
+from beam_prep.storage.stores.client import PreconditionFailed, is_local
+from beam_prep.storage.stores.objects import read_bytes, read_version
 
 _POINTER = "latest.json"
 _Pointer = tuple[str | None, list[str]]

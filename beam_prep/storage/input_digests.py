@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from beam_prep.core.data.block import InputFile
-from beam_prep.core.data.hashing import Node, tree_digest, tree_nodes
+from beam_prep.data.block import InputFile
+from beam_prep.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import InputError, StorageError
 from beam_prep.formats.manifest import MANIFEST
 from beam_prep.storage.files import list_inputs, open_input

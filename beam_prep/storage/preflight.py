@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from beam_prep.core.shards.compose import Method
-from beam_prep.core.shards.layout import Layout
-from beam_prep.core.tokens.batch import Batch
 from beam_prep.errors import StorageError
 from beam_prep.formats import FORMATS
 from beam_prep.progress import Counts
+from beam_prep.shards.compose import Method
+from beam_prep.shards.layout import Layout
+from beam_prep.tokens.batch import Batch
 
 FIRST_SHARE = 0.01
 """Share of the input that is done before the first estimate, and at least `FIRST_BLOCKS`."""

@@ -12,16 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from beam_prep.core.data.block import MICROSECONDS
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.shards.chunk import ChunkStats
-from beam_prep.core.shards.domains import part_of
-from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.pack import PackStats
-from beam_prep.core.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
-from beam_prep.core.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
-from beam_prep.core.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.data.block import MICROSECONDS
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS, mds
 from beam_prep.formats.arrow import dataset_files
@@ -40,6 +32,13 @@ from beam_prep.formats.manifest import (
     output_columns,
 )
 from beam_prep.formats.tfrecord import features
+from beam_prep.shards.chunk import ChunkStats
+from beam_prep.shards.compose import part_of
+from beam_prep.shards.layout import Layout
+from beam_prep.shards.pack import PackStats
+from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
+from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
+from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.generations import Generations
@@ -56,6 +55,7 @@ from beam_prep.storage.reuse import (
 )
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
 

@@ -9,21 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_prep.core.data.block import InputFile, Split
-from beam_prep.core.data.hashing import Node, tree_digest
-from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.decontaminate import Index, IndexBuilder, texts_of
-from beam_prep.core.reading.json_list import place_in
-from beam_prep.core.reading.records import Record, Records
+from beam_prep.data.block import InputFile, Split
+from beam_prep.data.hashing import Node, tree_digest
+from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError
 from beam_prep.formats.sealed import Sealed, seal
+from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
+from beam_prep.reading.json_list import place_in
+from beam_prep.reading.records import Record, Records
 from beam_prep.storage.files import join, list_inputs, write_file
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.splits import BLOCK_BYTES, read_split
-from beam_prep.storage.stores.client import StoreUnavailable
-from beam_prep.storage.stores.options import StoreOptions
-from beam_prep.storage.stores.reader import read_bytes
-from beam_prep.storage.stores.retry import with_retries
+from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, is_local, with_retries
+from beam_prep.storage.stores.objects import read_bytes
 
 _ARRAYS = ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
 

@@ -20,10 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beam_prep._version import __version__
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.compose import Compose
-from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.slices import ShardPlan
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.contract import FilesOfShard
@@ -37,15 +34,17 @@ from beam_prep.formats.manifest import (
     load,
     receipts_of,
 )
+from beam_prep.shards.compose import Compose
+from beam_prep.shards.layout import Layout
+from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.files import join
 from beam_prep.storage.generations import Generations
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import unfinished_file
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.client import Changed, is_local
+from beam_prep.storage.stores.objects import read_bytes
 
 log = logging.getLogger("beam_prep")
 

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from beam_prep.core.data.block import REPLAYED, InputFile, Ledger, Origin, Split
-from beam_prep.core.data.places import is_table
-from beam_prep.core.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
-from beam_prep.core.reading.json_list import is_json_file, parse_list
-from beam_prep.core.reading.records import Records, parse
+from beam_prep.data.block import REPLAYED, InputFile, Ledger, Origin, Split, is_table
 from beam_prep.errors import InputError, SpoolError
+from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
+from beam_prep.reading.json_list import is_json_file, parse_list
+from beam_prep.reading.records import Records, parse
 from beam_prep.storage.files import Position, open_input
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.tables import is_parquet, table_blocks

@@ -16,9 +16,8 @@ from typing import Any, BinaryIO
 from beam_prep.formats.manifest import WrittenFile
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming
-from beam_prep.storage.paths import is_local, shortened
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.options import StoreOptions
+from beam_prep.storage.stores.client import StoreOptions, is_local, shortened
 
 _KEPT = ("spool", "tokenizers")
 """Folders that stay after a failure, for the next launch on the same output."""

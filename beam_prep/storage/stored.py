@@ -9,7 +9,7 @@ from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo
-from beam_prep.storage.stores.reader import parts
+from beam_prep.storage.stores.objects import parts
 
 
 class StoredFiles:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.block import InputFile, Origin, Split
-from beam_prep.core.data.hashing import CHUNK, Node, tree_nodes
-from beam_prep.core.data.ragged import Array
-from beam_prep.core.reading.arrow_rows import lines_of, schema_problem
-from beam_prep.core.reading.blocks import RawBlock, Readable, read_up_to
-from beam_prep.core.reading.foreign import HEAD_BYTES, refusal
+from beam_prep.data.block import InputFile, Origin, Split
+from beam_prep.data.hashing import CHUNK, Node, tree_nodes
+from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
+from beam_prep.reading.arrow_rows import lines_of, schema_problem
+from beam_prep.reading.blocks import RawBlock, Readable, read_up_to
+from beam_prep.reading.foreign import HEAD_BYTES, refusal
 from beam_prep.storage.files import open_input, open_table
 
 if TYPE_CHECKING:

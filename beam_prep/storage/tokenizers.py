@@ -5,16 +5,13 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from beam_prep.core.encoding import tokenizer_cache
-from beam_prep.core.encoding.tokenizer import Tokenizer
 from beam_prep.errors import StorageError, TokenizerError
 from beam_prep.storage.files import join, write_file
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreUnavailable
-from beam_prep.storage.stores.options import StoreOptions
-from beam_prep.storage.stores.reader import read_bytes
-from beam_prep.storage.stores.retry import with_retries
+from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, is_local, with_retries
+from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.tokens import tokenizer_cache
+from beam_prep.tokens.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:

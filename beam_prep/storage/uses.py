@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.core.data.ragged import Array
+from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, SpoolError
 from beam_prep.formats.manifest import MANIFEST, RUN
 from beam_prep.formats.sealed import Sealed, seal
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, read_file, write_file
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores.objects import read_bytes
 
 FOLDER = "uses"
 _LAUNCH, _BLOCKS = ".json", ".blocks"

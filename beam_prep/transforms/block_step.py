@@ -11,10 +11,10 @@ from typing import Any, ClassVar, dataclass_transform
 import apache_beam as beam
 from apache_beam import coders
 
-from beam_prep.core.data.block import Block
-from beam_prep.core.data.rendered import Rendered
-from beam_prep.core.reading.records import Records
-from beam_prep.core.tokens.batch import Batch
+from beam_prep.data.block import Block
+from beam_prep.data.rendered import Rendered
+from beam_prep.reading.records import Records
+from beam_prep.tokens.batch import Batch
 
 
 class BlockCoder(coders.Coder):
@@ -87,7 +87,7 @@ class BlockStep(beam.PTransform):
     A subclass is a dataclass of its settings; `check` may look at them, or change them. It does nothing but `step()`,
     so the same step runs without Beam:
 
-    >>> from beam_prep.core.tokens.pad import pad
+    >>> from beam_prep.tokens.rows import pad
     >>> from beam_prep.transforms.block_step import BlockStep
     >>> class PadToEight(BlockStep):
     ...     multiple: int = 8

@@ -9,14 +9,13 @@ import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_prep.core.data.ragged import Array, changes
-from beam_prep.core.reading.keys import DUPLICATE
-from beam_prep.core.shards.receipts import SpoolReceipt
-from beam_prep.core.shards.sidecars import Copies
-from beam_prep.core.shards.splits import Splits
-from beam_prep.core.shards.views import view_receipt
+from beam_prep.data.ragged import Array, changes
 from beam_prep.errors import ConfigError
-from beam_prep.storage.scratch import Scratch
+from beam_prep.reading.keys import DUPLICATE
+from beam_prep.shards.compose import Splits, view_receipt
+from beam_prep.shards.receipts import SpoolReceipt
+from beam_prep.shards.sidecars import Copies
+from beam_prep.storage.arrange import Scratch
 from beam_prep.storage.spool import Spool
 
 _MOST = 500_000

@@ -6,9 +6,9 @@ from typing import Any
 
 import apache_beam as beam
 
-from beam_prep.core.shards.plan import Plan, with_mix
-from beam_prep.core.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.errors import EngineError
+from beam_prep.shards.plan import Plan, with_mix
+from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.reuse import Keys, keyed

@@ -13,32 +13,31 @@ from apache_beam.transforms.combiners import ToListCombineFn
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_prep.core.data.block import of_this_run
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.shards.compose import Compose
-from beam_prep.core.shards.gather import MOST_ROWS, Gathered
-from beam_prep.core.shards.layout import Layout
-from beam_prep.core.shards.plan import Plan, make_plan
-from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.core.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
-from beam_prep.core.shards.shuffle import Parts
-from beam_prep.core.shards.slices import RejectsPlan, ShardPlan
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.mask import Untrained
+from beam_prep.data.block import of_this_run
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
-from beam_prep.storage.arrange import Arranger
+from beam_prep.shards.compose import Compose
+from beam_prep.shards.gather import MOST_ROWS, Gathered
+from beam_prep.shards.layout import Layout
+from beam_prep.shards.plan import Plan, make_plan
+from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.shards.shuffle import Parts
+from beam_prep.shards.slices import RejectsPlan, ShardPlan
+from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
-from beam_prep.storage.paths import is_local
 from beam_prep.storage.preflight import Preflight, memory_limit, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
-from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+from beam_prep.storage.stores.client import is_local
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import Untrained
+from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.deduplicate import ViewBlocks
 from beam_prep.transforms.merge_runs import MergeShards
 

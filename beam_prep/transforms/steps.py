@@ -1,33 +1,78 @@
 """The steps of a chain: a PTransform for each function on blocks. What a step does is the function of the same name."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from beam_prep.chat.apply import COMPARED, render_records
 from beam_prep.chat.voice import voice_of
-from beam_prep.core.data.carried import CarryType
-from beam_prep.core.data.rendered import Rendered
-from beam_prep.core.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.reading.adapters import Adapter, adapt_records
-from beam_prep.core.reading.carry import carry_fields
-from beam_prep.core.reading.decontaminate import IndexSource, Mode, decontaminate
-from beam_prep.core.reading.filters import filter_by_chars, filter_records, map_records
-from beam_prep.core.reading.keys import Keys, key_records
-from beam_prep.core.reading.records import Record, Records
-from beam_prep.core.reading.rollouts import RolloutFields
-from beam_prep.core.tokens.batch import Batch, in_domain
-from beam_prep.core.tokens.mask import MaskPolicy, RoleMask, Untrained, build_mask
-from beam_prep.core.tokens.pad import Padding, pad
-from beam_prep.core.tokens.rollouts import from_rollouts
-from beam_prep.core.tokens.shift import to_labels
-from beam_prep.core.tokens.split_prompt import split_prompt
-from beam_prep.core.tokens.tokenized import from_tokens
-from beam_prep.core.tokens.truncate import TruncationMode, truncate
+from beam_prep.data.carried import CarryType
+from beam_prep.data.rendered import Rendered
+from beam_prep.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
+from beam_prep.reading.adapters import Adapter, adapt_records
+from beam_prep.reading.carry import carry_fields
+from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
+from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.reading.keys import Keys, key_records
+from beam_prep.reading.records import Record, Records
+from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.storage.references import read_references
+from beam_prep.tokens.backends import Backend, choose
+from beam_prep.tokens.batch import Batch, in_domain
+from beam_prep.tokens.mask import MaskPolicy, RoleMask, Untrained, build_mask
+from beam_prep.tokens.rows import Padding, TruncationMode, pad, split_prompt, to_labels, truncate
+from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
+from beam_prep.tokens.tokenized import from_rollouts, from_tokens
+from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
+
+AnyBackend = Backend | Literal["reference"]
+
+log = logging.getLogger("beam_prep")
+
+
+class Tokenize(BlockStep):
+    """`Rendered` -> `Batch`: every piece of text encoded, the pieces of a sequence joined, ids in flat arrays.
+
+    Attributes:
+        tokenizer: the tokenizer. Each process loads it once, at its first block.
+        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
+            `tokens.backends`); `transformers`: always the reference; `gigatoken`: that, or an error.
+            `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
+        sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
+            difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
+
+    Raises:
+        TokenizerError: gigatoken was asked for, and cannot be used.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> block = bp.testing.records([{"text": "Hello"}])
+    >>> block = bp.ApplyTemplate([bp.Output("ids", "ids", (bp.Section("text", "train"),))], tokenizer).step()(block)
+    >>> bp.testing.to_rows(bp.Tokenize(tokenizer).step()(block))
+    [{'ids': [43, 520, 82]}]
+    """
+
+    tokenizer: Tokenizer
+    backend: AnyBackend = "auto"
+    sampled: bool = True
+
+    work, gives = tokenize_with, Batch
+
+    def check(self) -> None:
+        self.chosen: str = self.backend
+        if self.backend == REFERENCE:
+            return
+        if self.backend not in get_args(Backend):
+            raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
+        self.chosen, problem = choose(self.tokenizer, cast(Backend, self.backend))
+        if problem is not None:
+            log.info("%s", problem)
+
+    def settings(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer, "backend": self.chosen, "sampled": self.sampled}
+
 
 # Records
 
@@ -97,9 +142,9 @@ class AdaptRecords(BlockStep):
     """`Records` -> `Records`: converts records of another shape (ShareGPT, Alpaca) to the fields that sections read.
 
     Attributes:
-        adapter: see `beam_prep.core.reading.adapters.adapter`.
+        adapter: see `beam_prep.reading.adapters.adapter`.
 
-    >>> from beam_prep.core.reading.adapters import adapter
+    >>> from beam_prep.reading.adapters import adapter
     >>> block = bp.testing.records([{"conversations": [{"from": "human", "value": "Hi"}]}])
     >>> bp.testing.to_rows(bp.AdaptRecords(adapter("sharegpt")).step()(block))
     [{'messages': [{'role': 'user', 'content': 'Hi'}]}]
@@ -146,7 +191,7 @@ class Carry(BlockStep):
     """`Records` -> the same `Records`: fields are noted, and become columns of the rows that `Shard` writes.
 
     It belongs right after the records are read: what steps before it changed is carried along as they changed it. See
-    `beam_prep.core.reading.carry.carry_fields` for what fields may hold.
+    `beam_prep.reading.carry.carry_fields` for what fields may hold.
 
     Attributes:
         fields: field -> `string`, `int32`, `int64`, `float32` or `float64`; or only the fields, as strings. A field is

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from beam_prep.core.data.schema import CUTTING, PROMPT_COMPLETION
-from beam_prep.core.shards.domains import folder_of, part_of
-from beam_prep.core.shards.mix import NOT_SAMPLED
-from beam_prep.core.shards.plan import LedgerTotals
+from beam_prep.data.schema import CUTTING, PROMPT_COMPLETION
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt, folder_of_shard, sum_shards
+from beam_prep.shards.compose import folder_of, part_of
+from beam_prep.shards.mix import NOT_SAMPLED
+from beam_prep.shards.plan import LedgerTotals
 
 _CUT_COUNTERS = ("truncated_rows", "truncated_tokens", "truncated_eos", "truncated_to_pack")
 

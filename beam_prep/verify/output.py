@@ -5,16 +5,23 @@ see whether the rows are possible. docs/formats.md lists what is checked, and wh
 """
 
 import hashlib
+import io
+import json
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from beam_prep.core.data.schema import Column
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
+from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_files
 from beam_prep.formats.manifest import (
+    FEATURES,
     MANIFEST,
     REPORT,
     RUN,
+    TOKENIZER,
     ShardReceipt,
     WrittenFile,
     folder_of_shard,
@@ -23,13 +30,228 @@ from beam_prep.formats.manifest import (
     output_columns,
     receipts_of,
 )
+from beam_prep.formats.mds import INDEX, index
+from beam_prep.formats.tfrecord import features
+from beam_prep.tokens import tokenizer_cache
+from beam_prep.tokens.resolver import expected_files
 from beam_prep.verify.counts import count_problems, cut_problems
-from beam_prep.verify.described import arrow_problems, described_problems, unlisted
 from beam_prep.verify.files import LocalFiles, OutputFiles, file_problems
-from beam_prep.verify.promises import Promises, promises_of
-from beam_prep.verify.rejects import Rejects
+from beam_prep.verify.rows import Promises, Vocabulary, promises_of
 from beam_prep.verify.shard import FoundShard, content_problems, read_shard, shard_problems
-from beam_prep.verify.tokenizer import find_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """What the files in `tokenizer/` are.
+
+    Attributes:
+        vocabulary: None: they are not those of the tokenizer that made the output, or there are none.
+        problems: one line each.
+    """
+
+    vocabulary: Vocabulary | None
+    problems: tuple[str, ...] = ()
+
+
+def find_tokenizer(files: OutputFiles, manifest: Mapping[str, Any]) -> FoundTokenizer:
+    """Compares the tokenizer in the output with the one that made it."""
+    names = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
+    said = manifest.get("tokenizer")  # a chain written by hand does not say
+    if not names:
+        if said is None:
+            return FoundTokenizer(None)
+        return FoundTokenizer(None, (f"{TOKENIZER}: {MANIFEST} lists no files, but says {_fingerprint(said)}",))
+    with files.local(names) as folder:
+        found = _read(folder)
+    # What transformers would read besides, whatever its digest is.
+    wanted_names = {f"{TOKENIZER}/{name}" for name in tokenizer_cache.FILES}
+    problems = [f"{name}: is none of a tokenizer's files: remove it" for name in names if name not in wanted_names]
+    wanted = expected_files(found)
+    if wanted is None:
+        said_too = "" if said is None else f", {MANIFEST} says {_fingerprint(said)}"
+        return FoundTokenizer(None, (*problems, f"{TOKENIZER}: found files that are not a tokenizer's{said_too}"))
+    facts = json.loads(wanted[tokenizer_cache.FACTS_FILE])
+    if said is not None and facts["fingerprint"] != said["fingerprint"]:
+        problem = f"{TOKENIZER}: found fingerprint {facts['fingerprint']}, {MANIFEST} says {said['fingerprint']}"
+        return FoundTokenizer(None, (*problems, problem))
+    problems += _differences(found, wanted)
+    if said is not None:
+        problems += _special_tokens(facts["special_tokens"], said["special_tokens"])
+    return FoundTokenizer(
+        Vocabulary(facts["max_id"], _pad_id(facts["special_tokens"], json.loads(wanted["tokenizer.json"]))),
+        tuple(problems),
+    )
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    try:
+        return tokenizer_cache.read(folder / TOKENIZER)
+    except OSError:
+        return {}
+
+
+def _fingerprint(said: Mapping[str, Any]) -> str:
+    return f"fingerprint {said['fingerprint']}"
+
+
+def _differences(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> Iterator[str]:
+    """Files that the fingerprint does not cover, and that transformers or we read all the same."""
+    for name in tokenizer_cache.FILES:
+        if name != "tokenizer.json" and _content(found.get(name)) != _content(wanted.get(name)):
+            yield f"{TOKENIZER}/{name}: found another content than tokenizer.json and the special tokens give"
+
+
+def _content(text: bytes | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
+
+
+def _special_tokens(found: Mapping[str, str], said: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*found, *said}):
+        if found.get(name) != said.get(name):
+            yield f"{TOKENIZER}: found {name} {found.get(name)!r}, {MANIFEST} says {said.get(name)!r}"
+
+
+def _pad_id(special_tokens: Mapping[str, str], tokenizer: Mapping[str, Any]) -> int | None:
+    """See `Tokenizer.pad_id`; of a parsed tokenizer.json."""
+    found = (_id_of(special_tokens[name], tokenizer) for name in ("pad_token", "eos_token") if name in special_tokens)
+    return next((token for token in found if token is not None), None)
+
+
+def _id_of(token: str, tokenizer: Mapping[str, Any]) -> int | None:
+    """The id of a token in a parsed tokenizer.json."""
+    for added in tokenizer["added_tokens"]:
+        if added["content"] == token:
+            return int(added["id"])
+    vocab = tokenizer["model"]["vocab"]
+    if isinstance(vocab, dict):
+        return vocab.get(token)
+    return next((place for place, entry in enumerate(vocab) if entry[0] == token), None)
+
+
+KEYS = ("file", "offset", "line", "reason", "message", "text")
+
+
+class Rejects:
+    """The rejects of an output, whose files are given in order.
+
+    Args:
+        manifest: the manifest.
+
+    Attributes:
+        names: the files.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        self.names = {file["path"] for file in manifest["rejects"]}
+        self._inputs = {entry["path"]: place for place, entry in enumerate(manifest["inputs"])}
+        self._most = manifest.get("options", {}).get("reject_text")
+        self._last = (-1, -1, -1)
+
+    def problems(self, folder: Path, name: str, reasons: Counter[str]) -> Iterator[str]:
+        """Counts the reasons in a file. Yields a problem for each line that is not a reject, or not in its place."""
+        with (folder / name).open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                try:
+                    found = json.loads(line)
+                    reasons[found["reason"]] += 1
+                except (ValueError, KeyError, TypeError):
+                    yield f"{name}: line {number} is no reject: {line[:60]!r}"
+                    continue
+                if problem := self._problem(found):
+                    yield f"{name}: line {number}: {problem}"
+
+    def _problem(self, found: Mapping[str, Any]) -> str:
+        if found.keys() != {*KEYS}:
+            return f"found {', '.join(found)}, wanted {', '.join(KEYS)}"
+        if found["file"] not in self._inputs:
+            return f"found the file {found['file']!r}, which is none of the inputs"
+        place = self._inputs[found["file"]], found["offset"], found["line"]
+        if not isinstance(found["offset"], int) or not isinstance(found["line"], int) or min(place) < 0:
+            return f"found offset {found['offset']!r} and line {found['line']!r}, wanted numbers"
+        before, self._last = self._last, place
+        # Both grow with each line of a file.
+        if place <= before or (place[0] == before[0] and place[2] <= before[2]):
+            return f"found offset {place[1]}, line {place[2]} of {found['file']}, which is not after the line before"
+        if self._most is not None and len(found["text"] or "") > self._most:
+            return f"found {len(found['text'])} characters of text, options say reject_text {self._most}"
+        return ""
+
+
+def described_problems(
+    folder: Path, name: str, manifest: Mapping[str, Any], columns: Sequence[Column]
+) -> Iterator[str]:
+    """Compares `features.json`, `dataset_dict.json` and every `index.json`; other files are none of these."""
+    if name == FEATURES:
+        yield from _compared(folder, name, features(columns))
+    elif "arrow" in manifest["formats"] and name in (
+        wanted := dataset_files(columns, manifest["domains"], receipts_of(manifest))
+    ):
+        yield from _compared(folder, name, wanted[name])
+    elif name.endswith(f"/{INDEX}") and "mds" in manifest["formats"]:
+        place = name.removesuffix(f"/{INDEX}")
+        shards = [shard for shard in manifest["shards"] if _folder(manifest, shard) == place]
+        try:
+            wanted_index = index(columns, place, receipts_of({"shards": shards}))
+        except KeyError as error:
+            yield f"{MANIFEST}: does not list {error.args[0]}, which {name} is about"
+            return
+        yield from _compared(folder, name, wanted_index)
+
+
+def unlisted(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt], columns: Sequence[Column]) -> Iterator[str]:
+    """What describes an output to `datasets`, and the manifest does not list."""
+    if "arrow" in manifest["formats"]:
+        listed = {file["path"] for file in manifest["files"]}
+        for name in dataset_files(columns, manifest["domains"], shards).keys() - listed:
+            yield f"{MANIFEST}: does not list {name}, which describes the shards to other libraries"
+
+
+def _folder(manifest: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
+    return folder_of_shard(manifest, shard["domain"], shard.get("split"))
+
+
+def arrow_problems(folder: Path, place: str, columns: Sequence[Column], shards: int) -> Iterator[str]:
+    """Compares what `datasets.load_from_disk` reads of a domain before its shards."""
+    wanted: dict[str, _Kept] = {}
+
+    def kept(name: str) -> Any:
+        wanted[name] = _Kept()
+        return wanted[name]
+
+    Arrow().writer(kept, columns, 0, shards).close()  # the writer describes; without rows it is soon done
+    for name in (STATE, INFO):
+        yield from _compared(folder, f"{place}/{name}", json.loads(wanted[name].text))
+
+
+class _Kept(io.BytesIO):
+    text = b""
+
+    def close(self) -> None:
+        self.text = self.getvalue()
+        super().close()
+
+
+def _compared(folder: Path, name: str, wanted: Any) -> Iterator[str]:
+    try:
+        found = json.loads((folder / name).read_bytes())
+    except (OSError, ValueError) as error:
+        yield f"{name}: cannot be read: {error}"
+        return
+    if found != wanted:
+        parts = [
+            key
+            for key in {**wanted, **(found if isinstance(found, dict) else {})}
+            if _at(found, key) != wanted.get(key)
+        ]
+        key = parts[0] if parts else ""
+        yield f"{name}: found {key!r}: {_at(found, key)!r}, {MANIFEST} gives {wanted.get(key)!r}"
+
+
+def _at(found: Any, key: str) -> Any:
+    return found.get(key) if isinstance(found, dict) else found
 
 
 def numbers(text: bytes) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.audit.audit import CHECKS, Audit, audit
-from beam_prep.audit.text import as_json, as_lines
+from beam_prep.audit.audit import CHECKS, Audit, as_json, as_lines, audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from tests.audit.faults import FAULTS

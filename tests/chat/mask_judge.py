@@ -110,6 +110,11 @@ class Prefixes:
             return alike, True
         return (alike, False) if alike > len(closed) else (None, False)
 
+    def prompt(self, index: int) -> str:
+        """What the generation prompt writes."""
+        closed, asked = self._rendered(index, False), self._rendered(index, True)
+        return asked[len(closed) :] if closed is not None and asked is not None and asked.startswith(closed) else ""
+
     def stop(self, index: int) -> int | None:
         """Up to where the template writes for a message."""
         upto = self._rendered(index + 1, False)
@@ -143,9 +148,10 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
         written = shared(shown.text[region:first], made.prompt)
         if not made.prompt and headers:
             begin = None  # a header stands behind what was said before
-        loosely = re.search(r"\s*".join(map(re.escape, "".join(made.prompt.split()))), shown.text[region:first])
         there: list[int | None] = [begin, prompt + len(made.prompt) if prompt >= 0 else None]
-        there.append(region + loosely.end() if loosely and made.prompt.strip() else None)
+        for each in (made.prompt, prefixes.prompt(index)):  # without what it says again, and as the record has it
+            loosely = re.search(r"\s*".join(map(re.escape, "".join(each.split()))), shown.text[region:first])
+            there.append(region + loosely.end() if loosely and each.strip() else None)
         there.append(headers[-1].stop if headers else region)
         there += [region + written] if made.prompt[:written].strip() else []
         if not made.prompt.strip():  # what a plain answer has, too

@@ -10,12 +10,12 @@ import pytest
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
-from beam_prep.chat.control import JOINER, Guard
+from beam_prep.chat.checks import JOINER, Guard
 from beam_prep.chat.voice import voice_of
-from beam_prep.core.data.schema import Output, Section, TextRules
-from beam_prep.core.encoding.tokenizer import Tokenizer
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.tokenize import tokenize
+from beam_prep.data.schema import Output, Section, TextRules
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
 
 REAL = (

@@ -10,11 +10,11 @@ from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.chat.voice import Voice
-from beam_prep.core.data.rendered import Rendered
-from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.reading.filters import map_records
-from beam_prep.core.reading.records import Record
+from beam_prep.data.rendered import Rendered
+from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
+from beam_prep.reading.filters import map_records
+from beam_prep.reading.records import Record
 from tests.chat.generated_templates import Seeded, template
 from tests.chat.generated_templates import conversations as drawn
 from tests.chat.trained import CHATML, CONTROLS, SECTIONS, TOKENS, outcomes, prepared, say, talk

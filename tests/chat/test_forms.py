@@ -14,10 +14,10 @@ from beam_prep.chat.apply import apply_template
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.chat.voice import Voice
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.schema import Output, Section
+from beam_prep.data.schema import Output, Section
 from beam_prep.pipeline import Pipeline
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, say
-from tests.core.reference import ours
+from tests.reference import ours
 
 ASKED = say("user", "How far?")
 

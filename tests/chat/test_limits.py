@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from beam_prep.chat import limits
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
 from tests.chat.trained import Message, each, say
 from tests.conftest import ROOT

@@ -7,7 +7,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import testing
-from beam_prep.core.data.schema import Output, Section, TextRules
+from beam_prep.data.schema import Output, Section, TextRules
 from tests.chat.trained import END, HEADER, PROMPT, say
 from tests.conftest import ROOT
 

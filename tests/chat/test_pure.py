@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
 from tests.chat.generated_templates import Seeded
 from tests.chat.mask_judge import chat_template, draw_cases

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import template_of
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, each, say, talk
 from tests.conftest import ROOT
-from tests.core.reference import ours
+from tests.reference import ours
 
 SOURCES = {
     "chatml": CHATML,
@@ -53,7 +54,7 @@ ROLES = st.sampled_from([("user", "assistant"), ("system", "user", "assistant"),
 
 
 def outcome(render: Any, messages: list[dict[str, Any]], *options: Any) -> Any:
-    from beam_prep.core.data.block import Reject
+    from beam_prep.data.block import Reject
 
     try:
         found = render(messages, *options)
@@ -100,14 +101,14 @@ def test_the_first_of_a_kind_may_be_any(name: str) -> None:
 
 @pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user", "assistant", "user", "assistant")])
 def test_the_third_plain_chat_of_a_kind_is_replayed(roles: tuple[str, ...]) -> None:
-    for template in (ours(ROOT / "examples" / "tokenizer").template(), ChatTemplate(CHATML, TOKENS, CONTROLS)):
+    for template in (template_of(ours(ROOT / "examples" / "tokenizer")), ChatTemplate(CHATML, TOKENS, CONTROLS)):
         found = [check(template, [say(role, f"{role} says {n}") for role in roles]) for n in range(4)]
         assert found[2:] == [True, True]
 
 
 @given(st.lists(st.sampled_from(SAID), min_size=4, max_size=4))
 def test_chats_of_the_template_of_the_examples(said: list[str]) -> None:
-    template = ours(ROOT / "examples" / "tokenizer").template()
+    template = template_of(ours(ROOT / "examples" / "tokenizer"))
     check(template, talk(*said))
     check(template, talk(*said[:3], system=said[3]))
 

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.core.data.block import Reject
-from beam_prep.core.reading.adapters import template_kwargs
+from beam_prep.chat.voice import template_of
+from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
+from beam_prep.reading.adapters import template_kwargs
 from tests.conftest import ROOT, SHARED, shared
-from tests.core.reference import auto
-from tests.core.reference import ours as load
+from tests.reference import auto
+from tests.reference import ours as load
 
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "<a> & 'b' é", "n": 2}}}
 TEXT_CALL = {"function": {"name": "find", "arguments": '{"q": "x"}'}}
@@ -138,7 +139,7 @@ def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path) -> None:
     assert loaded.chat_template == auto(folder).chat_template
     talk = TALKS["system"]
     alike = {**auto(folder).special_tokens_map, **loaded.special_tokens}
-    assert loaded.template().text(talk) == theirs(auto(folder), loaded.chat_template, talk, **alike)
+    assert template_of(loaded).text(talk) == theirs(auto(folder), loaded.chat_template, talk, **alike)
 
 
 def test_real_tool_conversations_render_alike() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.core.data.block import Reject
+from beam_prep.data.block import Reject
 from tests.conftest import shared
 
 HERE = Path(__file__).parent

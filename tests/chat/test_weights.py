@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.data.schema import Output, Section
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from tests.core.chars import batch_of, outcomes, texts, trained
+from beam_prep.data.schema import Output, Section
+from beam_prep.tokens.mask import RoleMask, build_mask
+from tests.chars import batch_of, outcomes, texts, trained
 
 pytestmark = pytest.mark.long
 

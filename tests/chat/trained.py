@@ -8,11 +8,11 @@ from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.chat.voice import Voice
-from beam_prep.core.data.schema import Output, Section, TextRules
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.mask import RoleMask, build_mask
-from beam_prep.core.tokens.tokenize import tokenize
-from tests.core.chars import Chars
+from beam_prep.data.schema import Output, Section, TextRules
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.tokenize import tokenize
+from tests.chars import Chars
 
 Message = dict[str, Any]
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")

@@ -9,23 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.core.data.block import ALIVE, InputFile, Ledger, Origin
-from beam_prep.core.data.hashing import Node
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import IGNORE_INDEX, Column
-from beam_prep.core.reading.keys import DUPLICATE, SPLIT
-from beam_prep.core.shards.compose import Compose, RunSizes
-from beam_prep.core.shards.gather import Gathered
-from beam_prep.core.shards.mix import DomainMix
-from beam_prep.core.shards.plan import Plan, make_plan, with_mix
-from beam_prep.core.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.core.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
-from beam_prep.core.shards.slices import ShardPlan
-from beam_prep.core.shards.splits import Splits
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.storage.arrange import Arranger
-from beam_prep.storage.scratch import Scratch
+from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
+from beam_prep.data.hashing import Node
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.reading.keys import DUPLICATE, SPLIT
+from beam_prep.shards.compose import Compose, RunSizes, Splits
+from beam_prep.shards.gather import Gathered
+from beam_prep.shards.mix import DomainMix
+from beam_prep.shards.plan import Plan, make_plan, with_mix
+from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
+from beam_prep.shards.slices import ShardPlan
+from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.spool import Spool
+from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.deduplicate import FindCopies, ReadDigests, ViewBlock
 from tests.compose.naive import Job, Part, Row
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from beam_prep.core.shards.compose import RunSizes
 from beam_prep.errors import SpoolError
+from beam_prep.shards.compose import RunSizes
 from beam_prep.storage import arrange
 from tests.compose.jobs import Blocks, Made, made
 from tests.compose.naive import Job, Row

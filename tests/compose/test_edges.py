@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_prep.core.shards.runs import MergedShards
 from beam_prep.errors import RunError
-from beam_prep.storage.arrange import Arranger
-from beam_prep.storage.scratch import Scratch
+from beam_prep.shards.runs import MergedShards
+from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.transforms import shard
 from tests.compose.test_jobs import EVERYTHING, SPLITS, config, ids, naive_of, records, run, small, write
 from tests.conftest import tree

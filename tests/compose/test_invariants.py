@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 import beam_prep as bp
-from beam_prep.core.shards import runs
-from beam_prep.core.shards.compose import RunSizes
-from beam_prep.core.shards.gather import MOST_ROWS
-from beam_prep.core.shards.mix import cutoff
-from beam_prep.core.shards.order import sample_keys, scaled, shuffle_keys
-from beam_prep.core.shards.shuffle import Parts
-from beam_prep.core.shards.splits import Splits
+from beam_prep.shards import runs
+from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
+from beam_prep.shards.gather import MOST_ROWS
+from beam_prep.shards.mix import cutoff
+from beam_prep.shards.shuffle import Parts
 from beam_prep.storage.spool import Spool
 from beam_prep.transforms import shard as shard_module
 from tests.compose import naive

@@ -13,7 +13,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import recipe
-from beam_prep.core.shards.compose import RunSizes
+from beam_prep.shards.compose import RunSizes
 from tests.compose import real
 from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
 from tests.conftest import ROOT, tree

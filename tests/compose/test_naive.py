@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 
-from beam_prep.core.shards import compose, order, runs
-from beam_prep.core.shards.compose import RunSizes
 from beam_prep.errors import RunError
+from beam_prep.shards import compose, runs
+from beam_prep.shards.compose import RunSizes
 from beam_prep.storage import arrange
 from tests.compose import naive
 from tests.compose.jobs import Blocks, made
@@ -136,7 +136,7 @@ def test_rows_with_the_same_key_are_in_the_order_of_the_input(
     """With keys of 64 bits, that is one pair in 10^9 rows of 10^10: here there are eight keys."""
     mix = {"d": {"epochs": 3}} if any(row and row.domain == "d" for rows in files for row in rows) else {}
     job = replace(job, mix=mix, splits=None, split_missing=None, max_items=None)
-    key, keys = naive.shuffle_key, order.shuffle_keys
+    key, keys = naive.shuffle_key, compose.shuffle_keys
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naive, "shuffle_key", lambda *given: key(*given) >> 61 << 61)
         patch.setattr(compose, "shuffle_keys", lambda *given: keys(*given) >> np.uint64(61) << np.uint64(61))

@@ -8,13 +8,11 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.core.reading.drops import Drop
-from beam_prep.core.shards.compose import Compose
-from beam_prep.core.shards.mix import DomainMix, budgets
-from beam_prep.core.shards.sidecars import Copies, Sidecar
-from beam_prep.core.shards.splits import Splits
-from beam_prep.core.shards.views import view
 from beam_prep.errors import ConfigError, RunError
+from beam_prep.reading.records import Drop
+from beam_prep.shards.compose import Compose, Splits, view
+from beam_prep.shards.mix import DomainMix, budgets
+from beam_prep.shards.sidecars import Copies, Sidecar
 from tests.compose.test_jobs import config, records, run, write
 
 Given = dict[str, Any]

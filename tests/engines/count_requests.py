@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, chat
 

@@ -16,7 +16,7 @@ import pytest
 
 from beam_prep import cli, options
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import ROOT, tree
 from tests.engines.build import built
 from tests.engines.flink import cluster

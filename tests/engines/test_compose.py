@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from beam_prep.config import PipelineConfig
-from beam_prep.core.shards.compose import RunSizes
 from beam_prep.pipeline import Pipeline
+from beam_prep.shards.compose import RunSizes
 from tests.compose import real
 from tests.conftest import ROOT
 from tests.engines.build import built

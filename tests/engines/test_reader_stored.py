@@ -7,7 +7,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import FormatError
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from tests.engines.stores import Store
 from tests.engines.test_verify_stored import output as output
 from tests.engines.test_verify_stored import server as server

@@ -30,11 +30,11 @@ from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.input_digests import digest_of_input
+from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.output_target import listed_files
-from beam_prep.storage.stored_output import StoredOutput
-from beam_prep.storage.stores import objects, retry
+from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms import shard
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
@@ -623,7 +623,7 @@ def test_a_store_that_stays_away_is_named(
 ) -> None:
     source = mortal.put("a.jsonl", chat(300))
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "RETRY_SECONDS", 2.0)
+        patch.setattr(client, "RETRY_SECONDS", 2.0)
         reached = in_the_middle(patch, mortal, mortal.server.stop, step)
         with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
             mortal.run(tokenizer_path, source)
@@ -645,7 +645,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
     path = tmp_path / "large"
     path.write_bytes(bytes(200 << 20))
     folder, server = mortal.path("x"), mortal.server
-    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.5)
     before = len(server.requests())
 
     def stop() -> None:

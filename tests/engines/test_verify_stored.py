@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import ROOT
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_verify import CHAT, chats

@@ -28,9 +28,9 @@ from beam_prep.formats.manifest import UNLISTED
 from beam_prep.storage.claims import LEASE, Claim
 from beam_prep.storage.output_target import listed_files
 from beam_prep.storage.staging import Staging
-from beam_prep.storage.stores import objects, retry
+from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
-from beam_prep.storage.stores.reader import read_bytes, read_version
+from beam_prep.storage.stores.objects import read_bytes, read_version
 from tests.conftest import ROOT, commit, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.faults.harness import Jobs
@@ -256,8 +256,8 @@ def through(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     before = FileSystems._pipeline_options
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{place.proxy.port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(retry, "_PAUSE", 0.02)
-    monkeypatch.setattr(retry, "RETRY_SECONDS", 3.0)
+    monkeypatch.setattr(client, "_PAUSE", 0.02)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 3.0)
     FileSystems.set_options(PipelineOptions(place.options))
     objects.client_for.cache_clear()
     yield place.new_folder()

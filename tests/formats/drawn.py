@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 
 Slices = list[dict[str, Ragged]]
 

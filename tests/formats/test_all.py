@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from beam_prep.config import FORMAT_NAMES
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.formats import FORMATS, ShardReader
 from tests.formats.test_hdf5 import ALL, cut, plain, random_rows, write_as
 

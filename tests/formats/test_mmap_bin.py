@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.flat import FlatReader

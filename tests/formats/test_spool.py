@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.settle import store_as
-from beam_prep.core.tokens.shift import to_labels
+from beam_prep.data.ragged import Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats.sealed import nothing_proven
 from beam_prep.formats.spool import ROWS, encode_block, read_rows
-from tests.core.tokens.batches import made_of, masked_rows
+from beam_prep.shards.layout import store_as
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.rows import to_labels
+from tests.tokens.batches import made_of, masked_rows
 
 
 def through_the_spool(batch: Batch) -> tuple[dict[str, list[Any]], str]:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, ShardReader, example, tfrecord, varint
 from beam_prep.formats.tfrecord import decode_example, encode_rows, features

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS
 
 IDS = Column("input_ids", "int32", 1, "ids")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, FormatError
 from tests.readers.conftest import IDS, LABELS, MASK, documents
 

@@ -15,7 +15,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.core.data.ragged import Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.errors import BeamPrepError, FormatError, RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.readers.dataset import Dataset

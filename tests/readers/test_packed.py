@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards.pack import pack_columns, plan_packs
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError
 from beam_prep.readers.dataset import Dataset
-from beam_prep.readers.packed import Packed
-from beam_prep.readers.view import shuffled
+from beam_prep.readers.views import Packed, shuffled
+from beam_prep.shards.pack import pack_columns, plan_packs
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
 
 STRATEGIES = ["bfd", "bfd_split", "wrapped", "simple"]

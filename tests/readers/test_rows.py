@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.core.data.ragged import Array, Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Row, ShardReader
 from beam_prep.readers.dataset import Dataset

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.core.data.schema import Column
+from beam_prep.data.schema import Column
 from tests.readers.conftest import IDS, MASK, documents
 
 tf = pytest.importorskip("tensorflow")

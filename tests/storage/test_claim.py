@@ -17,11 +17,11 @@ import beam_prep as bp
 from beam_prep.errors import LockedError
 from beam_prep.storage import claims as claims_module
 from beam_prep.storage.claims import Claim, Claims
+from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.staging import Staging
-from beam_prep.storage.stored_output import StoredOutput
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreUnavailable
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms.shard import Publish
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore

@@ -14,11 +14,10 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.errors import RunError
-from beam_prep.storage import exchange
-from beam_prep.storage.local_output import LocalOutput
-from beam_prep.storage.stored_output import StoredOutput
+from beam_prep.storage import output as output_module
+from beam_prep.storage.output import LocalOutput, StoredOutput
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms.shard import Publish
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
@@ -82,7 +81,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
     changing: list[tuple[Any, tuple[str, ...]]] = [
         (os, ("rename", "replace", "unlink", "link", "rmdir", "makedirs")),
         (shutil, ("rmtree", "copytree")),
-        (exchange, ("_exchanged",)),
+        (output_module, ("_exchanged",)),
         (LocalOutput, ("check_claim",)),
         (StoredOutput, ("check_claim",)),
         (store, ("put", "put_if", "upload", "delete")),

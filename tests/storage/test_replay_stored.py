@@ -9,7 +9,7 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
 from beam_prep.replay import Replay
-from beam_prep.storage.stores.reader import read_bytes
+from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import tree
 from tests.storage.memory import MemoryStore
 from tests.test_replay import MENDED, config, talks

@@ -9,20 +9,19 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.core.shards.layout import Layout
 from beam_prep.errors import ConfigError, OutputError
-from beam_prep.storage.arrange import Arranger
+from beam_prep.shards.layout import Layout
+from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
-from beam_prep.storage.scratch import Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.options import StoreOptions, options_here
+from beam_prep.storage.stores.client import StoreOptions, options_here
 from beam_prep.storage.tokenizers import TokenizerFolder
 from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
 from beam_prep.transforms.merge_runs import MakeRun, MergeRuns, PlanShards, Survey
-from beam_prep.transforms.read import ReadSplits
+from beam_prep.transforms.records import ReadSplits
 from beam_prep.transforms.shard import MakePlan, Publish, SpoolBlocks, Write
 from tests.conftest import ROOT
 
@@ -131,7 +130,7 @@ def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step
 
 
 def test_beam_keeps_the_options_of_a_process_where_we_look_for_them() -> None:
-    """A private name: if this fails, look at `options_here` of storage/stores/options.py."""
+    """A private name: if this fails, look at `options_here` of storage/stores/client.py."""
     assert hasattr(FileSystems, "_pipeline_options"), "Beam's FileSystems._pipeline_options is gone"
     before = options_here()
     try:

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from beam_prep.core.data.block import InputFile, Origin
-from beam_prep.core.data.hashing import CHUNK, tree_digest
-from beam_prep.core.reading.blocks import RawBlock
+from beam_prep.data.block import InputFile, Origin
+from beam_prep.data.hashing import CHUNK, tree_digest
 from beam_prep.errors import InputError
+from beam_prep.reading.blocks import RawBlock
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.splits import blocks_of, first_records, split_file

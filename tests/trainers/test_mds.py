@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import beam_prep as bp
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.formats import mds
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
 from beam_prep.formats.mds import MDS

@@ -17,8 +17,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # n
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder  # noqa: E402
 
 import beam_prep as bp  # noqa: E402
-from beam_prep.core.data.ragged import Array, Ragged  # noqa: E402
-from beam_prep.core.data.schema import Column  # noqa: E402
+from beam_prep.data.ragged import Array, Ragged  # noqa: E402
+from beam_prep.data.schema import Column  # noqa: E402
 from beam_prep.errors import FormatError  # noqa: E402
 from beam_prep.formats.megatron import CODES, Megatron  # noqa: E402
 from tests.test_docs import texts  # noqa: E402

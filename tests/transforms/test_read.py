@@ -18,15 +18,15 @@ from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
-from beam_prep.core.data.block import InputFile
-from beam_prep.core.reading.blocks import read_blocks
-from beam_prep.core.reading.records import Records, parse
+from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
+from beam_prep.reading.blocks import read_blocks
+from beam_prep.reading.records import Records, parse
 from beam_prep.storage import files as _files
 from beam_prep.storage import splits as _splits
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import pack_files, read_split, split_file, split_files
-from beam_prep.transforms.read import ReadJSONL
+from beam_prep.transforms.records import ReadJSONL
 from tests.conftest import ROOT
 
 BLOCK = 65536

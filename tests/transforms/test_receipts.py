@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 
 import beam_prep as bp
-from beam_prep.core.data.block import BlockReceipt, InputFile, Origin
-from beam_prep.core.data.hashing import Node
-from beam_prep.core.data.ragged import Ragged
-from beam_prep.core.data.schema import Column
-from beam_prep.core.shards import receipts as receipts_module
-from beam_prep.core.shards.plan import Plan
-from beam_prep.core.shards.receipts import SpoolReceipt
-from beam_prep.core.shards.sidecars import Sidecar
-from beam_prep.storage.arrange import Arranger
-from beam_prep.storage.scratch import Scratch
+from beam_prep.data.block import BlockReceipt, InputFile, Origin
+from beam_prep.data.hashing import Node
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
+from beam_prep.shards import receipts as receipts_module
+from beam_prep.shards.plan import Plan
+from beam_prep.shards.receipts import SpoolReceipt
+from beam_prep.shards.sidecars import Sidecar
+from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.spool import Spool
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 

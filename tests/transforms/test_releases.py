@@ -10,10 +10,10 @@ from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
-from beam_prep.core.reading.records import Records
+from beam_prep.reading.records import Records
 from beam_prep.recipe import chain
 from beam_prep.transforms.block_step import timed
-from beam_prep.transforms.by_group import ByGroup
+from beam_prep.transforms.records import ByGroup
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")

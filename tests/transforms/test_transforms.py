@@ -10,8 +10,8 @@ from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
-from beam_prep.core.tokens.batch import Batch
-from beam_prep.core.tokens.segments import Segments
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.segments import Segments
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")

@@ -1,11 +1,58 @@
 """The contract of a client of an object store, and its errors."""
 
+import logging
+import os
+import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, S3Options
 
 from beam_prep.errors import StorageError
+
+
+def options_here() -> PipelineOptions | None:
+    """What `FileSystems.set_options` was given in this process. Beam has no public name for it."""
+    given: PipelineOptions | None = FileSystems._pipeline_options
+    return given
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Beam's options for stores. The workers of a pool and of the local runner do not get them from Beam.
+
+    Pickling and unpickling them changes nothing in a process. What uses a store on a worker calls `activate` first: the
+    `setup` of a DoFn, or `TokenizerFolder.fetch`.
+    """
+
+    given: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def current(cls) -> "StoreOptions":
+        """The options of this process."""
+        found = options_here()
+        if found is None:
+            return cls()
+        s3, google = (
+            found.view_as(group).get_all_options(drop_default=True, current_only=True)
+            for group in (S3Options, GoogleCloudOptions)
+        )
+        mine = {name: google[name] for name in ("project", "impersonate_service_account") if name in google}
+        return cls(tuple(sorted({**mine, **s3}.items())))
+
+    def activate(self) -> None:
+        """Makes these the options of this process, if they are not yet. Beam's FileSystems uses them, too.
+
+        Beam keeps one set of options for each process, so this is for workers, which work for one job.
+        """
+        here = dict(StoreOptions.current().given) if self.given else {}  # slow in Beam
+        if any(here.get(name) != value for name, value in self.given):
+            FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(self.given)}))
+
 
 SHA256 = "sha256"
 """The key of an object's metadata under which we keep its digest."""
@@ -116,3 +163,50 @@ def refused(path: str, error: Exception) -> StorageError:
 def metadata(sha256: str | None) -> dict[str, str]:
     """The metadata of an object of ours."""
     return {} if sha256 is None else {SHA256: sha256}
+
+
+log = logging.getLogger("beam_prep")
+
+RETRY_SECONDS = 60.0
+"""Seconds that a store may be unavailable in the middle of a run."""
+
+_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
+
+T = TypeVar("T")
+
+
+def with_retries(work: Callable[[], T], path: str) -> T:
+    """Calls `work`, again while the store of a path does not answer, for `RETRY_SECONDS` seconds.
+
+    Raises:
+        StorageError: the store did not answer for that long.
+        Other errors of `work` are passed on.
+    """
+    began, pause = time.monotonic(), _PAUSE
+    while True:
+        try:
+            return work()
+        except StoreUnavailable as error:
+            tried = time.monotonic() - began
+            if tried + pause > RETRY_SECONDS:
+                raise StorageError(
+                    f"{path}: the store does not answer, tried for {tried:.0f} s ({error}): check that it is up and "
+                    "reachable, and run again; finished blocks are not made again"
+                ) from None
+            log.info("%s: the store does not answer (%s); trying again", path, error)
+        # Random, so that workers do not all try at the same moment.
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def is_local(path: str) -> bool:
+    """Tells a path on this machine's disk from one in a store."""
+    return "://" not in path
+
+
+def shortened(name: str) -> str:
+    """A name of a file with room for an ending: names have 255 bytes at most. Only long ones are cut."""
+    return os.fsencode(name)[:_LONGEST].decode("utf-8", "ignore")
+
+
+_LONGEST = 200

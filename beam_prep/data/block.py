@@ -1,0 +1,411 @@
+"""A block: everything that came from one split of the input, and its ledger: what became of every line."""
+
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+import numpy as np
+
+from beam_prep.data.carried import Carried
+from beam_prep.data.hashing import Node
+from beam_prep.data.lengths import Histogram
+from beam_prep.data.ragged import Array
+from beam_prep.data.schema import Column
+from beam_prep.errors import RunError, UserFunctionError
+
+
+def sample(digest: str, count: int, limit: int) -> Array:
+    """Indexes of at most `limit` of `count` rows, by a hash of the block and the index: the same on every worker."""
+    seed = np.uint64(int(digest[:16], 16))
+    hashed = (np.arange(count, dtype=np.uint64) ^ seed) * np.uint64(0x9E3779B97F4A7C15)
+    return np.argsort(hashed ^ (hashed >> np.uint64(29)), kind="stable")[:limit]
+
+
+def drawn(of: int, count: int, first: bool = False, seed: int = 0) -> Array:
+    """int64, ascending: `count` of the numbers below `of`, always those of the seed; with `first`, 0 is one of them."""
+    found = np.random.default_rng(seed).choice(of, min(of, count), replace=False)
+    if first and count and 0 not in found:
+        found[0] = 0
+    return np.sort(found)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Around code that makes many objects which the block keeps.
+
+    The collector would look through all objects of a block again and again: it takes half of the time of parsing, and
+    a third of that of rendering.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+COLLECTION = "records"
+"""In place of a file: the records of a collection, in the order of their digests. No file has them."""
+
+_TABLES = (".parquet", ".arrow")
+
+
+def is_table(path: str) -> bool:
+    """True if a file is read as a table: its name ends in `.parquet` or `.arrow`.
+
+    A record of a table is a row. Where other files count bytes of their content (`Origin`, the offsets of rejects), a
+    table counts rows, from 0.
+    """
+    return os.path.splitext(path)[1].lower() in _TABLES
+
+
+def at_offset(path: str, offset: int) -> str:
+    """A file, and where a record begins in it, for messages.
+
+    >>> at_offset("a.jsonl", 1200), at_offset("a.parquet", 3)
+    ('a.jsonl (byte offset 1200)', 'a.parquet (row 4)')
+
+    Args:
+        path: of the file.
+        offset: bytes of its content; in a table: rows before this one.
+    """
+    return f"{path} (row {offset + 1})" if is_table(path) else f"{path} (byte offset {offset})"
+
+
+OutcomeKind = Literal["blank", "dropped", "rejected"]
+
+ALIVE = 0
+REPLAYED, COMPARED, NOT_COMPARED = "blocks_replayed", "blocks_compared", "blocks_not_compared"
+ROWS_COMPARED = "rows_compared"
+MICROSECONDS = "microseconds: "
+"""Prefix of the entries of `Block.made` that say how long a step took."""
+_OF_THIS_RUN = ("blocks_damaged", "blocks_replaced", REPLAYED, COMPARED, NOT_COMPARED, ROWS_COMPARED)
+TEXT_LIMIT = 1000
+"""Characters of a rejected record that are kept in the rejects, and of its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the job's input, as listed once by the launcher.
+
+    Attributes:
+        path: as given, or as a glob gave it.
+        size: bytes in the store (compressed files: of the compressed form).
+        updated: modification time as the store tells it; only compared with itself, to notice a change during the run.
+        compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
+        version: of an object in a store: its generation or etag.
+        checksum: of an object's content, as its store says it.
+        place: absolute path of a local file: `path` may be relative, and workers have another current folder.
+        group: of which it is in a config with `input.groups`, by its number; None: there are no groups.
+    """
+
+    path: str
+    size: int
+    updated: float
+    compression: str | None = None
+    version: str | None = None
+    checksum: str | None = None
+    place: str = ""
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A unit of work for ReadJSONL: a byte range of a plain file, or the blocks of a compressed file.
+
+    Attributes:
+        file: index of the file in the job's input.
+        start, stop: the byte range, of the plain file; of a Parquet file: in which its row groups begin. A compressed
+            file has no ranges, `stop` is -1.
+        part, parts: of a compressed file every `parts`-th block, from block `part` on.
+    """
+
+    file: int
+    source: InputFile
+    start: int
+    stop: int
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The outcome of every line of a block.
+
+    Attributes:
+        raw: the block's bytes; rejects quote them.
+        starts: int64 [lines], where each line begins in `raw`.
+        ends: int64 [lines], one past each line's last byte (without the line end).
+        status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
+        outcomes: (kind, reason), in order of first use.
+        messages: line -> message, for rejected lines.
+        digests: what `key_records` found of each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
+        notes: line -> what there is to say of a line that a step dropped, or kept and marked.
+        by_row: the lines are rows of a table, see `places`.
+        carried: fields of the records that are carried along to their rows; None: there are none.
+    """
+
+    raw: bytes
+    starts: Array
+    ends: Array
+    status: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    outcomes: list[tuple[OutcomeKind, str]] = field(default_factory=list)
+    messages: dict[int, str] = field(default_factory=dict)
+    digests: dict[str, Array] = field(default_factory=dict)
+    notes: dict[int, str] = field(default_factory=dict)
+    by_row: bool = False
+    carried: Carried | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.status) != len(self.starts):
+            self.status = np.zeros(len(self.starts), np.uint8)
+
+    def copy(self) -> "Ledger":
+        """A copy, for a step that takes lines out: another step may use the same block."""
+        return replace(
+            self,
+            status=self.status.copy(),
+            outcomes=list(self.outcomes),
+            messages=dict(self.messages),
+            notes=dict(self.notes),
+        )
+
+    def _code(self, kind: OutcomeKind, reason: str) -> int:
+        outcome = (kind, reason)
+        if outcome not in self.outcomes:
+            if len(self.outcomes) == 255:
+                raise UserFunctionError(
+                    f"more than 255 different reasons in one block, the last is {reason[:100]!r}: "
+                    "give few reasons, without what differs from record to record"
+                )
+            self.outcomes.append(outcome)
+        return self.outcomes.index(outcome) + 1
+
+    def blank(self, lines: Array) -> None:
+        """Marks blank lines."""
+        if len(lines):
+            self.status[lines] = self._code("blank", "blank")
+
+    def drop(self, lines: Array | int, reason: str) -> None:
+        """Marks lines that a rule of the config leaves out. They are counted, but are not rejects."""
+        if np.ndim(lines) == 0 or len(lines):  # type: ignore[arg-type]
+            self.status[lines] = self._code("dropped", reason)
+
+    def reject(self, line: int, reason: str, message: str) -> None:
+        """Marks a line that cannot be used. It is written to the rejects with `reason` (a short word) and `message`."""
+        self.status[line] = self._code("rejected", reason)
+        self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
+
+    def offsets(self, lines: Sequence[int] | Array) -> Array:
+        """int64: where lines begin, from the block's first line on, in bytes; of a table: in rows."""
+        return np.asarray(lines, np.int64) if self.by_row else self.starts[lines].astype(np.int64)
+
+    def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
+        """The first `limit` characters of a line; bytes that are no UTF-8 become U+FFFD."""
+        start, end = int(self.starts[line]), int(self.ends[line])
+        return self.raw[start : min(end, start + 4 * limit)].decode("utf-8", "replace")[:limit]
+
+
+def of_this_run(name: str) -> bool:
+    """True for the entries of `Block.made` about the run rather than the block.
+
+    The block in the spool was damaged, or was made in a way that this run does not trust; and how long steps took. In a
+    replay (see `storage.spool`): kept rows are those of the earlier run; or they were all made again, and compared;
+    or could not be, as the earlier block is gone; and how many rows were compared.
+    """
+    return name in _OF_THIS_RUN or name.startswith(MICROSECONDS)
+
+
+def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> dict[str, Any]:
+    """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
+    counts = np.bincount(status, minlength=len(outcomes) + 1)
+    result: dict[str, Any] = {"blank": 0, "dropped": {}, "rejected": {}}
+    for (kind, reason), count in zip(outcomes, counts[1:].tolist(), strict=True):
+        if not count:
+            continue
+        if kind == "blank":
+            result["blank"] += count
+        else:
+            result[kind][reason] = count
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReceipt:
+    """The contents of a spooled block in numbers. A function of the block's content and the config: no paths, no times.
+
+    Attributes:
+        lines: lines of the block, blank ones too.
+        counts: see `count_outcomes`.
+        domains: per domain in order of first appearance: (domain, rows, tokens).
+        counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
+        columns: what each row has.
+        made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
+        roles: role -> (messages, tokens, trained tokens), see `tokens.segments`.
+        lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
+    """
+
+    lines: int
+    counts: dict[str, Any]
+    domains: list[tuple[str, int, int]]
+    counters: dict[str, int]
+    columns: tuple[Column, ...]
+    made: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    lengths: tuple[Histogram, Histogram] = ((), ())
+
+    @property
+    def kept(self) -> int:
+        return sum(rows for _, rows, _ in self.domains)
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.domains)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source of a block: its byte range in the input, and the digests of these bytes. Of a table: its rows.
+
+    Attributes:
+        file: index of the file in the job's input.
+        source: the file, as listed.
+        start: offset of the block's first byte of content (of the decompressed content). Of a table, here and in
+            `size`: in rows.
+        skip: bytes between `start` and the block's first line (the end of a line of the block before).
+        size: bytes of content covered, from `start` on, without what the last line has beyond the range.
+        nodes: the digests of that range, see `hashing`. Of a table: of a part of the file's bytes, if any; those of all
+            its blocks are those of the file.
+        digest: hex digest of all bytes that the block's lines come from; names it in the spool.
+        max_line_bytes: a longer line is rejected.
+        cut: the last line is such a one, and its end was not read.
+        refused: (line, reason, message) of lines that are rejects before they are parsed.
+        stored: bytes of the file, as it is stored, that were read for the block; for progress alone.
+        text_bytes: of a table: bytes of its rows as JSON; for progress and estimates.
+    """
+
+    file: int
+    source: InputFile
+    start: int
+    skip: int
+    size: int
+    nodes: tuple[Node, ...]
+    digest: str
+    max_line_bytes: int = 1 << 31
+    cut: bool = False
+    refused: tuple[tuple[int, str, str], ...] = ()
+    stored: int = field(default=0, compare=False)
+    text_bytes: int | None = field(default=None, compare=False)
+
+    @property
+    def first_byte(self) -> int:
+        """Offset of the block's first line in the file's content."""
+        return self.start + self.skip
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of content covered."""
+        return self.size if self.text_bytes is None else self.text_bytes
+
+
+@dataclass(slots=True)
+class Block:
+    """The base of `Records`, `Rendered` and `Batch`.
+
+    Attributes:
+        origin: its source.
+        ledger: what became of each line.
+        line: int32 [rows], the line of each row that is still alive.
+        receipt: of a block that the spool already has: then there are no rows, and steps do nothing.
+        made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
+            reference. For `run.json`, and kept with spooled blocks, but for what is `of_this_run`.
+    """
+
+    origin: Origin
+    ledger: Ledger
+    line: Array
+    receipt: BlockReceipt | None = None
+    made: dict[str, int] = field(default_factory=dict, kw_only=True)
+
+    def where(self, row: int) -> str:
+        """`file (byte offset N)` of a row, for messages."""
+        return self.place(int(self.line[row]))
+
+    def offset(self, line: int) -> int:
+        """Where a line begins in the file's content, in bytes; of a table: in rows."""
+        return self.origin.first_byte + int(self.ledger.offsets([line])[0])
+
+    def place(self, line: int) -> str:
+        """`file (byte offset N)` of a line, for messages."""
+        return at_offset(self.origin.source.path, self.offset(line))
+
+    def spent(self, step: str, seconds: float) -> None:
+        """Notes how long a step took, for `run.json`."""
+        name = MICROSECONDS + step
+        self.made = {**self.made, name: self.made.get(name, 0) + int(seconds * 1e6)}
+
+    def release(self) -> None:
+        """Gives up what the block holds besides the fields of `Block`. They cannot be looked at any more."""
+        for name in {each.name for each in fields(self)} - {each.name for each in fields(Block)}:
+            delattr(self, name)
+
+    def check(self, step: str) -> None:
+        """Checks that each line without an outcome is one row, in order, and that every column has all rows.
+
+        Args:
+            step: the step, for the message.
+
+        Raises:
+            RunError: rows were lost or doubled, and the ledger does not say so.
+        """
+        living = np.flatnonzero(self.ledger.status == ALIVE)
+        if not np.array_equal(living, self.line):
+            differ = np.setxor1d(living, self.line)
+            where = f", the first at {self.place(int(differ[0]))}" if len(differ) else ", in another order or twice"
+            raise RunError(
+                f"{step} a block of {len(self)} rows whose ledger has {len(living)} lines without an outcome{where}: "
+                "a step lost rows, or doubled them; take rows out by FilterRecords, Batch.drop or Batch.reject"
+            )
+        for name, count in self._lengths():
+            if count != len(self):
+                raise RunError(f"{step} a block of {len(self)} rows with {count} of {name}: wanted as many of each")
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        """(name, length) of everything that has one entry a row."""
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+
+class Reject(Exception):
+    """Raised by a step: the record cannot be used. Not an error of the run."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message
+
+
+B = TypeVar("B", bound=Block)
+C = TypeVar("C", bound=Block)
+P = ParamSpec("P")
+
+
+def step(work: Callable[Concatenate[B, P], C]) -> Callable[Concatenate[B, P], C]:
+    """Decorates a step of the chain: the block that it takes, maybe from a user's step, and its result are checked."""
+
+    @functools.wraps(work)
+    def checked(block: B, /, *args: P.args, **options: P.kwargs) -> C:
+        block.check(f"{work.__name__} was given")
+        made = work(block, *args, **options)
+        made.check(f"{work.__name__} made")
+        return made
+
+    return checked

@@ -1,0 +1,291 @@
+"""`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Union, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_prep.errors import RunError
+
+Array = npt.NDArray[Any]
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Array:
+    """Row lengths [n] -> row borders int64 [n + 1], beginning with 0."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def changes(*columns: Array) -> Array:
+    """int64 [groups]: the first row of each group of neighbours that are equal in all columns.
+
+    Args:
+        columns: of at least 0 [rows] each.
+    """
+    differs = [np.diff(column, prepend=-1) != 0 for column in columns]
+    return np.flatnonzero(np.logical_or.reduce(differs))
+
+
+MAX_NARROW = 2**31 - 1
+"""The largest border that int32 holds, and so an Arrow list or string."""
+
+
+def narrow(offsets: Array) -> Array:
+    """Borders as int32: Arrow itself does not always notice that they do not fit.
+
+    Raises:
+        RunError: there are too many values for that.
+    """
+    if offsets[-1] > MAX_NARROW:
+        raise RunError(
+            f"{offsets[-1]} values in one column of a block, wanted up to {MAX_NARROW}: "
+            "give a smaller --block_bytes, or leave out the record that is so long"
+        )
+    return offsets.astype(np.int32)
+
+
+def take_rows(values: Array, offsets: Array, rows: Array) -> Array:
+    """The values of some rows, one row after the other.
+
+    Args:
+        values, offsets: see `Ragged`.
+        rows: int64, in the order in which they are wanted.
+    """
+    if not len(rows) or not values.size:
+        return values[:0]
+    import pyarrow as pa  # a reader of arrays alone does not need it
+
+    # Arrow copies row by row; an index of numpy would be eight bytes a value, and ten times as slow.
+    values = np.ascontiguousarray(values)
+    size = values.nbytes // len(values)  # of a value; it may be an array itself
+    wanted = int((offsets[1:][rows] - offsets[:-1][rows]).sum())
+    rows = np.where(rows < 0, rows + len(offsets) - 1, rows)
+    small = max(int(offsets[-1]), wanted) * size <= MAX_NARROW
+    kind, borders = (pa.binary(), np.int32) if small else (pa.large_binary(), np.int64)
+    buffers = [None, pa.py_buffer((offsets * size).astype(borders)), pa.py_buffer(values)]
+    found = pa.Array.from_buffers(kind, len(offsets) - 1, buffers).take(pa.array(rows))
+    data = found.buffers()[2]
+    if data is None:
+        return values[:0]
+    return np.frombuffer(data, values.dtype, wanted * size // values.itemsize).reshape(-1, *values.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """n rows over one flat array: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    >>> rows = bp.Ragged.from_lists([[5, 6, 7], [], [8]])
+    >>> rows.flat.tolist(), rows.offsets.tolist()
+    ([5, 6, 7, 8], [0, 3, 3, 4])
+    >>> rows.take(rows.lengths > 0).to_lists()
+    [[5, 6, 7], [8]]
+
+    Attributes:
+        values: the rows one after the other: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
+        offsets: int64 [n + 1]; they rise from 0 to `len(values)`.
+
+    Raises:
+        ValueError: they do not.
+    """
+
+    values: Union[Array, "Ragged"]
+    offsets: Array
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.values):
+            raise ValueError(
+                f"offsets must run from 0 to {len(self.values)} (values), got {offsets[:1]}..{offsets[-1:]}"
+            )
+        if not (offsets[1:] >= offsets[:-1]).all():
+            row = int(np.argmin(offsets[1:] >= offsets[:-1]))
+            raise ValueError(f"offsets must not fall, those of row {row} are {offsets[row]} and {offsets[row + 1]}")
+
+    @classmethod
+    def from_lengths(cls, values: Union[Array, "Ragged"], lengths: npt.ArrayLike) -> "Ragged":
+        """Cuts `values` into rows of the given lengths."""
+        return cls(values, offsets_of(lengths))
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[Any]], dtype: npt.DTypeLike = np.int32, depth: int = 1) -> "Ragged":
+        """Rows given as lists (of lists where `depth` is 2)."""
+        lengths = [len(row) for row in rows]
+        items = itertools.chain.from_iterable(rows)
+        values = np.fromiter(items, dtype, sum(lengths)) if depth == 1 else cls.from_lists([*items], dtype, depth - 1)
+        return cls.from_lengths(values, lengths)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """The rows of all parts, in order. `parts` must not be empty."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = np.concatenate([part.lengths for part in parts])
+        if isinstance(parts[0].values, Ragged):
+            nested = [part.values for part in parts if isinstance(part.values, Ragged)]
+            return cls.from_lengths(cls.concat(nested), lengths)
+        return cls.from_lengths(np.concatenate([part.values for part in parts]), lengths)
+
+    @property
+    def lengths(self) -> Array:
+        """int64 [n]."""
+        return np.diff(self.offsets)
+
+    @property
+    def flat(self) -> Array:
+        """The innermost values, one array."""
+        return self.values.flat if isinstance(self.values, Ragged) else self.values
+
+    @property
+    def depth(self) -> int:
+        """1 for rows of values, 2 for rows of lists."""
+        return 1 + self.values.depth if isinstance(self.values, Ragged) else 1
+
+    @property
+    def flat_lengths(self) -> Array:
+        """int64 [n]: innermost values a row."""
+        if isinstance(self.values, Ragged):
+            return np.diff(self.values.offsets[self.offsets])
+        return self.lengths
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Union[Array, "Ragged"]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Ragged": ...
+    def __getitem__(self, index: int | slice) -> Union[Array, "Ragged"]:
+        """A row (a view), or consecutive rows (a `Ragged` over a view)."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(start, stop, step))
+            stop = max(start, stop)
+            first = self.offsets[start]
+            return Ragged(self.values[int(first) : int(self.offsets[stop])], self.offsets[start : stop + 1] - first)
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def __iter__(self) -> Iterator[Union[Array, "Ragged"]]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def take(self, rows: Array) -> "Ragged":
+        """The rows of a bool mask [n] or of an index array, in that order."""
+        rows = np.asarray(rows)
+        lengths = self.lengths
+        if rows.dtype == bool:
+            if rows.all():
+                return self
+            # One byte a value instead of the eight of an index.
+            picked = np.repeat(rows, lengths)
+            values = self.values.take(picked) if isinstance(self.values, Ragged) else self.values[picked]
+            return Ragged.from_lengths(values, lengths[rows])
+        if isinstance(self.values, Ragged):
+            return self._gather(self.offsets[:-1][rows], lengths[rows])
+        return Ragged(take_rows(self.values, self.offsets, rows), offsets_of(lengths[rows]))
+
+    def head(self, length: int) -> "Ragged":
+        """Every row cut to its first `length` values."""
+        lengths = self.lengths
+        if not (lengths > length).any():
+            return self
+        return self._cut(self.offsets[:-1], np.minimum(lengths, length))
+
+    def tail(self, length: int) -> "Ragged":
+        """Every row cut to its last `length` values."""
+        lengths = self.lengths
+        if not (lengths > length).any():
+            return self
+        kept = np.minimum(lengths, length)
+        return self._cut(self.offsets[1:] - kept, kept)
+
+    def _cut(self, starts: Array, lengths: Array) -> "Ragged":
+        """A part of every row, of which there is at least one."""
+        if isinstance(self.values, Ragged):
+            return self._gather(starts, lengths)
+        # Most rows are complete, and are copied with their neighbours.
+        stops = starts + lengths
+        apart = np.flatnonzero(starts[1:] != stops[:-1])
+        borders = zip([starts[0], *starts[apart + 1].tolist()], [*stops[apart].tolist(), stops[-1]], strict=True)
+        return Ragged(np.concatenate([self.values[start:stop] for start, stop in borders]), offsets_of(lengths))
+
+    def _gather(self, starts: Array, lengths: Array) -> "Ragged":
+        """`_cut` of rows of lists, in any order."""
+        offsets = offsets_of(lengths)
+        index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        assert isinstance(self.values, Ragged)
+        return Ragged(self.values.take(index), offsets)
+
+    def with_flat(self, flat: Array) -> "Ragged":
+        """The same rows over other innermost values (of the same count)."""
+        if isinstance(self.values, Ragged):
+            return Ragged(self.values.with_flat(flat), self.offsets)
+        return Ragged(flat, self.offsets)
+
+    def sums(self, flat: Array | None = None) -> Array:
+        """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them). 0 for an empty row."""
+        flat = self.flat if flat is None else flat
+        borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
+        filled = borders[1:] > borders[:-1]
+        totals = np.zeros(len(self), np.int64)
+        if filled.any():
+            # `reduceat` sums from each given border to the next, so empty rows are left out.
+            totals[filled] = np.add.reduceat(flat, borders[:-1][filled], dtype=np.int64)
+        return totals
+
+    def to_lists(self) -> list[Any]:
+        """Rows as lists of Python numbers; for tests and printing only."""
+        if isinstance(self.values, Ragged):
+            inner = self.values.to_lists()
+            return [inner[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
+        return [row.tolist() for row in self if not isinstance(row, Ragged)]
+
+
+_PART = 1 << 17
+"""Bytes that are looked at at once. They stay in the cache of a core, and so does what is made of them: arrays as large
+as a block would be cleared by the system, page by page, each time."""
+
+
+def places_of(data: Array, test: Callable[[Array], Array]) -> Array:
+    """int64, ascending: the places of the bytes for which a test is true.
+
+    >>> places_of(np.frombuffer(b"a,b,", np.uint8), lambda part: part == ord(","))
+    array([1, 3])
+
+    Args:
+        data: uint8 [bytes].
+        test: a part of them -> bool, one each.
+    """
+    found = [np.flatnonzero(test(data[start : start + _PART])) for start in range(0, len(data), _PART)]
+    for number, places in enumerate(found):
+        places += number * _PART
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def characters(texts: Sequence[str]) -> Array:
+    """int64: lengths of texts."""
+    return np.fromiter(map(len, texts), np.int64, len(texts))
+
+
+def sizes(texts: Sequence[str]) -> Array:
+    """int64: bytes of texts (UTF-8)."""
+    return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
+
+
+def utf8(texts: Sequence[str]) -> tuple[Array, Array]:
+    """(UTF-8 of all texts, uint8 [bytes]; their borders in it, int64 [texts + 1])."""
+    return np.frombuffer("".join(texts).encode(), np.uint8), offsets_of(sizes(texts))
+
+
+def take(texts: Sequence[str], places: Array) -> list[str]:
+    """The texts at these places, in that order."""
+    return [texts[place] for place in places.tolist()]

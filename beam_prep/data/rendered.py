@@ -1,0 +1,142 @@
+"""`Rendered`: the texts of a block, ready to encode, each with its roles and actions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from beam_prep.data.block import Block
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Output
+
+DEFAULT_DOMAIN = "__default__"
+
+MASK, TRAIN, BY_ROLE = 0, 1, 2
+"""Codes of a piece's action: never trained, trained, by its role."""
+
+UNSET = -1
+
+
+class Segment(NamedTuple):
+    """A part of a piece, and what is known about it.
+
+    Attributes:
+        start, stop: characters of the piece; (0, -1) = the entire piece.
+        action: MASK, TRAIN or BY_ROLE.
+        role: index into the block's roles; UNSET for text sections.
+        turn: index of the message; UNSET for text sections.
+        own: the code of the message's own `train` or `weight` key, see `weight_code`; UNSET without.
+        refused: 0; or, where it contradicts the rule of what is trained, 1 + its index in `Pieces.reasons`.
+        kind: of its text, see `PART_KINDS`; 0, content, where kinds are not told apart.
+    """
+
+    start: int
+    stop: int
+    action: int
+    role: int = UNSET
+    turn: int = UNSET
+    own: int = UNSET
+    refused: int = 0
+    kind: int = 0
+
+
+SEGMENT = np.dtype([(name, np.int64) for name in Segment.__annotations__])
+"""Segments as an array, with the fields of `Segment`."""
+
+
+WHOLE = (0, -1)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The texts of one output, in order, and what is known about each.
+
+    Attributes:
+        texts: one text a piece; each is encoded alone.
+        special: bool [pieces]: encoded with the tokenizer's own special tokens.
+        prompts: piece -> its prompt's text: the piece is trained after the longest common prefix of both's ids.
+        prompt_end: int64 [pieces]: one past the last character of the prompt that a conversation begins with; -1: it
+            does not begin with its prompt; -2: it has none.
+        segments: `SEGMENT` [segments].
+        borders: int64 [pieces + 1]: borders of pieces, in segments.
+        roles: the names of the roles of this block.
+        sequences: int64 [sequences + 1]: borders of sequences, in pieces.
+        rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
+        bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
+        message_roles: int64, the role of every message, one row a piece.
+        weights: float64: the weight of each code of `own`.
+        reasons: (reason, message) of segments that are refused.
+    """
+
+    texts: Sequence[str]
+    special: Array
+    prompts: dict[int, str]
+    prompt_end: Array
+    segments: Array
+    borders: Array
+    roles: tuple[str, ...]
+    sequences: Array
+    rows: Array
+    bos: Array
+    message_roles: Ragged
+    weights: Array
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    def message_roles_by_row(self) -> Ragged:
+        """int64, the role of every message of each row."""
+        return Ragged(self.message_roles.values, self.message_roles.offsets[self.sequences[self.rows]])
+
+    def take(self, places: Array) -> "Pieces":
+        """A selection of the pieces, each a row of its own."""
+        segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
+        each = np.arange(len(places) + 1)
+        return Pieces(
+            [self.texts[place] for place in places.tolist()],
+            self.special[places],
+            {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
+            self.prompt_end[places],
+            self.segments[segments.flat],
+            segments.offsets,
+            self.roles,
+            each,
+            each,
+            np.zeros(len(places), bool),
+            self.message_roles.take(places),
+            self.weights,
+            self.reasons,
+        )
+
+
+@dataclass(slots=True)
+class Rendered(Block):
+    """Texts of a block, ready to encode.
+
+    >>> from beam_prep.chat.apply import apply_template
+    >>> from beam_prep.chat.voice import Voice
+    >>> output = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
+    >>> rendered = apply_template(bp.testing.records([{"text": "Hello"}, {"text": ""}]), (output,), Voice(None))
+    >>> bp.testing.to_rows(rendered)
+    [{'sequence': ['Hello']}]
+
+    Attributes:
+        outputs: what each row consists of.
+        domain: one name a row.
+        pieces: output name -> its texts (kinds `ids` and `list`).
+        values: output name -> numbers (kind `value`), float64.
+        weights: float64 [rows], the weights of records; None: no output has weights.
+        counters: name -> int64 [rows], see `Batch.counters`.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    domain: list[str] = field(default_factory=list)
+    pieces: dict[str, Pieces] = field(default_factory=dict)
+    values: dict[str, Ragged] = field(default_factory=dict)
+    weights: Array | None = None
+    counters: dict[str, Array] = field(default_factory=dict)
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "domains", len(self.domain)
+        yield from ((f"{name!r}", len(pieces.rows) - 1) for name, pieces in self.pieces.items())
+        yield from ((f"{name!r}", len(rows)) for name, rows in self.values.items())
+        yield from ((f"counter {name!r}", len(counts)) for name, counts in self.counters.items())

@@ -1,0 +1,265 @@
+"""The data model of a config: sections of a record, outputs of a row, columns of a shard."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from beam_prep.data.fim import Fim
+
+IGNORE_INDEX = -100
+"""The label of a token without loss (PyTorch's `ignore_index`)."""
+
+LOSS_WEIGHTS = "loss_weights"
+"""The column of weights that a config adds."""
+
+RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
+"""Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
+
+NAME = "[A-Za-z][A-Za-z0-9_]*"
+"""The pattern of the name of a column."""
+
+PROMPT_COMPLETION = ("chosen_ids", "rejected_ids", "prompt_ids")
+"""The columns of preference pairs whose prompt is split off. The first one measures shards."""
+
+Action = Literal["train", "mask", "$role", "$last", "value"]
+
+RoleRule = Literal["train", "mask", "last"]
+"""What a config's `mask` says of a role; `last`: only the role's last message is trained."""
+
+DefaultRule = Literal["train", "mask"]
+"""The rule of the roles that `mask` does not name."""
+
+Strategy = Literal["simple", "bfd", "bfd_split", "wrapped"]
+"""How rows are packed: see `plan_packs`."""
+
+Packing = Literal["none", Strategy]
+"""The packing of a config; `none`: one document a row."""
+
+CUTTING: tuple[Packing, ...] = ("simple", "bfd")
+"""The strategies that cut each row to one packed row; the others keep every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One field of a record, and what is done with it.
+
+    >>> prompt, answer = bp.Section("prompt", "mask"), bp.Section("response", "train")
+    >>> prompt.template is None
+    True
+
+    Attributes:
+        field: the record's key.
+        action: `train`, `mask`, `$role` (by the message's role), `$last` (what follows the prompt), or `value`
+            (numbers, not text).
+        template: None for plain text; "message" = each message rendered and encoded alone; "conversation" = the
+            messages of all sections rendered once, as one conversation.
+        add_special_tokens: None = yes for the first section that yields anything, if it is text.
+    """
+
+    field: str
+    action: Action
+    template: Literal["message", "conversation"] | None = None
+    add_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One sequence (or list of sequences, or list of values) of every row, and the name of its mask.
+
+    >>> messages = bp.Section("messages", "$role", template="conversation")
+    >>> bp.Output("sequence", "ids", (messages,), mask_name="loss_mask").trains
+    True
+
+    Attributes:
+        name: the column of the ids (or values).
+        kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row);
+            `token_value` and `text` are columns of rollouts, which no step makes of an `Output`.
+        sections: its parts, in order.
+        mask_name: the column of the mask; None if the config needs no mask.
+        joint: text sections are joined before they are encoded.
+        weights_name: the column of the weights of its tokens; None: they have none.
+    """
+
+    name: str
+    kind: Literal["ids", "list", "value", "token_value", "text"]
+    sections: tuple[Section, ...]
+    mask_name: str | None = None
+    joint: bool = False
+    weights_name: str | None = None
+
+    @property
+    def has_template(self) -> bool:
+        return any(section.template is not None for section in self.sections)
+
+    @property
+    def trains(self) -> bool:
+        """True if any of its tokens can be trained on."""
+        return any(section.action in ("train", "$role", "$last") for section in self.sections)
+
+    @property
+    def conversation(self) -> bool:
+        """True if its messages are rendered as one conversation."""
+        return any(section.template == "conversation" for section in self.sections)
+
+
+PartKind = Literal["content", "reasoning", "tool_calls", "generation_prompt", "eos"]
+PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
+"""The kinds of text within a message; their places are their codes in `Segments.kind`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOptions:
+    """What is trained within the messages that are trained.
+
+    With it, `Segments` tell the kinds of text apart, for mask policies of your own, too. The reasoning and the tool
+    calls of a message are what the template writes because of them, with the constants around them.
+
+    >>> options = bp.MaskOptions(reasoning="mask")
+    >>> options.tool_calls
+    'train'
+
+    Attributes:
+        reasoning: `train`; `mask`: it is in the text, and not trained; `drop_history`: before the last question it is
+            taken out of the messages, the rest is trained. Also reasoning with which a content begins, up to
+            `</think>`.
+        tool_calls: `train` or `mask`.
+        generation_prompt: `template`: trained where the template's generation blocks hold it; `train`: always;
+            `mask`: never.
+        eos: `train` or `mask`: the end tokens after a message, with the white space around them.
+    """
+
+    reasoning: Literal["train", "mask", "drop_history"] = "train"
+    tool_calls: Literal["train", "mask"] = "train"
+    generation_prompt: Literal["template", "train", "mask"] = "template"
+    eos: Literal["train", "mask"] = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """The rules that turn text into pieces, beyond the sections.
+
+    >>> bp.TextRules(eos="if_missing", bos="strip").control_tokens
+    'keep'
+
+    Attributes:
+        eos: rows of plain text end with the text of the EOS token: `never`, `if_missing`, `always`.
+        bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the
+            `tokenizer` add its own special tokens.
+        implicit_prompt: (preference) the longest common prefix of both sides is the prompt.
+        chat_template: replaces the tokenizer's own.
+        control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `chat.control.Guard`.
+        date: the result of `strftime_now` in a chat template, as "2026-11-22".
+        fim: reorders documents, before they get their EOS; for one section of plain text.
+        mask_options: tells the kinds of text within messages apart, for conversations; None: all of it is content.
+        template_variables: what chat templates are given for all records; a record's `chat_template_kwargs` win.
+        not_rendered: a content or a call that the template does not write: `reject` the record, or `keep` the rest.
+        tool_arguments: the form of the arguments of calls: `auto`: the one that the template takes; `object`, `string`:
+            this one; `as_is`: the record's own.
+    """
+
+    eos: Literal["never", "if_missing", "always"] = "never"
+    bos: Literal["keep", "strip", "tokenizer"] = "keep"
+    implicit_prompt: bool = False
+    chat_template: str | None = None
+    control_tokens: Literal["keep", "escape", "reject"] = "keep"
+    date: str | None = None
+    fim: Fim | None = None
+    mask_options: MaskOptions | None = None
+    template_variables: Mapping[str, Any] | None = None
+    not_rendered: Literal["reject", "keep"] = "reject"
+    tool_arguments: Literal["auto", "object", "string", "as_is"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a shard.
+
+    >>> bp.Column("loss_mask", "bool", 1, "mask", of="sequence").role
+    'mask'
+
+    Attributes:
+        name: its key in every format.
+        dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
+        depth: 1 = each row is a list of values, 2 = each row is a list of lists; 0 = each row is one value, of what is
+            carried along from records.
+        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `weights`
+            (of the loss: 0 where it is not taken), `token_value` (numbers, one for each id), `value` (numbers of the
+            row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
+            padding), `position`, `lengths` (of the documents in a packed row). Of what is carried along, see `CARRIED`:
+            `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`.
+        of: for a mask, labels or weights, the column of ids that it belongs to.
+        shifted: for labels and weights: those at i belong to the token after input i.
+    """
+
+    name: str
+    dtype: str
+    depth: int
+    role: Literal[
+        "ids",
+        "mask",
+        "labels",
+        "weights",
+        "token_value",
+        "value",
+        "text",
+        "attention",
+        "position",
+        "lengths",
+        "string",
+        "number",
+        "file",
+        "offset",
+    ]
+    of: str | None = None
+    shifted: bool = False
+
+    @property
+    def of_tokens(self) -> bool:
+        """True if a row has one list, with a value for each token (or for each of its documents)."""
+        return self.depth == 1 and self.role not in OF_RECORDS
+
+    @property
+    def carried(self) -> bool:
+        """True if its values say what a row came from, see `CARRIED`."""
+        return self.role in CARRIED
+
+    @property
+    def levels(self) -> int:
+        """The depth of its `Ragged`: a row of one number is a list of it, and a string is the list of its bytes."""
+        return self.depth + 1 if self.role == "string" else max(self.depth, 1)
+
+
+CARRIED = ("string", "number", "file", "offset")
+"""Roles of columns that are carried along from records, beside their tokens: strings and numbers of fields; and, with
+provenance, the number of the file in the manifest's `inputs`, and the byte in it at which the line begins (of a table:
+the rows before it). A row has one value (depth 0), a packed row a list (depth 1), with a value for each of its
+documents."""
+
+OF_RECORDS = ("value", "text", *CARRIED)
+"""Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""
+
+NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
+"""Role -> what its columns have where no loss is taken."""
+
+
+def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The problems of the names under which columns are to be written: (column, problem).
+
+    Args:
+        names: column -> its new name; columns that are not in it keep theirs.
+        columns: those that are written, by their own names.
+    """
+    taken = {column.lower(): column for column in columns}
+    for column, name in names.items():
+        if column not in columns:
+            yield column, f"found {column!r}, which is not written; columns here: {', '.join(columns)}"
+        elif name == column:
+            continue
+        elif not re.fullmatch(NAME, name):
+            yield column, f"found {name!r}; must be a name of letters, digits and '_' that starts with a letter"
+        elif name.lower() in RESERVED:
+            yield column, f"found {name!r}; reserved names: {', '.join(RESERVED)}"
+        elif (other := taken.setdefault(name.lower(), column)) != column:
+            why = "columns become file names, so upper and lower case count as equal"
+            yield column, f"found {name!r}, which names column {other!r} already; {why}"

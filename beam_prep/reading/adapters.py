@@ -1,0 +1,520 @@
+"""Other shapes of records -> the shapes that sections read: ShareGPT, Alpaca, tools, tokenised rows.
+
+    adapt = adapter("sharegpt", roles={"bing": "assistant"})
+    adapt({"conversations": [{"from": "human", "value": "Hi"}]})  # {'messages': [{'role': 'user', 'content': 'Hi'}]}
+
+An adapter takes one parsed record and gives a new one, or raises `Reject`. A record that has nothing for the adapter
+(its fields are absent or null) passes unchanged; ApplyTemplate reports what is missing.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from beam_prep.data.block import Reject, step
+from beam_prep.data.ragged import Array
+from beam_prep.data.schema import IGNORE_INDEX, Output
+from beam_prep.errors import ConfigError
+from beam_prep.reading.filters import work_on_each
+from beam_prep.reading.json_line import describe, exact_integer, finite_double, unique_keys
+from beam_prep.reading.records import Record, Records
+
+SMALLEST, LARGEST = 1e-12, 1e12
+"""The smallest weight above 0, and the largest. The product of three of them is a normal float32."""
+
+WANTED = f"wanted 0, or a number from {SMALLEST:g} to {LARGEST:g}"
+
+
+def record_weight(record: Record) -> float:
+    """The weight of a record, its `weight`; 1 where that is absent or null.
+
+    Raises:
+        Reject: `wrong_type` or `bad_weight`.
+    """
+    weight = record.get("weight")
+    if weight is None:
+        return 1.0
+    check_loss_weight(weight, "weight")
+    return float(weight)
+
+
+def check_loss_weight(weight: Any, where: str) -> None:
+    """Raises Reject if this is no weight: `wrong_type` or `bad_weight`."""
+    if type(weight) not in (int, float):
+        raise Reject("wrong_type", f"'{where}' is {describe(weight)}, {WANTED}")
+    if weight != 0 and not SMALLEST <= weight <= LARGEST:
+        raise Reject("bad_weight", f"'{where}' is {describe(weight)}, {WANTED}")
+
+
+def token_weights(record: Record, name: str, length: int) -> Array:
+    """float64 [length]: the weights of tokens, of a record that is tokenised already; 1 where it has none.
+
+    Raises:
+        Reject: `wrong_type`, `bad_weight`, or `count_mismatch`: there are not `length` of them.
+    """
+    values = record.get(name)
+    if values is None:
+        return np.ones(length)
+    if not isinstance(values, list):
+        raise Reject("wrong_type", f"field {name!r} is {describe(values)}, wanted a list of numbers")
+    if len(values) != length:
+        raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
+    if set(map(type, values)) <= {int, float} and (not values or max(values) <= LARGEST):
+        weights = np.array(values, np.float64)
+        if ((weights == 0) | (weights >= SMALLEST)).all():
+            return weights
+    for place, value in enumerate(values):
+        check_loss_weight(value, f"{name}[{place}]")
+    raise AssertionError("each weight is one, all of them are not")
+
+
+def prompt_field(outputs: Sequence[Output]) -> str:
+    """The field of the prompt."""
+    return outputs[0].sections[0].field
+
+
+def sides_of(outputs: Sequence[Output]) -> list[str]:
+    """The fields of both sides."""
+    return [output.sections[-1].field for output in outputs[:2]]
+
+
+def with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
+    """The longest common beginning of both sides of a preference row, messages or characters, as its prompt.
+
+    As TRL's extract_prompt: where one side is the beginning of the other, the last shared element stays out of the
+    prompt; a prompt of characters steps back over a final space. A prompt that is text beside sides that are messages
+    (UltraFeedback has these) only repeats what the sides begin with, and is not read.
+    """
+    prompt, names = prompt_field(outputs), sides_of(outputs)
+    one, other = (record.get(name) for name in names)
+    if not one or not other or not isinstance(one, str | list) or not isinstance(other, str | list):
+        return record  # the checks of the sections reject it
+    given = record.get(prompt)
+    if given is not None and not (isinstance(given, str) and isinstance(one, list) and isinstance(other, list)):
+        return record
+    if type(one) is not type(other):
+        raise Reject("wrong_type", f"{names[0]!r} is {describe(one)}, {names[1]!r} is {describe(other)}")
+    if one == other:
+        raise Reject("equal_sides", f"{names[0]!r} and {names[1]!r} are equal, wanted a difference")
+    size = min(len(one), len(other))
+    at = next((place for place in range(size) if one[place] != other[place]), size - 1)
+    if isinstance(one, str) and at and one[at - 1] == " ":
+        at -= 1
+    return {**record, prompt: one[:at], names[0]: one[at:], names[1]: other[at:]}
+
+
+Adapter = Callable[[Record], Record]
+
+ROLES: Mapping[str, str] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Names of roles in ShareGPT files -> those of chat templates."""
+
+LARGEST_ID = 2**31 - 1
+
+_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+_SIDES = ("prompt", "completion", "chosen", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGPT:
+    """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; other fields are kept.
+
+    Items that have a `role` pass as they are. A string field `system` becomes the first message where none of that
+    role is there. A `function_call` that is JSON with `name` and `arguments` (or a list of such) becomes `tool_calls`.
+    `prompt`, `completion`, `chosen` and `rejected` are changed too, in their place, where they hold such items.
+
+    Attributes:
+        field: where the items are.
+        roles: names of roles beside `ROLES`, or in place of them; `{}` or "keep": all names stay as they are (as in
+            TRL), and nothing becomes `tool_calls`.
+    """
+
+    field: str = "conversations"
+    roles: Mapping[str, str] | Literal["keep"] | None = None
+
+    def __post_init__(self) -> None:
+        _check_names(self, "field")
+        if self.roles is None or self.roles == "keep":
+            return
+        if not isinstance(self.roles, Mapping) or not all(
+            isinstance(text, str) and text for pair in self.roles.items() for text in pair
+        ):
+            raise ConfigError(f"'roles' of adapter 'sharegpt' is {self.roles!r}, wanted names to names, or 'keep'")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a record needs."""
+        return (self.field,)
+
+    def __call__(self, record: Record) -> Record:
+        roles = self._mapping()
+        sides = {
+            name: [_message(item, f"{name}[{turn}]", roles) for turn, item in enumerate(record[name])]
+            for name in _SIDES
+            if name != self.field and _is_sharegpt(record.get(name))
+        }
+        items = record.get(self.field)
+        if items is None:
+            return {**record, **sides} if sides else record
+        if not isinstance(items, list):
+            raise Reject("wrong_type", f"field {self.field!r} is {describe(items)}, wanted a list of messages")
+        result = {name: value for name, value in record.items() if name != self.field} | sides
+        _check_free(result, "messages", self.field)
+        messages = [_message(item, f"{self.field}[{turn}]", roles) for turn, item in enumerate(items)]
+        result["messages"] = _with_system(result, messages)
+        return result
+
+    def _mapping(self) -> Mapping[str, str] | None:
+        if self.roles is None:
+            return ROLES
+        if self.roles == "keep" or not self.roles:
+            return None
+        return {**ROLES, **self.roles}
+
+
+def _is_sharegpt(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and value[0].get("from") is not None
+
+
+def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise Reject("wrong_type", f"'{where}' is {describe(item)}, wanted an object with 'from' and 'value'")
+    name = item.get("from")
+    if name is None:
+        if item.get("role") is None:
+            keys = ", ".join(map(repr, item)) or "nothing"
+            raise Reject("bad_message", f"'{where}' has {keys}, wanted 'from' and 'value' (or 'role' and 'content')")
+        return dict(item)
+    if not isinstance(name, str):
+        raise Reject("bad_message", f"'{where}.from' is {describe(name)}, wanted a string")
+    if "value" not in item:
+        raise Reject("bad_message", f"'{where}' has 'from' but no 'value', wanted both")
+    value = item["value"]
+    if not isinstance(value, str | list | None):
+        raise Reject("wrong_type", f"'{where}.value' is {describe(value)}, wanted a string")
+    rest = {key: value for key, value in item.items() if key not in ("from", "value", "role", "content")}
+    if roles is None:
+        return {"role": name, "content": value, **rest}
+    if name not in roles:
+        example = json.dumps({name[:40]: "assistant"}, ensure_ascii=False)
+        raise Reject(
+            "unknown_role",
+            f"'{where}.from' is {name[:40]!r}, wanted one of {', '.join(roles)}: "
+            f'map it with "roles": {example}, or keep all names with "roles": "keep"',
+        )
+    message = {"role": roles[name], "content": value, **rest}
+    if name == "function_call" and roles[name] == "assistant" and isinstance(value, str) and (calls := _calls(value)):
+        message |= {"content": "", "tool_calls": calls}
+    return message
+
+
+def _calls(text: str) -> list[dict[str, Any]] | None:
+    """A function call written as JSON -> `tool_calls` as chat templates want them; None: it is plain text."""
+    try:
+        found = _json(text)
+    except Reject:
+        return None
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
+        return None
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, after the record's `system` text (which is removed from it) if they have none themselves."""
+    system = record.get("system")
+    if not isinstance(system, str) or not messages or any(message.get("role") == "system" for message in messages):
+        return messages
+    del record["system"]
+    return [{"role": "system", "content": system}, *messages] if system.strip() else messages
+
+
+@dataclass(frozen=True, slots=True)
+class Alpaca:
+    r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; other fields are kept.
+
+    The user's text is the instruction, the separator (one line end) and the input; without an input (absent, null or
+    blank) it is the instruction alone, without an instruction the input alone. `system` (a text) and `history` (a list
+    of [question, answer]) become messages before it; a prompt has no place for them, so there they are rejected.
+
+    Attributes:
+        to: "messages" or "prompt_completion".
+        separator: between instruction and input.
+        instruction, input, output, system, history: names of the fields.
+    """
+
+    to: Literal["messages", "prompt_completion"] = "messages"
+    separator: str = "\n"
+    instruction: str = "instruction"
+    input: str = "input"
+    output: str = "output"
+    system: str = "system"
+    history: str = "history"
+
+    def __post_init__(self) -> None:
+        if self.to not in ("messages", "prompt_completion"):
+            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of 'messages', 'prompt_completion'")
+        if not isinstance(self.separator, str):
+            raise ConfigError(f"'separator' of adapter 'alpaca' is {self.separator!r}, wanted a string")
+        _check_names(self, *self._fields())
+        if len(set(self._fields().values())) < 5:
+            raise ConfigError("adapter 'alpaca' has one field under two names, wanted a field of its own for each")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that a record needs."""
+        return (self.instruction, self.output)
+
+    def _fields(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
+
+    def __call__(self, record: Record) -> Record:
+        if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
+            return record
+        question = self._question(record)
+        answer = _text(record, self.output)
+        if answer is None:
+            raise Reject("missing_field", f"field {self.output!r} is absent, wanted the answer (a string)")
+        system, turns = _text(record, self.system), self._turns(record)
+        fields = set(self._fields().values())
+        result = {name: value for name, value in record.items() if name not in fields}
+        if self.to == "messages":
+            _check_free(result, "messages", self.instruction)
+            head = [_says("system", system)] if system and system.strip() else []
+            result["messages"] = [*head, *turns, _says("user", question), _says("assistant", answer)]
+            return result
+        if turns or (system and system.strip()):
+            extra = self.history if turns else self.system
+            raise Reject("no_place", f"field {extra!r} has no place in a prompt, wanted none of it: use to: 'messages'")
+        for name in ("prompt", "completion"):
+            _check_free(result, name, self.instruction)
+        return {**result, "prompt": question, "completion": answer}
+
+    def _question(self, record: Record) -> str:
+        parts = [_text(record, self.instruction), _text(record, self.input)]
+        found = [part for part in parts if part and part.strip()]
+        if not found:
+            names = f"{self.instruction!r} and {self.input!r}"
+            raise Reject("missing_field", f"fields {names} are absent or blank, wanted a text in one of them")
+        return self.separator.join(found)
+
+    def _turns(self, record: Record) -> list[dict[str, Any]]:
+        pairs = record.get(self.history)
+        if pairs is None:
+            return []
+        if not isinstance(pairs, list):
+            raise Reject("wrong_type", f"field {self.history!r} is {describe(pairs)}, wanted a list of pairs")
+        messages = []
+        for place, pair in enumerate(pairs):
+            where = f"{self.history}[{place}]"
+            if not isinstance(pair, list) or len(pair) != 2:
+                found = f"a list of {len(pair)}" if isinstance(pair, list) else describe(pair)
+                raise Reject("wrong_type", f"'{where}' is {found}, wanted [question, answer] (two strings)")
+            for side, text in enumerate(pair):
+                if not isinstance(text, str):
+                    raise Reject("wrong_type", f"'{where}[{side}]' is {describe(text)}, wanted a string")
+            messages += [_says("user", pair[0]), _says("assistant", pair[1])]
+        return messages
+
+
+def _says(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _text(record: Record, name: str) -> str | None:
+    value = record.get(name)
+    if not isinstance(value, str | None):
+        raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a string")
+    return value
+
+
+def _check_free(record: Record, name: str, source: str) -> None:
+    if record.get(name) is not None:
+        raise Reject("field_taken", f"the record has {name!r} beside {source!r}, wanted one of them: which is meant?")
+
+
+ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
+
+AdapterName = Literal["sharegpt", "alpaca", "tokenized"]
+"""The adapters that a config can name: those of `ADAPTERS`, and `tokenized`, which is the function of that name."""
+
+
+def fields_read(name: str, **options: Any) -> tuple[str, ...]:
+    """The fields that a record needs for an adapter of a config. For arguments and errors see `adapter`."""
+    return ("input_ids",) if name == "tokenized" else adapter(name, **options).reads
+
+
+def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
+    """The adapter of that name: a picklable function that takes a record and gives a new one, or raises Reject.
+
+    Args:
+        name: a key of `ADAPTERS`.
+        options: see `ShareGPT` and `Alpaca`.
+
+    Raises:
+        ConfigError: no such adapter, no such option, or a value that it cannot take.
+    """
+    if name not in ADAPTERS:
+        raise ConfigError(_unknown("adapter", name, list(ADAPTERS)))
+    kind = ADAPTERS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"adapter {name!r}: {_unknown('option', option, known)}")
+    return kind(**options)
+
+
+@step
+def adapt_records(records: Records, adapter: Adapter) -> Records:
+    """Puts `adapter(record)` in each record's place; one for which it raises Reject leaves the block."""
+    return work_on_each(records, adapter)
+
+
+def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, str) or not value:
+            kind = next(kind for kind, known in ADAPTERS.items() if isinstance(options, known))
+            raise ConfigError(f"{name!r} of adapter {kind!r} is {value!r}, wanted the name of a field")
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {name!r}; {hint}known: {', '.join(known)}"
+
+
+def tools(record: Record) -> list[dict[str, Any]] | None:
+    """The record's `tools`: a list of schemas, or that list as a JSON string; None where absent, null or blank."""
+    given = record.get("tools")
+    found = _parsed(given) if isinstance(given, str) else given
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
+        raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
+    for place, tool in enumerate(found):
+        if not isinstance(tool, dict):
+            raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
+    return found
+
+
+def _parsed(text: str) -> Any:
+    if not text.strip():
+        return None
+    try:
+        return _json(text)
+    except Reject as reject:
+        message = f"field 'tools' is a string that is no JSON ({reject.message}), wanted a list of schemas"
+        raise Reject("bad_tools", message) from None
+
+
+def template_kwargs(record: Record) -> dict[str, Any]:
+    """The record's `chat_template_kwargs`, variables for its template; {} where absent or null."""
+    found = record.get("chat_template_kwargs")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {describe(found)}, wanted an object")
+    for name in ("messages", "add_generation_prompt"):
+        if name in found:
+            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which is not for a record to set")
+    return found
+
+
+def _json(text: str) -> Any:
+    """A JSON string inside a record, as strict as records themselves."""
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=unique_keys,
+            parse_int=exact_integer,
+            parse_float=finite_double,
+            parse_constant=_no_number,
+        )
+    except RecursionError:
+        raise Reject("too_deep", "it is nested too deep") from None
+    except ValueError as error:
+        raise Reject("bad_json", str(error)) from None
+
+
+def _no_number(text: str) -> None:
+    raise Reject("bad_number", f"{text} is no number of JSON")
+
+
+def tokenized(record: Record) -> tuple[Array, Array] | None:
+    """(ids int32 [n], mask uint8 [n]) of a row that is tokenised already; None where `input_ids` is absent or null.
+
+    The mask comes from `labels` (-100 = not trained, else the id itself, not shifted). Without labels it is 1 where
+    all of `loss_mask`, `completion_mask` and `assistant_masks` that are there are 1. With neither, all is trained.
+    """
+    if record.get("input_ids") is None:
+        return None
+    ids = _integers(record, "input_ids")
+    if ids.min(initial=0) < 0 or ids.max(initial=0) > LARGEST_ID:
+        place = int(np.flatnonzero((ids < 0) | (ids > LARGEST_ID))[0])
+        raise Reject("bad_id", f"'input_ids[{place}]' is {ids[place]}, wanted a token id, 0 to {LARGEST_ID}")
+    if record.get("attention_mask") is not None and not _zeros_and_ones(record, "attention_mask", len(ids)).all():
+        raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
+    mask = np.ones(len(ids), np.uint8)
+    if record.get("labels") is not None:
+        mask = _trained_labels(record, ids)
+    else:
+        for name in _MASKS:
+            if record.get(name) is not None:
+                mask &= _zeros_and_ones(record, name, len(ids))
+    return ids.astype(np.int32), mask
+
+
+def _trained_labels(record: Record, ids: Array) -> Array:
+    labels = _integers(record, "labels", len(ids))
+    trained: Array = labels != IGNORE_INDEX
+    wrong = np.flatnonzero(trained & (labels != ids))
+    if len(wrong):
+        place = int(wrong[0])
+        found = f"'labels[{place}]' is {labels[place]} where the id is {ids[place]}"
+        raise Reject("labels_differ", f"{found}, wanted that id or {IGNORE_INDEX} (labels that are not shifted)")
+    return trained.astype(np.uint8)
+
+
+def _zeros_and_ones(record: Record, name: str, length: int) -> Array:
+    values = _integers(record, name, length, (int, bool))
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        raise Reject("wrong_type", f"'{name}[{wrong[0]}]' is {values[wrong[0]]}, wanted 0 or 1")
+    return values.astype(np.uint8)
+
+
+def _integers(record: Record, name: str, length: int | None = None, kinds: tuple[type, ...] = (int,)) -> Array:
+    """A list of integers, int64."""
+    values = record[name]
+    if not isinstance(values, list):
+        raise Reject("wrong_type", f"field {name!r} is {describe(values)}, wanted a list of integers")
+    # The types of all values in one call: an array would take `true` and `1.0` for numbers like the others.
+    if not set(map(type, values)) <= set(kinds):
+        place = next(place for place, value in enumerate(values) if type(value) not in kinds)
+        raise Reject("wrong_type", f"'{name}[{place}]' is {describe(values[place])}, wanted an integer")
+    if length is not None and len(values) != length:
+        raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        place = next(place for place, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise Reject("bad_id", f"'{name}[{place}]' is beyond 64 bits, wanted a token id, 0 to {LARGEST_ID}") from None

@@ -1,0 +1,143 @@
+"""A stream of bytes -> blocks: every line belongs to exactly one, at any block size."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from beam_prep.data.block import InputFile, Origin
+from beam_prep.data.hashing import CHUNK, block_digest, tree_nodes
+
+BOM = b"\xef\xbb\xbf"
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""The largest length of a line, without its line feed."""
+
+SHOWN_BYTES = 64 * 1024
+"""Bytes that are kept of a longer one."""
+
+
+class Readable(Protocol):
+    """A stream that blocks are read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawBlock:
+    """Bytes of one block. It owns the lines that *begin* in `[start, start + size)` of the content.
+
+    Attributes:
+        start: offset of the range in the content.
+        size: bytes of the range.
+        skip: bytes at the head of the range that belong to a line of the block before.
+        data: the bytes from `start + skip` to the end of the last line, which may be beyond the range.
+        head: the skipped bytes.
+        cut: the last line is longer than the limit. `data` ends within it.
+    """
+
+    start: int
+    size: int
+    skip: int
+    data: bytes
+    head: bytes
+    cut: bool = False
+
+    def origin(self, file: int, source: InputFile, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> Origin:
+        """The digests of the block, and its place in the file."""
+        # A block size that is no multiple of the chunk is for tests only: its digests depend on it.
+        chunk = CHUNK if block_bytes % CHUNK == 0 else block_bytes
+        mine = self.size - self.skip
+        nodes = tree_nodes(memoryview(self.data)[:mine], self.start, chunk, self.head)
+        bom = self.start == 0 and self.data.startswith(BOM)
+        digest = block_digest(nodes, self.skip, bom, memoryview(self.data)[mine:], self.cut)
+        return Origin(
+            file, source, self.start, self.skip, self.size, nodes, digest, max_line_bytes=max_line_bytes, cut=self.cut
+        )
+
+
+_LINE_END, _MOST_AT_ONCE = CHUNK // 2, 1024 * 1024
+"""Bytes that are read after a block's range at once (most often the last line ends there), and later."""
+
+
+class _Again:
+    """A stream in which some bytes are read for a second time."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._parts: deque[bytes] = deque()
+
+    def read(self, size: int, /) -> bytes:
+        if not self._parts:
+            return self._stream.read(size)
+        part = self._parts.popleft()
+        if len(part) > size:
+            self._parts.appendleft(part[size:])
+        return part[:size]
+
+    def put_back(self, parts: list[bytes]) -> None:
+        """Has these bytes read next."""
+        self._parts.extendleft(reversed(parts))
+
+
+def read_blocks(
+    stream: Readable, start: int, stop: int, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[RawBlock]:
+    """Cuts a stream into blocks.
+
+    Args:
+        stream: positioned at `start`, or one byte before it where `start` is not 0 (that byte says whether a line
+            begins at `start`).
+        start: offset of the first block.
+        stop: end of the range, one block; -1: blocks of `block_bytes` to the end of the stream.
+        block_bytes: size of a block's range.
+        max_line_bytes: a longer line is not read to its end by the block that owns it.
+    """
+    again = _Again(stream)
+    line_begins = start == 0 or again.read(1) == b"\n"
+    while stop < 0 or start < stop:
+        own = read_up_to(again, block_bytes if stop < 0 else stop - start)
+        size = len(own)
+        if size == 0:
+            return
+        first = 0 if line_begins else (own.find(b"\n") + 1 or size)
+        line_begins = own.endswith(b"\n")
+        rest, cut = b"", False
+        if first < size and not line_begins:
+            begun = size - max(own.rfind(b"\n") + 1, first)
+            rest, cut = _finish_line(again, begun, max_line_bytes)
+        block = RawBlock(start, size, first, b"".join((memoryview(own)[first:], rest)), own[:first], cut)
+        del own  # which would stay while the block is worked on
+        yield block
+        del block
+        start += size
+
+
+def read_up_to(stream: Readable, size: int) -> bytes:
+    """Up to `size` bytes; fewer only at the end (a decompressing stream may give less at each call)."""
+    parts = []
+    while size > 0 and (part := stream.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _finish_line(stream: _Again, begun: int, max_line_bytes: int) -> tuple[bytes, bool]:
+    """The rest of a line of which some bytes were read, with its line feed; (its beginning, True) if it is too long.
+
+    All that is read stays in the stream: it belongs to the next block.
+    """
+    parts: list[bytes] = []
+    size, end, step = begun, -1, _LINE_END
+    while end < 0 and size <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(step)):
+        parts.append(part)
+        end = part.find(b"\n")
+        size += len(part) if end < 0 else end
+        step = min(2 * step, _MOST_AT_ONCE)
+    stream.put_back(parts)
+    if size <= max_line_bytes:
+        if end >= 0:
+            parts[-1] = parts[-1][: end + 1]
+        return b"".join(parts), False
+    wanted = max(0, min(size, SHOWN_BYTES) - begun)
+    return b"".join(parts[: wanted // _LINE_END + 1])[:wanted], True

@@ -1,0 +1,318 @@
+"""Records of a collection, which has no order -> blocks of JSON lines in the order of their digests.
+
+All of them are the lines of one file that nobody writes, `records`: sorted by the digest of the record (its keys
+sorted), then by the line. It is cut into buckets, ranges of the digest, and these into blocks. So where a line is, and
+the digest of all, depend on no bucket, block or order of arrival.
+"""
+
+import enum
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import orjson
+
+from beam_prep.data.block import COLLECTION, InputFile, Origin, Reject
+from beam_prep.data.hashing import Node, subtree
+from beam_prep.errors import InputError
+from beam_prep.reading.blocks import MAX_LINE_BYTES, SHOWN_BYTES, RawBlock
+from beam_prep.reading.json_line import MAX_DEPTH
+from beam_prep.reading.records import Records, parse
+
+MOST_BUCKETS = 1 << 16
+"""Leaves of the tree of digests: a bucket is one or more of them, so that the digest of all depends on no bucket."""
+
+_DIGEST = 16
+_REFUSED = b"!"
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+
+
+def encode_record(element: Any) -> bytes:
+    """An element of a collection as bytes: its digest, and its line or why it is refused, with what is shown of it.
+
+    What JSON lacks is written as text: dates and times as `isoformat` does, Beam's timestamps as RFC 3339, `Decimal`
+    and `UUID` as `str` does. Rows and named tuples are objects, tuples and arrays lists.
+    """
+    try:
+        line, canonical = _lines(element)
+        if len(line) > MAX_LINE_BYTES:
+            refused = Reject("line_too_long", f"the record has more than {MAX_LINE_BYTES} bytes as JSON")
+            return _digest(canonical) + _refusal(refused, line[:SHOWN_BYTES])
+        return _digest(canonical) + line
+    except _Unfit as unfit:
+        shown = unfit.shown.encode()
+        return _digest(shown) + _refusal(unfit.reject, shown[:SHOWN_BYTES])
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+
+
+def _refusal(reject: Reject, shown: bytes) -> bytes:
+    return _REFUSED + json.dumps([reject.reason, reject.message]).encode() + b"\n" + shown
+
+
+def _decoded(encoded: bytes) -> tuple[bytes, tuple[str, str] | None]:
+    """The line of an encoded record, and (reason, message) if it is refused."""
+    if encoded.startswith(_REFUSED, _DIGEST):
+        head, _, shown = encoded[_DIGEST + len(_REFUSED) :].partition(b"\n")
+        reason, message = json.loads(head)
+        return shown, (reason, message)
+    return encoded[_DIGEST:], None
+
+
+def bucket_of(encoded: bytes, buckets: int) -> int:
+    """The bucket of an encoded record, one of so many."""
+    return _leaf(encoded) // (MOST_BUCKETS // buckets)
+
+
+def _leaf(encoded: bytes) -> int:
+    return encoded[0] << 8 | encoded[1]
+
+
+def line_size(encoded: bytes) -> int:
+    """Bytes that the line of an encoded record takes in the file."""
+    head = encoded.index(b"\n", _DIGEST) + 1 if encoded.startswith(_REFUSED, _DIGEST) else _DIGEST
+    return len(encoded) - head + 1
+
+
+# An element -> its line
+
+
+class _Unfit(Exception):
+    """The element is no record. `shown`: what it holds, as far as JSON can say it."""
+
+    def __init__(self, reject: Reject, shown: str) -> None:
+        super().__init__(reject, shown)
+        self.reject, self.shown = reject, shown
+
+
+def _lines(element: Any) -> tuple[bytes, bytes]:
+    """The element as a line, and with its keys sorted."""
+    if isinstance(element, Mapping) or hasattr(type(element), "_asdict"):
+        element = _simpler(element)
+        try:
+            line = orjson.dumps(element, _simpler, _OPTIONS)
+        except TypeError:  # orjson does not say where
+            return _lines_carefully(element)
+        if b"null" not in line or _is_finite(element):  # NaN and infinity are null for orjson
+            return line, orjson.dumps(element, _simpler, _OPTIONS | orjson.OPT_SORT_KEYS)
+    return _lines_carefully(element)
+
+
+def _is_finite(element: Any) -> bool:
+    """Whether an element that orjson takes has neither NaN nor infinity."""
+    try:
+        _FINITE.encode(element)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _lines_carefully(element: Any) -> tuple[bytes, bytes]:
+    found: list[Reject] = []
+    if not isinstance(element, dict):
+        found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
+    plain = _plain(element, found)
+    if found:
+        raise _Unfit(found[0], json.dumps(plain))
+    try:
+        return orjson.dumps(plain), orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
+        pass
+    texts = (json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=keys) for keys in (False, True))
+    line, canonical = (text.encode() for text in texts)
+    return line, canonical
+
+
+def _simpler(value: Any) -> Any:
+    """What stands for a value that JSON lacks.
+
+    Raises:
+        TypeError: nothing does.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(type(value), "_asdict"):  # a Row of Beam, or a named tuple
+        return type(value)._asdict(value)
+    if isinstance(value, date | time) and value == value:  # NaT of pandas is a date, too
+        return value.isoformat()
+    if hasattr(type(value), "to_rfc3339"):  # a timestamp of Beam
+        return value.to_rfc3339()
+    if isinstance(value, UUID) or (isinstance(value, Decimal) and value.is_finite()):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufUO":
+        return value.tolist()
+    raise TypeError
+
+
+_FINITE = json.JSONEncoder(allow_nan=False, check_circular=False, default=_simpler)
+
+
+def _plain(element: Any, found: list[Reject]) -> Any:
+    """An element as JSON has it. What JSON cannot hold is named in its place, and why is added to `found`."""
+    # Not recursive: how deep a function may call itself depends on the runner's own calls.
+    result: list[Any] = [None]
+    todo: list[tuple[Any, str, int, Any, Any]] = [(element, "", 1, result, 0)]
+    while todo:
+        value, where, depth, into, key = todo.pop()
+        value = _scalar_or_nested(value, where, found)
+        nested: list[tuple[Any, str, Any]] = []
+        if isinstance(value, dict | list) and depth > MAX_DEPTH:
+            found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
+            value = "..."
+        elif isinstance(value, dict):
+            nested = [(each, _inside(where, name), _key(name, where, found)) for name, each in value.items()]
+            value = {name: None for _, _, name in nested}
+        elif isinstance(value, list):
+            nested = [(each, f"{where}[{place}]", place) for place, each in enumerate(value)]
+            value = [None] * len(nested)
+        into[key] = value
+        todo.extend((each, place, depth + 1, value, name) for each, place, name in reversed(nested))
+    return result[0]
+
+
+def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
+    """A value as one of the types of JSON; the values in an object or a list are as they were."""
+    if value is None or type(value) is bool:
+        return value
+    if isinstance(value, str):
+        return _text(str.__str__(value), where, found)
+    if isinstance(value, int) and not isinstance(value, enum.Enum):
+        if value.bit_length() <= 1023:
+            return int(value)
+        found.append(Reject("bad_number", f"{_place(where)} is beyond a double"))
+        return "<int>"
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", _place(where), found)
+    if isinstance(value, dict | list):
+        return value
+    if type(value) is tuple:
+        return list(value)
+    try:
+        simpler = _simpler(value)
+    except (TypeError, ValueError, OverflowError):  # also a timestamp that no calendar has
+        return _unfit(value, _kind(value), _place(where), found)
+    return _scalar_or_nested(simpler, where, found)
+
+
+def _inside(where: str, key: Any) -> str:
+    name = str.__str__(key) if isinstance(key, str) else "?"  # the text of any object may differ from run to run
+    return f"{where}.{name}" if where else name
+
+
+def _place(where: str) -> str:
+    return f"field {where[:100]!r}"
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__[:100]}"
+
+
+def _unfit(value: Any, what: str, place: str, found: list[Reject]) -> str:
+    message = f"{place} is {what}, which JSON cannot hold: leave it out, or make it text, before FromRecords"
+    found.append(Reject("not_json", message))
+    return f"<{type(value).__name__}>"
+
+
+def _text(text: str, where: str, found: list[Reject]) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"character {error.start} of {_place(where)} is half of a surrogate pair"
+            found.append(Reject("bad_text", message))
+    return text
+
+
+def _key(key: Any, where: str, found: list[Reject]) -> str:
+    if isinstance(key, str):
+        return _text(str.__str__(key), _inside(where, key), found)
+    return _unfit(key, _kind(key), f"a key of {_place(where)}" if where else "a key of the record", found)
+
+
+# Encoded records -> blocks
+
+
+def blocks(
+    bucket: int, encoded: Iterable[bytes], sizes: Mapping[int, int], buckets: int, block_bytes: int
+) -> Iterator[Records]:
+    """The blocks of a bucket.
+
+    Args:
+        bucket: its number.
+        encoded: its records, in any order.
+        sizes: bucket -> bytes of its lines, of all that are not empty.
+        buckets: of how many.
+        block_bytes: bytes of a block, unless one line has more.
+
+    Raises:
+        InputError: the records are not those that the sizes are of.
+    """
+    records = sorted(encoded, reverse=True)
+    found, wanted = sum(map(line_size, records)), sizes.get(bucket, 0)
+    if found != wanted:
+        raise InputError(
+            f"a bucket of records has {found} bytes, wanted {wanted}: the source gave other records when a part of the "
+            "job ran again: run again, and read what nobody writes to (a snapshot, a table as of a time)"
+        )
+    nodes = _nodes(bucket, records, sizes, buckets)
+    start = sum(size for other, size in sizes.items() if other < bucket)
+    source = InputFile(COLLECTION, sum(sizes.values()), 0.0)
+    while records:
+        lines: list[bytes] = []
+        refused: list[tuple[int, str, str]] = []
+        size = 0
+        while records and (not lines or size + line_size(records[-1]) <= block_bytes):
+            line, reject = _decoded(records.pop())  # so that a record is not held twice
+            if reject is not None:
+                refused.append((len(lines), *reject))
+            lines.append(line)
+            size += len(line) + 1
+        data = b"".join(line + b"\n" for line in lines)
+        digest = hashlib.sha256(b"records\n" + repr(refused).encode("utf-8", "backslashreplace") + b"\n" + data)
+        origin = Origin(0, source, start, 0, size, nodes, digest.hexdigest(), refused=tuple(refused))
+        start, nodes = start + size, ()
+        yield parse(RawBlock(origin.start, size, 0, data, b""), origin)
+
+
+def _nodes(bucket: int, records: list[bytes], sizes: Mapping[int, int], buckets: int) -> tuple[Node, ...]:
+    """The digests of a bucket, of the empty ones before it, and, for the last one, of those after it.
+
+    Args:
+        bucket: its number.
+        records: encoded, the last one first.
+        sizes: see `blocks`.
+        buckets: of how many.
+    """
+    leaves = MOST_BUCKETS // buckets
+    first = bucket * leaves
+    contents: dict[int, list[bytes]] = {}
+    for record in reversed(records):
+        contents.setdefault(first + _leaf(record) % leaves, []).append(record)
+    own = subtree({place: map(_framed, content) for place, content in contents.items()}, first, leaves)
+    before = max((other for other in sizes if other < bucket), default=-1)
+    after = buckets if bucket == max(sizes) else bucket + 1
+    empty = itertools.chain(range(before + 1, bucket), range(bucket + 1, after))
+    nodes = [own, *(Node(other, own.level, _empty(leaves)) for other in empty)]
+    return tuple(sorted(nodes, key=lambda node: node.index))
+
+
+def _framed(record: bytes) -> bytes:
+    return b"%d " % len(record) + record
+
+
+@lru_cache
+def _empty(leaves: int) -> bytes:
+    """The digest of a bucket without records."""
+    return subtree({}, 0, leaves).digest

@@ -1,0 +1,374 @@
+"""Records that share an n-gram of words with evaluation data.
+
+The words of a text: Unicode form NFKC, case folded (`str.casefold`), each character that is no letter, mark or number
+(Unicode categories L, M, N) made a blank, split at blanks. N-grams are looked up by a hash of 64 bits, and what is
+found is compared as text, so that nothing is taken for an n-gram that it is not.
+"""
+
+import functools
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from beam_prep.data.block import step
+from beam_prep.data.ragged import Array, offsets_of
+from beam_prep.reading.json_list import place_in
+from beam_prep.reading.records import CONTAMINATED, SHOWN, Record, Records
+
+Mode = Literal["drop", "mark"]
+
+_NOTED = 300
+"""Characters of an n-gram that are quoted."""
+_AT_ONCE = 1 << 18
+"""Characters of the texts that are worked on at a time."""
+_WIDTH, _LONG = 8, 64
+"""Bytes of a word that are hashed at a time; bytes of a word, beyond which it is hashed alone."""
+_BITS = 32
+"""Bits of the filter for each n-gram: at most one of 32 others passes it."""
+_MOST_BITS = 31
+"""The filter has at most 2**31 bits (256 MB)."""
+
+_MULTIPLIER, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93)
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_WIDTH + 1)], np.uint64)
+"""A mask of so many bytes."""
+
+
+class Shared(NamedTuple):
+    """An n-gram that a text shares with a reference: its words, and the reference's first place that has it."""
+
+    ngram: str
+    file: str
+    line: int
+
+    @property
+    def note(self) -> str:
+        words = self.ngram if len(self.ngram) <= _NOTED else f"{self.ngram[:_NOTED]} ..."
+        return f"shares {words!r} with {self.file}, {place_in(self.file, self.line)}"
+
+
+class Words:
+    """The words of several texts.
+
+    Attributes:
+        start, end: int64 [words], places in the bytes of all texts.
+        first: int64 [texts + 1], borders of the texts, in words.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        if all(map(str.isascii, texts)):
+            data = " ".join([*texts, ""]).encode().translate(_ASCII)
+            borders = offsets_of([len(text) + 1 for text in texts])
+        else:
+            data, borders = _plain(texts)
+        self._data = data + bytes(_WIDTH)  # so that eight bytes can be read from any place on
+        self._bytes: Array = np.frombuffer(self._data, np.uint8)
+        kept = np.zeros(len(data) + 1, bool)
+        np.greater(self._bytes[: len(data)], ord(" "), out=kept[1:])
+        edges = np.flatnonzero(kept[1:] != kept[:-1])
+        self.start, self.end = edges[::2], edges[1::2]
+        self.first = np.searchsorted(self.start, borders)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def hashes(self) -> Array:
+        """uint64 [words]."""
+        at = np.ndarray((len(self._data) - _WIDTH + 1,), np.dtype("<u8"), self._data, 0, (1,))
+        start, left = self.start, self.end - self.start
+        found = at[start] & _FIRST_BYTES.take(left, mode="clip")
+        long = np.flatnonzero(left > _WIDTH)
+        for taken in range(_WIDTH, _LONG, _WIDTH):
+            if not len(long):
+                break
+            part = at[start[long] + taken] & _FIRST_BYTES.take(left[long] - taken, mode="clip")
+            found[long] = _mixed(found[long]) + part
+            long = long[left[long] > taken + _WIDTH]
+        for word in long.tolist():
+            content = self._data[start[word] : self.end[word]]
+            found[word] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        return _mixed(found)
+
+    def text(self, first: int, count: int) -> str:
+        """Words, with blanks between them."""
+        borders = zip(self.start[first : first + count].tolist(), self.end[first : first + count].tolist(), strict=True)
+        return " ".join(self._data[start:end].decode() for start, end in borders)
+
+    def joined(self) -> tuple[bytes, Array]:
+        """(UTF-8: the words with a blank after each, a line feed after a text's last; int64 [words]: where each is)."""
+        content = self._bytes.copy()
+        last = self.first[1:][np.diff(self.first) > 0] - 1
+        content[self.end[last]] = ord("\n")
+        kept = content > ord(" ")
+        kept[self.end] = True
+        return content[kept].tobytes(), offsets_of(self.end - self.start + 1)[:-1]
+
+
+def _mixed(values: Array) -> Array:
+    """uint64, each bit of which depends on many of the value's; other values give others."""
+    values = values ^ (values >> np.uint64(32))
+    values *= _MIX
+    values ^= values >> np.uint64(29)
+    return values
+
+
+def _plain(texts: Sequence[str]) -> tuple[bytes, Array]:
+    """(UTF-8 of folded texts, with a blank after each and for each character of no word; borders of the texts)."""
+    folded = [_folded(text) for text in texts]
+    characters = np.frombuffer(" ".join([*folded, ""]).encode("utf-32-le", "surrogatepass"), np.uint32).copy()
+    characters[~_kept_characters()[characters]] = ord(" ")
+    ends = offsets_of([len(text) + 1 for text in folded])
+    characters[ends[1:] - 1] = ord("\n")
+    data = characters.tobytes().decode("utf-32-le").encode()
+    return data, np.append(0, np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1)
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _is_kept(code: int) -> bool:
+    return unicodedata.category(chr(code))[0] in "LMN"
+
+
+_ASCII = bytes(ord(chr(code).lower()) if code < 0x80 and _is_kept(code) else ord(" ") for code in range(256))
+
+
+@functools.cache
+def _kept_characters() -> Array:
+    """bool [code points]: those that belong to a word."""
+    return np.fromiter(map(_is_kept, range(0x110000)), bool, 0x110000)
+
+
+def _ngrams(hashes: Array, count: int) -> Array:
+    """uint64 [words - count + 1]: hashes of `count` words in a row, from those of single words.
+
+    A sum of hashes times powers of a multiplier. Those of 1, 2, 4 ... words give those of any number.
+    """
+    if len(hashes) < count:
+        return np.zeros(0, np.uint64)
+    found, length, part, size = None, 0, hashes, 1
+    while True:
+        power = np.uint64(pow(_MULTIPLIER, size, 1 << 64))
+        if count & size:
+            found = part if found is None else _followed(found, part[length:], power)
+            length += size
+        if length == count:
+            return found[: len(hashes) - count + 1]  # type: ignore[index]
+        part, size = _followed(part, part[size:], power), 2 * size
+
+
+def _followed(first: Array, second: Array, power: np.uint64) -> Array:
+    made = first[: len(second)] * power
+    made += second[: len(made)]
+    return made
+
+
+class IndexSource(Protocol):
+    """What gives an index, in the launcher and on workers."""
+
+    def load(self) -> "Index": ...
+
+
+@dataclass(frozen=True)
+class Index:
+    """The n-grams of the references.
+
+    Attributes:
+        ngram: words of an n-gram.
+        hashes: uint64 [n-grams], ascending.
+        starts: int64 [n-grams], where each is in `text`: its first place there.
+        text: uint8, the words of all references as UTF-8, see `Words.joined`.
+        record_starts: int64 [records], where each reference begins in `text`.
+        record_files: int32 [records], indexes into `files`.
+        record_lines: int64 [records], lines from 1.
+        files: their paths.
+        without: how many references have no text of `ngram` words.
+    """
+
+    ngram: int
+    hashes: Array
+    starts: Array
+    text: Array
+    record_starts: Array
+    record_files: Array
+    record_lines: Array
+    files: tuple[str, ...]
+    without: int
+
+    def load(self) -> "Index":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_filter"}
+
+    @functools.cached_property
+    def _filter(self) -> tuple[Array, np.uint64]:
+        """(uint8: a bit for each value of a hash's first bits, set if an n-gram has it; how many bits are not used)."""
+        bits = min(max(3, (_BITS * len(self.hashes)).bit_length()), _MOST_BITS)
+        unused = np.uint64(64 - bits)
+        found = np.zeros(1 << bits, bool)
+        found[(self.hashes >> unused).astype(np.int64)] = True
+        return np.packbits(found, bitorder="little"), unused
+
+    def find(self, texts: Sequence[str]) -> dict[int, Shared]:
+        """Text -> the first n-gram that it shares, for the texts that do; ascending."""
+        found: dict[int, Shared] = {}
+        is_ascii = np.fromiter(map(str.isascii, texts), bool, len(texts))
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+        # Of texts beyond ASCII every character takes four bytes, and one may become several words.
+        for places in (np.flatnonzero(is_ascii & (sizes >= 2 * self.ngram - 1)), np.flatnonzero(~is_ascii)):
+            for part in _parts(places, sizes):
+                for text, shared in self._find(Words([texts[place] for place in part])):
+                    found[part[text]] = shared
+        return dict(sorted(found.items()))
+
+    def _find(self, words: Words) -> Iterator[tuple[int, Shared]]:
+        hashes = _ngrams(words.hashes(), self.ngram)
+        table, unused = self._filter
+        place = (hashes >> unused).view(np.int64)
+        byte = table.take(place >> 3)
+        byte >>= (place & 7).astype(np.uint8)
+        byte &= 1
+        maybe = np.flatnonzero(byte)
+        wanted = hashes[maybe]
+        at = np.searchsorted(self.hashes, wanted)
+        hit = self.hashes.take(at, mode="clip") == wanted
+        maybe, at = maybe[hit], at[hit]
+        text = np.searchsorted(words.first, maybe, side="right") - 1
+        inside = maybe + self.ngram <= words.first[text + 1]
+        done = -1
+        for first, start, number in zip(
+            maybe[inside].tolist(), self.starts[at[inside]].tolist(), text[inside].tolist(), strict=True
+        ):
+            if number != done and self._is_at(ngram := words.text(first, self.ngram), start):
+                record = int(np.searchsorted(self.record_starts, start, side="right")) - 1
+                yield number, Shared(ngram, self.files[self.record_files[record]], int(self.record_lines[record]))
+                done = number
+
+    def _is_at(self, ngram: str, start: int) -> bool:
+        wanted = ngram.encode()
+        found = self.text[start : start + len(wanted) + 1].tobytes()
+        return found[:-1] == wanted and found[-1:] in (b" ", b"\n")
+
+
+def _parts(places: Array, sizes: Array) -> Iterator[list[int]]:
+    """Some of several texts by place, a few at a time, by their sizes."""
+    begins = offsets_of(sizes[places])[:-1]
+    if len(places):
+        yield from map(np.ndarray.tolist, np.split(places, np.flatnonzero(np.diff(begins // _AT_ONCE)) + 1))
+
+
+class IndexBuilder:
+    """Collects references, one file after the other.
+
+    Args:
+        ngram: words of an n-gram.
+    """
+
+    def __init__(self, ngram: int) -> None:
+        self._ngram, self._size, self._without = ngram, 0, 0
+        self._files: list[str] = []
+        self._parts: dict[str, list[Array]] = {}
+
+    def add(self, file: str, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
+        """Adds records.
+
+        Args:
+            file: its path.
+            lines: the line of each record, from 1.
+            texts: the texts of each record.
+        """
+        if self._files[-1:] != [file]:
+            self._files.append(file)
+        sizes = np.array([sum(map(len, each)) for each in texts], np.int64)
+        for part in _parts(np.arange(len(texts)), sizes):
+            self._add([lines[place] for place in part], [texts[place] for place in part])
+
+    def _add(self, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
+        words = Words([text for each in texts for text in each])
+        joined, starts = words.joined()
+        hashes = _ngrams(words.hashes(), self._ngram)
+        first = np.arange(len(hashes))
+        inside = first + self._ngram <= words.first[np.searchsorted(words.first, first, side="right")]
+        records = words.first[offsets_of([len(each) for each in texts])]
+        found = np.zeros(len(words) + 1, np.int64)
+        found[1 : len(hashes) + 1] = np.cumsum(inside)
+        found[len(hashes) + 1 :] = found[len(hashes)]
+        self._without += int((found[records[1:]] == found[records[:-1]]).sum())
+        borders = np.append(starts, len(joined)) + self._size
+        self._size += len(joined)
+        for name, values in (
+            ("hashes", hashes[inside]),
+            ("starts", borders[:-1][: len(hashes)][inside]),
+            ("text", np.frombuffer(joined, np.uint8)),
+            ("record_starts", borders[records[:-1]]),
+            ("record_files", np.full(len(lines), len(self._files) - 1, np.int32)),
+            ("record_lines", np.array(lines, np.int64)),
+        ):
+            self._parts.setdefault(name, []).append(values)
+
+    def build(self) -> Index:
+        """The index of all that was added."""
+        empty = {"hashes": np.uint64, "text": np.uint8, "record_files": np.int32}
+        arrays = {
+            name: np.concatenate([np.zeros(0, empty.get(name, np.int64)), *self._parts.pop(name, ())])
+            for name in ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
+        }
+        order = np.argsort(arrays["hashes"], kind="stable")  # so the first place of each n-gram comes first
+        hashes = arrays["hashes"][order]
+        new = np.ones(len(hashes), bool)
+        new[1:] = hashes[1:] != hashes[:-1]
+        arrays |= {"hashes": hashes[new], "starts": arrays["starts"][order][new]}
+        return Index(self._ngram, **arrays, files=tuple(self._files), without=self._without)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts in a value of JSON, at any depth. A message's `role` is none."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "role":
+                yield from texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts_in(inner)
+
+
+def texts_of(record: Record, fields: Iterable[str] | None) -> list[str]:
+    """The texts in these fields of a record; None: in all of them."""
+    values = record if fields is None else [record.get(name) for name in fields]
+    return list(texts_in(values))
+
+
+@step
+def decontaminate(
+    records: Records, references: IndexSource, fields: tuple[str, ...] | None = None, mode: Mode = "drop"
+) -> Records:
+    """Drops (`contaminated`) or marks the records that share an n-gram with a reference, within one of their texts.
+
+    Args:
+        records: the records.
+        references: gives the index.
+        fields: the fields that are looked at, see `texts_of`.
+        mode: `mark`: they are kept, and the ledger says what they share.
+    """
+    by_row = [texts_of(row, fields) for row in records.rows]
+    texts, borders = [text for each in by_row for text in each], offsets_of([len(each) for each in by_row])
+    if not texts or not (found := references.load().find(texts)):
+        return records
+    shared: dict[int, Shared] = {}
+    for row, each in zip(np.searchsorted(borders, list(found), side="right") - 1, found.values(), strict=True):
+        shared.setdefault(int(row), each)
+    ledger, rows = records.ledger.copy(), np.array(list(shared), np.int64)
+    lines = records.line[rows]
+    if mode == "mark":
+        ledger.notes.update(zip(lines.tolist(), (each.note for each in shared.values()), strict=True))
+        return replace(records, ledger=ledger)
+    ledger.drop(lines, CONTAMINATED)
+    ledger.notes.update(zip(lines[:SHOWN].tolist(), [each.note for each in shared.values()][:SHOWN], strict=True))
+    return records.keep(np.delete(np.arange(len(records)), rows), ledger)

@@ -1,0 +1,117 @@
+"""Rules and functions of the user that keep, change, drop or reject records."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from beam_prep.data.block import Reject, step
+from beam_prep.errors import UserFunctionError
+from beam_prep.reading.json_line import describe
+from beam_prep.reading.records import Record, Records
+
+
+@step
+def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tuple[str, ...]) -> Records:
+    """Removes text fields with fewer than `min_chars` or more than `max_chars` code points.
+
+    A record that loses all of the `fields` that it had is dropped (`too_short` / `too_long`). Fields that are not
+    strings are left to ApplyTemplate, which rejects them.
+    """
+
+    def work(row: Record) -> Record | str | bool:
+        texts = {name: row[name] for name in fields if isinstance(row.get(name), str)}
+        outside = {name for name, text in texts.items() if not min_chars <= len(text) <= max_chars}
+        if not outside:
+            return row
+        if len(outside) == len(texts) and all(row.get(name) is None for name in fields if name not in texts):
+            raise _Drop(_why([*texts.values()], min_chars))
+        return {name: value for name, value in row.items() if name not in outside}
+
+    return work_on_each(records, work)
+
+
+def _why(texts: list[str], min_chars: int) -> str:
+    """Why a record is dropped, all of whose texts are too short or too long."""
+    filled = [text for text in texts if text.strip()]
+    if not filled:
+        return "empty"
+    return "too_short" if any(len(text) < min_chars for text in filled) else "too_long"
+
+
+class _Drop(Exception):
+    """A record that a rule leaves out."""
+
+
+@step
+def filter_records(records: Records, function: Callable[[Record], bool | str]) -> Records:
+    """Keeps the records for which `function` gives True; False drops (`filtered`), a string rejects with that reason.
+
+    Raises:
+        UserFunctionError: the function raised, or gave something else.
+    """
+
+    def work(row: Record) -> Record:
+        answer = _call(records, function, row)
+        if isinstance(answer, str) and answer:
+            raise Reject(answer, f"{_name(function)} refused the record")
+        if not isinstance(answer, (bool, np.bool_)):
+            raise UserFunctionError(
+                f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
+            )
+        if not answer:
+            raise _Drop("filtered")
+        return row
+
+    return work_on_each(records, work)
+
+
+@step
+def map_records(records: Records, function: Callable[[Record], Record | str]) -> Records:
+    """Puts `function(record)` in each record's place; a string rejects the record with that reason.
+
+    Raises:
+        UserFunctionError: the function raised, or gave neither an object nor a string.
+    """
+
+    def work(row: Record) -> Record:
+        answer = _call(records, function, row)
+        if isinstance(answer, str) and answer:
+            raise Reject(answer, f"{_name(function)} refused the record")
+        if not isinstance(answer, dict):
+            raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
+        return answer
+
+    return work_on_each(records, work)
+
+
+def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
+    """`work` on every row; a row for which it raises Reject or _Drop leaves the block."""
+    rows, kept, ledger = [], [], records.ledger.copy()
+    for index, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
+        try:
+            row = work(row)
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+        except _Drop as drop:
+            ledger.drop(line, drop.args[0])
+        except UserFunctionError as error:
+            raise UserFunctionError(f"{error}, at {records.where(index)}") from error.__cause__
+        else:
+            rows.append(row)
+            kept.append(index)
+    line = records.line[np.asarray(kept, dtype=np.int64)]
+    return Records(records.origin, ledger, line, records.receipt, rows, made=records.made)
+
+
+def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:
+    # The run stops here and names the record: an error in a user's code must not be skipped.
+    try:
+        return function(row)
+    except Exception as error:
+        message = " ".join(str(error).split())  # on one line, so that the text after it is not lost in a log
+        raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))

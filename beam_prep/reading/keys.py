@@ -1,0 +1,206 @@
+"""Digests of records: which split a record belongs to, and which records are equal.
+
+Made of the records as they are read, before an adapter changes them. Only what a digest says is kept, not the seeds and
+shares that decide: another share makes no block again.
+"""
+
+import hashlib
+import json
+import struct
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import orjson
+
+from beam_prep.data.block import Reject, step
+from beam_prep.reading.records import Records
+
+SPLIT, DUPLICATE = "split", "duplicate"
+"""The digests of a record, see `Ledger.digests`; `duplicate` is also the reason of the drops."""
+NO_KEY = np.uint64(2**64 - 1)
+"""The digest `split` of a record without a key."""
+
+Normalize = Literal["none", "whitespace", "nfkc_casefold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What is digested.
+
+    Attributes:
+        split: digest records for splits.
+        split_key: the field that decides; None: the entire record.
+        reject_missing: reject records without that field (`no_split_key`); otherwise they have the digest `NO_KEY`.
+        duplicate: the fields by which records are equal; (): they are not compared.
+        normalize: what differs in their texts without making them different: see `normalized`.
+
+    Raises:
+        ValueError: `normalize` is none of those known.
+    """
+
+    split: bool = False
+    split_key: str | None = None
+    reject_missing: bool = True
+    duplicate: tuple[str, ...] = ()
+    normalize: Normalize = "none"
+
+    def __post_init__(self) -> None:
+        if self.normalize not in get_args(Normalize):
+            raise ValueError(f"normalize is {self.normalize!r}, wanted one of {', '.join(get_args(Normalize))}")
+
+
+def normalized(value: Any, how: Normalize) -> Any:
+    """A value in which all texts are normalised; keys of objects are not.
+
+    `whitespace`: runs of what `str.split` takes for white space become one blank, those at the ends nothing.
+    `nfkc_casefold`: NFKC, then `str.casefold`, then NFKC, then that.
+    """
+    if how == "none":
+        return value
+    top = [value]
+    todo: list[Any] = [top]
+    while todo:  # without recursion: a record may be nested deeper than Python's stack allows
+        holder = todo.pop()
+        for place, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if isinstance(item, str):
+                holder[place] = _normal(item, how)
+            elif isinstance(item, dict | list):
+                holder[place] = item.copy()
+                todo.append(holder[place])
+    return top[0]
+
+
+def _normal(text: str, how: Normalize) -> str:
+    if how == "nfkc_casefold":
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(text.split())
+
+
+def canonical(value: Any) -> bytes:
+    """The JSON of a value with its keys sorted: equal values give equal bytes."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # integers beyond 64 bits, or nested deeper than orjson writes
+        return "".join(_json(value)).encode()
+
+
+class _Written(str):
+    """JSON, no text."""
+
+
+_COMMA = _Written(",")
+
+
+def _json(value: Any) -> Iterator[str]:
+    """The same without recursion, as `normalized`."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            todo.append(_Written("}"))
+            for place, name in enumerate(sorted(item, reverse=True)):
+                todo += [*[_COMMA][:place], item[name], _Written(json.dumps(name, ensure_ascii=False) + ":")]
+            yield "{"
+        elif isinstance(item, list):
+            todo.append(_Written("]"))
+            for place, inner in enumerate(reversed(item)):
+                todo += [*[_COMMA][:place], inner]
+            yield "["
+        else:
+            yield item if isinstance(item, _Written) else json.dumps(item, ensure_ascii=False)
+
+
+@step
+def key_records(records: Records, keys: Keys) -> Records:
+    """Notes the digests of each record in the ledger.
+
+    Rejects records without `split_key`, or without any of the fields by which they are compared (`no_key`).
+    """
+    if records.receipt is not None:
+        return records
+    ledger, count = records.ledger.copy(), len(records.ledger.status)
+    alive = np.ones(len(records), bool)
+
+    def digests(name: str, width: int, found: Iterable[bytes | Reject]) -> None:
+        made = []
+        for place, digest in enumerate(found):
+            if isinstance(digest, Reject):
+                ledger.reject(int(records.line[place]), digest.reason, digest.message)
+                alive[place] = False
+                digest = bytes(8 * width)
+            made.append(digest)
+        values = np.zeros((count, width), np.uint64)
+        values[records.line] = np.frombuffer(b"".join(made), "<u8").reshape(-1, width)
+        ledger.digests = {**ledger.digests, name: values[:, 0] if width == 1 else values}
+
+    if keys.split:
+        digests(SPLIT, 1, _split_digests(records, keys))
+    if keys.duplicate:
+        digests(DUPLICATE, 2, _duplicate_digests(records, keys))
+    kept = records if alive.all() else records.keep(np.flatnonzero(alive), ledger)
+    return replace(kept, ledger=ledger)
+
+
+def _split_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
+    key, none = keys.split_key, NO_KEY.tobytes()
+    forms = (canonical(row) for row in records.rows) if key is None else _forms(records, key, "none")
+    for form in forms:
+        if form is not None:
+            digest = hashlib.blake2b(form, digest_size=8).digest()
+            yield digest if digest != none else bytes(8)
+        elif keys.reject_missing:
+            yield Reject("no_split_key", f"the record has no {key!r}, which decides its split")
+        else:
+            yield none
+
+
+def _duplicate_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
+    for form in _joined([_forms(records, name, keys.normalize) for name in keys.duplicate]):
+        if form is not None:
+            yield hashlib.sha256(form).digest()[:16]
+        else:
+            names = " and ".join(map(repr, keys.duplicate))
+            yield Reject("no_key", f"the record has no {names}, by which records are compared")
+
+
+def _joined(fields: Sequence[Iterator[bytes | None]]) -> Iterator[bytes | None]:
+    """The forms of several fields as one; None: the record has none of them."""
+    if len(fields) == 1:
+        yield from fields[0]
+        return
+    for forms in zip(*fields, strict=True):
+        if all(form is None for form in forms):
+            yield None
+        else:
+            sizes = [-1 if form is None else len(form) for form in forms]
+            yield struct.pack(f"<{len(sizes)}q", *sizes) + b"".join(form or b"" for form in forms)
+
+
+def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | None]:
+    """The `form` of a field of each record; None: the record does not have it."""
+    for row in records.rows:
+        value = row.get(field)
+        yield None if value is None else form(normalized(value, how))
+
+
+def form(value: Any) -> bytes:
+    """A value as bytes, the same for equal values and for no others. Of texts and plain chats they are soon made."""
+    if isinstance(value, str):
+        return b"text " + value.encode()
+    if isinstance(value, list) and value and all(_is_plain(item) for item in value):
+        contents = [item["content"].encode() for item in value]
+        sizes = np.array([len(content) for content in contents], np.int64)
+        return b"".join((b"chat ", orjson.dumps([item["role"] for item in value]), sizes.tobytes(), *contents))
+    return b"json " + canonical(value)
+
+
+def _is_plain(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and len(message) == 2
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )

@@ -1,0 +1,252 @@
+"""Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from beam_prep.data.block import ALIVE, Block, Ledger, Origin, Reject, is_table, without_collector
+from beam_prep.data.ragged import Array, places_of
+from beam_prep.reading.blocks import BOM, SHOWN_BYTES, RawBlock
+from beam_prep.reading.json_line import describe, parse_carefully
+
+LOST = ("empty", "untrained")
+"""Reasons for which a record is dropped without any rule of the config: there is nothing in it to train on."""
+
+CONTAMINATED = "contaminated"
+"""The reason for which a record is dropped that is in evaluation data, or the counter of rows that are marked so."""
+
+SHOWN = 20
+"""The drops of each reason whose places are kept: the first ones."""
+_FIELDS = 30
+_FIELD_LIMIT = 64
+_TEXT_LIMIT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A record that was dropped, or kept and marked, as its line has it.
+
+    Attributes:
+        line: its number in the block, from 0.
+        offset: bytes from the block's first line; of a table: rows.
+        reason: why it was dropped or marked.
+        text: the beginning of the line.
+        fields: the record's keys; None: the line is not JSON, or texts are not kept.
+        bare: those of them that hold nothing: null, blank text, an empty list.
+        note: what the step found that dropped or marked it; "" where there is nothing to say, or texts are not kept.
+    """
+
+    line: int
+    offset: int
+    reason: str
+    text: str = ""
+    fields: list[str] | None = None
+    bare: list[str] | None = None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields; without a note that is empty, as earlier versions wrote it."""
+        found = asdict(self)
+        if not self.note:
+            del found["note"]
+        return found
+
+
+def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
+    """The first drops of a block, of each reason, in the order of their lines.
+
+    Args:
+        ledger: of the block.
+        text_limit: characters that are kept of a record; 0: nothing of it is.
+    """
+    found = []
+    for code, (kind, reason) in enumerate(ledger.outcomes, start=1):
+        if kind == "dropped":
+            lines = np.flatnonzero(ledger.status == code)[:SHOWN].tolist()
+            found += [_drop(ledger, line, reason, text_limit) for line in lines]
+    return sorted(found, key=lambda drop: drop.line)
+
+
+def marks(ledger: Ledger, text_limit: int) -> list[Drop]:
+    """The first records of a block that are kept and marked (`contaminated`). For the arguments see `drops`."""
+    lines = [line for line in sorted(ledger.notes) if ledger.status[line] == ALIVE]
+    return [_drop(ledger, line, CONTAMINATED, text_limit) for line in lines[:SHOWN]]
+
+
+def _drop(ledger: Ledger, line: int, reason: str, text_limit: int) -> Drop:
+    start, offset = int(ledger.starts[line]), int(ledger.offsets([line])[0])
+    if not text_limit:
+        return Drop(line, offset, reason)
+    note = ledger.notes.get(line, "")
+    text = ledger.text(line, min(text_limit, _TEXT_LIMIT))
+    try:
+        record = orjson.loads(ledger.raw[start : ledger.ends[line]].strip(b" ,\t\r"))
+    except orjson.JSONDecodeError:
+        return Drop(line, offset, reason, text, note=note)
+    fields = list(record.items())[:_FIELDS] if isinstance(record, dict) else []
+    bare = [name[:_FIELD_LIMIT] for name, value in fields if value is None or _is_bare(value)]
+    return Drop(line, offset, reason, text, [name[:_FIELD_LIMIT] for name, _ in fields], bare, note)
+
+
+def _is_bare(value: Any) -> bool:
+    return not value.strip() if isinstance(value, str) else value == []
+
+
+Record = dict[str, Any]
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_NESTED = {dict, list}
+
+
+@dataclass(slots=True)
+class Records(Block):
+    """Parsed objects of a block.
+
+    >>> records = bp.testing.records([{"text": "Hello"}, "not JSON", {"text": "Bye"}])
+    >>> list(records.rows)
+    [{'text': 'Hello'}, {'text': 'Bye'}]
+    >>> records.line.tolist(), bp.testing.rejects(records)
+    ([0, 2], [(1, 'bad_json')])
+
+    Attributes:
+        rows: one dict a row, aligned with `line`.
+    """
+
+    rows: list[Record] = field(default_factory=list)
+
+    def part(self, places: range) -> "Records":
+        """A range of the rows. The ledger counts the others as dropped."""
+        ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
+        ledger.drop(np.delete(self.line, taken), "filtered")
+        return self.keep(taken, ledger)
+
+    def keep(self, places: Array, ledger: Ledger) -> "Records":
+        """The rows at these places, ascending, with a ledger that says what became of the others."""
+        rows = [self.rows[place] for place in places.tolist()]
+        return replace(self, ledger=ledger, line=self.line[places], rows=rows)
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "rows", len(self.rows)
+
+
+def parse(raw: RawBlock, origin: Origin) -> Records:
+    """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
+
+    Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
+    (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
+    """
+    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=is_table(origin.source.path))
+    for line, reason, message in origin.refused:
+        ledger.reject(line, reason, message)
+    _reject_long(ledger, origin)
+    _mark_blank(ledger)
+    long_numbers = _lines_with_long_numbers(ledger)
+    escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
+    rows: list[Record] = []
+    lines = np.flatnonzero(ledger.status == ALIVE)
+    borders = zip(lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True)
+    with without_collector():
+        for line, start, end in borders:
+            try:
+                rows.append(_parse_line(raw.data[start:end], line in long_numbers, escaped_quotes))
+            except Reject as reject:
+                ledger.reject(line, reject.reason, reject.message)
+    return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows)
+
+
+def _parse_line(line: bytes, careful: bool, escaped_quotes: bool) -> Record:
+    """The object of a line.
+
+    Args:
+        line: the line.
+        careful: it may have a number that orjson does not give exactly.
+        escaped_quotes: it may have quotes that are written by their number in Unicode.
+
+    Raises:
+        Reject: there is none.
+    """
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        row = parse_carefully(line, error)
+    else:
+        if careful or _quotes(row) != line.count(b'"') + (line.count(b"\\u0022") if escaped_quotes else 0):
+            row = parse_carefully(line)
+    if type(row) is not dict:
+        raise Reject("not_an_object", f"the line is {describe(row)}, wanted a JSON object")
+    return row
+
+
+def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
+    view = np.frombuffer(data, np.uint8)
+    newlines = places_of(view, lambda part: part == ord("\n"))
+    starts = np.concatenate([np.zeros(1, np.int64), newlines + 1])
+    ends = np.concatenate([newlines, np.array([len(data)], np.int64)])
+    if starts[-1] == len(data):
+        starts, ends = starts[:-1], ends[:-1]
+    if len(starts) and file_start and data.startswith(BOM):
+        starts[0] = len(BOM)
+    filled = ends > starts
+    ends[filled] -= view[ends[filled] - 1] == 13
+    return starts, ends
+
+
+def _reject_long(ledger: Ledger, origin: Origin) -> None:
+    """Rejects the lines that are longer than allowed, and keeps their beginning only."""
+    most = origin.max_line_bytes
+    if len(ledger.raw) <= most and not origin.cut:
+        return
+    # With what does not belong to a line's text: a byte order mark, a carriage return.
+    borders = np.concatenate([ledger.starts[1:], [len(ledger.raw) + (not ledger.raw.endswith(b"\n"))]])
+    long = borders[: len(ledger.starts)] - 1 - ledger.starts > most
+    if len(long) and ledger.starts[0]:
+        long[0] |= ledger.ends[0] > most
+    if origin.cut:
+        long[-1] = True
+    for line in np.flatnonzero(long).tolist():
+        ledger.reject(line, "line_too_long", f"the line has more than {most} bytes (max_line_bytes)")
+        ledger.ends[line] = min(ledger.ends[line], ledger.starts[line] + SHOWN_BYTES)
+
+
+def _mark_blank(ledger: Ledger) -> None:
+    view = np.frombuffer(ledger.raw, np.uint8)
+    empty = (ledger.starts >= ledger.ends) & (ledger.status == ALIVE)
+    maybe = np.flatnonzero(~empty & (ledger.status == ALIVE))
+    maybe = maybe[np.isin(view[ledger.starts[maybe]], np.frombuffer(b" \t\r\v\f", np.uint8))]
+    for line in maybe.tolist():
+        empty[line] = not ledger.raw[ledger.starts[line] : ledger.ends[line]].strip()
+    ledger.blank(np.flatnonzero(empty))
+
+
+def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
+    """Lines with 19 digits in a row, which orjson may turn into a double that is not the number.
+
+    Such a run covers ten digits that begin at a multiple of ten, so only every tenth byte is examined first.
+    """
+    view = np.frombuffer(ledger.raw, np.uint8)
+    places = np.flatnonzero((view[: max(0, len(view) - 9) : 10] - np.uint8(48)) < 10) * 10
+    for place in range(1, 10):
+        places = places[(view[places + place] - np.uint8(48)) < 10]
+        if not len(places):
+            return set()
+    lines = np.searchsorted(ledger.starts, places, side="right") - 1
+    found: set[int] = set()
+    for line, place in zip(lines.tolist(), places.tolist(), strict=True):
+        if line not in found and _LONG_NUMBER.search(ledger.raw, max(0, place - 9), place + 19):
+            found.add(line)
+    return found
+
+
+def _quotes(row: Any) -> int:
+    """How many quotes a value takes as JSON. A repeated key that parsing dropped had at least two more."""
+    if type(row) is dict and _NESTED.isdisjoint(map(type, row.values())):  # a long text is not written for it
+        texts: list[str] = [*row, *(value for value in row.values() if type(value) is str)]
+        return 2 * len(texts) + sum([text.count('"') for text in texts])
+    try:
+        return orjson.dumps(row).count(b'"')
+    except TypeError:  # nested deeper than orjson writes
+        return -1

@@ -1,0 +1,438 @@
+"""What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from beam_prep.data.lengths import histogram
+from beam_prep.data.ragged import Array
+from beam_prep.errors import ConfigError
+from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
+from beam_prep.reading.records import SHOWN, Drop
+from beam_prep.shards.mix import Mix, Taken
+from beam_prep.shards.receipts import SpoolReceipt
+from beam_prep.shards.sidecars import Copies, Sidecar, View
+from beam_prep.tokens.batch import CUT_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """A record keeps its split when others are added or go, and on every runner.
+
+    >>> splits = bp.Splits.of({"train": 0.9, "test": 0.1}, seed=0)
+    >>> splits.names
+    ('train', 'test')
+
+    Attributes:
+        names: of the splits.
+        shares: of each, as they are given; they add up to 1.
+        seed: another one puts other records into each split.
+        missing: the split of records without a key.
+    """
+
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    seed: int = 0
+    missing: str | None = None
+
+    @classmethod
+    def of(cls, shares: Mapping[str, float], seed: int = 0, missing: str | None = None) -> "Splits":
+        """Name to share, in order."""
+        return cls(tuple(shares), tuple(shares.values()), seed, missing)
+
+    def codes(self, digests: Array) -> Array:
+        """int64 [rows]: the number of each row's split.
+
+        Args:
+            digests: uint64 [rows], see `Ledger.digests`.
+        """
+        hashes = mixed(digests ^ np.uint64(mixed_number(self.seed)))
+        # Exact borders: a float near 2^64 is off by thousands.
+        until = itertools.accumulate(Fraction(str(share)) for share in self.shares[:-1])
+        borders = np.array([min(int(share * (1 << 64)), (1 << 64) - 1) for share in until], np.uint64)
+        found = np.searchsorted(borders, hashes, side="right")
+        if self.missing is not None:
+            found = np.where(digests == NO_KEY, self.names.index(self.missing), found)
+        return found.astype(np.int64)
+
+
+def split_of(part: str, splits: Splits | None) -> int:
+    """The number of the split of a part, by its name; 0 without splits."""
+    return 0 if splits is None else splits.names.index(part.partition("/")[0])
+
+
+def domain_of(part: str, splits: Splits | None) -> str:
+    """The domain of a part, by its name."""
+    return part if splits is None else part.partition("/")[2]
+
+
+Method = Literal["auto", "gather", "runs"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """How large the parts of a shuffle by sorted runs are. The bytes of an output do not depend on it.
+
+    Attributes:
+        run: tokens of a run, about, with labels 40 MB, which a worker holds three times while it sorts them. More in
+            a large job: twice as many, and of 10 TB 50 million.
+        bin: tokens of a bin, which are sorted in memory.
+        batches: record batches of a run, at most: smaller ones cost more to find than to read.
+        runs: that are merged at a time: as many files are open.
+    """
+
+    run: int = 8_000_000
+    bin: int = 4_000_000
+    batches: int = 4096
+    runs: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Compose:
+    """How the rows of all blocks become an output. By default: all of them, in the order of the input.
+
+    >>> compose = bp.Compose(shuffle=17, splits=bp.Splits.of({"train": 0.9, "test": 0.1}))
+    >>> compose.splits.names
+    ('train', 'test')
+
+    Attributes:
+        shuffle: the seed of a permutation of all rows, over all shards; None: input order.
+        splits: which rows are in which split; None: there are none.
+        mix: how much of each domain is written, of the first split; needs `shuffle`.
+        deduplicate: of records with the same digest the first is kept. `KeyRecords` makes the digests.
+        method: how shuffled rows come to their shards: `gather` picks them out of all blocks, `runs` sorts groups of
+            blocks and merges these; `auto`: by size. The bytes are the same.
+        buckets: into which digests are grouped to find equal ones; each should have about a million.
+        sizes: of what `runs` sorts and merges at a time. The bytes are the same.
+
+    Raises:
+        ValueError: `method` is not one of those allowed, or there is a mix without a shuffle.
+    """
+
+    shuffle: int | None = None
+    splits: Splits | None = None
+    mix: Mix = ()
+    deduplicate: bool = False
+    method: Method = "auto"
+    buckets: int = 256
+    sizes: RunSizes = field(default_factory=RunSizes)
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ValueError(f"method is {self.method!r}, wanted one of {', '.join(get_args(Method))}")
+        if self.mix and self.shuffle is None:
+            raise ValueError("there is a mix without a shuffle, which draws its rows: give shuffle, too")
+
+    @property
+    def views(self) -> bool:
+        """True if the plan sees blocks otherwise than the spool has them, see `shards.compose`."""
+        return self.splits is not None or self.deduplicate
+
+    @property
+    def composes(self) -> bool:
+        """True if an output is more than all rows in the order of the input."""
+        return self.views or self.shuffle is not None
+
+    @property
+    def split_count(self) -> int:
+        """The number of splits; 1 where there are none."""
+        return 1 if self.splits is None else len(self.splits.names)
+
+
+class Place(NamedTuple):
+    """A block, as those who arrange its rows need it.
+
+    Attributes:
+        name: in the spool.
+        copies: the file of its copies, see `SpoolReceipt`.
+        file, first_byte, first_line: of its first line in the input.
+        parts: the code of each of its parts in the plan.
+        rows: of its rows the first so many; -1: all.
+    """
+
+    name: str
+    copies: str
+    file: int
+    first_byte: int
+    first_line: int
+    parts: tuple[int, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """Rows of a block in a shuffle, in the order of its lines; those that are written several times as often.
+
+    Attributes:
+        part: int32, the code of each row's part.
+        key: uint64, its place in the order.
+        sample: uint64, where the row is drawn for a mix, its sample key; 0: it is taken whatever the mix decides.
+        row: int64, the row's number in the view.
+    """
+
+    part: Array
+    key: Array
+    sample: Array
+    row: Array
+
+    @classmethod
+    def concat(cls, parts: Sequence["Arranged"]) -> "Arranged":
+        """All rows, in order; there is at least one part."""
+        columns = zip(*((each.part, each.key, each.sample, each.row) for each in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+    def take(self, places: Array) -> "Arranged":
+        """The rows at these places, in that order."""
+        return Arranged(self.part[places], self.key[places], self.sample[places], self.row[places])
+
+
+def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:
+    """The rows of a block with their keys.
+
+    Args:
+        view, place: the block.
+        seed: of the shuffle.
+        taken: part to what is taken of its rows; of others all are taken, once.
+    """
+    count = len(view.row) if place.rows < 0 else place.rows
+    line = view.sidecar.line[:count].astype(np.int64) + place.first_line
+    local = view.sidecar.domain[:count]
+    part = np.array(place.parts, np.int32)[local]
+    of_parts = [taken.get(code, Taken()) for code in place.parts]
+    copies = np.array([each.copies for each in of_parts], np.int64)[local]
+    most = np.array([each.most or 0 for each in of_parts], np.uint64)[local]
+    found = []
+    for copy in range(int(copies.max(initial=0)) + 1):
+        rows = np.flatnonzero(copies > copy)
+        found.append(Arranged(part[rows], shuffle_keys(seed, place.file, line[rows], copy), _nothing(rows), rows))
+        rows = np.flatnonzero((copies == copy) & (most > 0))
+        keys = shuffle_keys(seed, place.file, line[rows], copy)
+        samples = sample_keys(keys)
+        drawn = samples <= most[rows]
+        rows = rows[drawn]
+        found.append(Arranged(part[rows], keys[drawn], samples[drawn], rows))
+    made = Arranged.concat(found)
+    # Rows with the same key stay in this order, which no border of a block may change: by line, then by copy.
+    return made.take(np.argsort(made.row, kind="stable"))
+
+
+def _nothing(rows: Array) -> Array:
+    return np.zeros(len(rows), np.uint64)
+
+
+def ranges_of(keys: Array, part: Array, counts: Array) -> Array:
+    """int64 [rows]: the number of each row's range of keys.
+
+    Args:
+        keys, part: of each row.
+        counts: int64 [parts], into how many equal ranges all keys are cut.
+    """
+    found = np.zeros(len(keys), np.int64)
+    of_rows = counts[part]
+    for count in np.unique(of_rows).tolist():
+        here = of_rows == count
+        found[here] = scaled(keys[here], count)
+    return found
+
+
+# The order of rows
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_SAMPLE = 0xD1B54A32D192ED03
+
+
+def mixed(values: Array) -> Array:
+    """uint64 [n]: a permutation of all 64-bit numbers in which no bit of the result shows a pattern of the values."""
+    found = values.astype(np.uint64) + np.uint64(_STEP)
+    found = (found ^ (found >> np.uint64(30))) * np.uint64(_FIRST)
+    found = (found ^ (found >> np.uint64(27))) * np.uint64(_SECOND)
+    mixed_values: Array = found ^ (found >> np.uint64(31))
+    return mixed_values
+
+
+def mixed_number(*values: int) -> int:
+    """A 64-bit number that mixes several."""
+    found = 0
+    for value in values:
+        found = int(mixed(np.array([(found ^ value) & _MASK], np.uint64))[0])
+    return found
+
+
+def shuffle_keys(seed: int, file: int, lines: Array, copy: int = 0) -> Array:
+    """uint64 [rows]: the keys of the rows of a file, in a shuffle.
+
+    Args:
+        seed: of the shuffle.
+        file: the number of the file in the list of inputs.
+        lines: int64 [rows], the line of each in the file, from 0.
+        copy: of a row that is repeated, which of its copies.
+    """
+    first, second = (np.uint64(mixed_number(seed, file, copy, part)) for part in (1, 2))
+    return mixed(mixed(lines.astype(np.uint64) + first) ^ second)
+
+
+def sample_keys(keys: Array) -> Array:
+    """uint64 [rows]: the order in which rows are drawn for a mix, from 1; it follows from that of the shuffle."""
+    found: Array = np.maximum(mixed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
+    return found
+
+
+def scaled(keys: Array, ranges: int) -> Array:
+    """int64 [rows]: the range of each key, of so many equal ones of all keys: floor(key * ranges / 2^64), exactly.
+
+    Args:
+        keys: uint64 [rows].
+        ranges: less than 2^32.
+    """
+    count = np.uint64(ranges)
+    high, low = keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)
+    found: Array = ((high * count + ((low * count) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+    return found
+
+
+def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
+    """A sidecar without copies, by split.
+
+    Raises:
+        ConfigError: the block has no digests for splits.
+    """
+    rank = np.empty(len(sidecar.line), np.int64)
+    order = np.argsort(sidecar.domain, kind="stable")
+    counts = np.bincount(sidecar.domain, minlength=1)
+    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    if len(copies):
+        kept = ~np.isin(sidecar.line, copies.line)
+        outcomes, status = list(sidecar.outcomes), sidecar.status.astype(np.int16)  # one more than uint8 may hold
+        if ("dropped", DUPLICATE) not in outcomes:
+            outcomes.append(("dropped", DUPLICATE))
+        status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
+        drops = [_drop(sidecar, line) for line in copies.line[:SHOWN].tolist()]
+        rank = rank[kept]
+        sidecar = replace(
+            sidecar,
+            line=sidecar.line[kept],
+            domain=sidecar.domain[kept],
+            tokens=sidecar.tokens[kept],
+            status=status,
+            outcomes=outcomes,
+            counters={name: counts[kept] for name, counts in sidecar.counters.items()},
+            roles=sidecar.roles.without(copies.line),
+            drops=tuple(sorted([*sidecar.drops, *drops], key=lambda drop: drop.line)),
+            marks=tuple(mark for mark in sidecar.marks if mark.line not in copies.line),
+            length=sidecar.length[kept],
+            digests={name: digests[kept] for name, digests in sidecar.digests.items()},
+            offset=sidecar.offset[kept],
+        )
+    if splits is not None:
+        if SPLIT not in sidecar.digests:
+            raise ConfigError("Shard has splits, and the blocks no digests for them: put KeyRecords(split=True) first")
+        part = sidecar.domain * len(splits.names) + splits.codes(sidecar.digests[SPLIT])
+        sidecar = replace(sidecar, domain=part.astype(np.int32))
+    return View(sidecar, rank, copies)
+
+
+def _drop(sidecar: Sidecar, line: int) -> Drop:
+    return Drop(line, int(sidecar.offset[np.searchsorted(sidecar.line, line)]), DUPLICATE)
+
+
+def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
+    """The names of the parts of a block, in the order of their numbers."""
+    names: Sequence[str | None] = [None] if splits is None else splits.names
+    return [part_of(split, domain) for domain in domains for split in names]
+
+
+def view_receipt(
+    receipt: SpoolReceipt, sidecar: Sidecar, copies: Copies, file: str, splits: Splits | None
+) -> SpoolReceipt:
+    """The receipt of a block as the plan sees it; `file`: of its copies."""
+    seen, block = view(sidecar, copies, splits).sidecar, receipt.block
+    names = parts_of([name for name, _, _ in block.domains], splits)
+    rows = np.bincount(seen.domain, minlength=len(names)).tolist()
+    tokens = np.zeros(len(names), np.int64)
+    np.add.at(tokens, seen.domain, seen.tokens)
+    block = replace(block, domains=list(zip(names, rows, tokens.tolist(), strict=True)))
+    if len(copies):
+        lost = seen.counters.get(CUT_TOKENS, np.zeros(len(seen.length), np.int64))
+        dropped = {**block.counts["dropped"], DUPLICATE: len(copies)}
+        block = replace(
+            block,
+            counts={**block.counts, "dropped": dropped},
+            counters={name: int(counts.sum()) for name, counts in seen.counters.items()},
+            lengths=(histogram(seen.length), histogram(seen.length + lost)),
+            roles=seen.roles.sums(),
+        )
+    return replace(receipt, block=block, copies=file)
+
+
+_SAFE = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,59}")
+
+
+_LOOKS_HASHED = re.compile(r".*-[0-9a-f]{16}")
+
+
+_TAKEN = {
+    "rejects",
+    "tokenizer",
+    "latest",
+    "latest.json",
+    "manifest.json",
+    "run.json",
+    "report.html",
+    "features.json",
+    "dataset_dict.json",
+}
+
+
+_TAKEN_IN_SPLITS = {"dataset_info.json", "state.json"}
+"""Files of `datasets` beside the folders of domains, where there are splits."""
+
+
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Windows, with any ending
+
+
+def folder_of(domain: str, in_splits: bool = False) -> str:
+    """The folder of a domain: its own name where that is plain lower case, else a slug and a hash of the name.
+
+    Upper case takes the hash too: some file systems ignore case.
+
+    Args:
+        domain: its name.
+        in_splits: the folder is in those of splits.
+    """
+    if _SAFE.fullmatch(domain) and not (
+        domain in _TAKEN
+        or (in_splits and domain in _TAKEN_IN_SPLITS)
+        or domain.endswith(".")
+        or domain.startswith("shard_")
+        or _LOOKS_HASHED.fullmatch(domain)
+        or _DEVICE.fullmatch(domain)
+    ):
+        return domain
+    slug = re.sub(r"[^a-z0-9_]+", "_", domain.lower())[:40].strip("_") or "domain"
+    digest = hashlib.sha256(domain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{slug}-{digest}"
+
+
+def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
+    """Domain -> folder, sorted by domain. For `in_splits` see `folder_of`.
+
+    Raises:
+        ValueError: two domains would share a folder (their 64-bit hashes are equal).
+    """
+    result = {domain: folder_of(domain, in_splits) for domain in sorted(domains)}
+    if len(set(result.values())) < len(result):
+        raise ValueError("two domains have the same folder name: rename one of them")
+    return result
+
+
+def part_of(split: str | None, domain: str) -> str:
+    """The name of the rows of a domain in a split, as the plan has them."""
+    return domain if split is None else f"{split}/{domain}"

@@ -1,0 +1,325 @@
+"""The layout of a shard: its rows are written as they are, packed, or padded; with position ids; with other names."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import numpy as np
+
+from beam_prep.data.block import step
+from beam_prep.data.carried import FILE, MISSING, OFFSET, one_each
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, name_problems
+from beam_prep.errors import ConfigError
+from beam_prep.reading.records import CONTAMINATED
+from beam_prep.shards.chunk import Chunking, ChunkStats
+from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
+from beam_prep.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.tokens.mask import Untrained, reject_equal_sides, settle_untrained
+from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate
+
+
+@step
+def add_carried(batch: Batch, provenance: bool = False) -> Batch:
+    """Adds a column for each field that `carry_fields` noted; without it there are none.
+
+    Rows with a value that cannot be carried are rejected (`carry`).
+
+    Args:
+        batch: the rows.
+        provenance: adds `FILE` and `OFFSET`, too, counted from the block.
+    """
+    carried = batch.ledger.carried
+    if carried is not None:
+        wrong = np.array([line in carried.problems for line in batch.line.tolist()], bool)
+        if wrong.any():
+            left = batch.take(~wrong)
+            left.ledger = batch.ledger.copy()
+            for line in batch.line[wrong].tolist():
+                left.ledger.reject(line, "carry", carried.problems[line])
+            batch = left
+        columns = {column.name: carried.values[column.name].take(batch.line) for column in carried.columns}
+        schema = {column.name: column for column in carried.columns}
+        batch = batch._with(columns={**batch.columns, **columns}, schema={**batch.schema, **schema})
+        batch.count(MISSING, carried.missing[batch.line])
+    if provenance:
+        offsets = one_each(batch.ledger.offsets(batch.line))
+        batch = batch.assign(FILE, one_each(np.zeros(len(batch), np.int32))).assign(OFFSET, offsets)
+    return batch
+
+
+@step
+def settle(batch: Batch, untrained: Untrained, dtypes: Mapping[str, str]) -> Batch:
+    """The last step before rows are stored: takes out equal sides and untrained rows, and casts columns.
+
+    Rows that the ledger marks are counted.
+    """
+    stored = store_as(settle_untrained(reject_equal_sides(batch), untrained), dtypes)
+    if notes := stored.ledger.notes:
+        stored.count(CONTAMINATED, np.isin(stored.line, list(notes)), once=True)
+    return stored
+
+
+def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
+    """Every column in its dtype: the one in `dtypes`, else the one of its schema.
+
+    Rows with a number that its dtype cannot hold are rejected (`bad_number`); fractions do not fit integers.
+
+    Raises:
+        ValueError: a token id (or a label) does not fit its dtype.
+    """
+    lost = np.zeros(len(batch), bool)
+    columns, schema = {}, {}
+    for name, column in batch.schema.items():
+        dtype = dtypes.get(name, column.dtype)
+        rows = batch[name]
+        flat, fits = _cast(rows.flat, dtype)
+        if not fits.all():
+            if column.role not in ("value", "token_value"):
+                raise ValueError(f"column {name!r} holds {rows.flat[~fits][0]}, which does not fit {dtype}: use int32")
+            lost |= rows.sums(~fits) > 0
+        columns[name], schema[name] = rows.with_flat(flat), replace(column, dtype=dtype)
+    stored = batch._with(columns=columns, schema=schema)
+    return stored.reject(lost, "bad_number", "a number does not fit the dtype of its column") if lost.any() else stored
+
+
+def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
+    """(values in `dtype`, bool: which of them it holds). bool stays uint8, as Arrow would pack bits."""
+    target = np.dtype(np.uint8 if dtype == "bool" else dtype)
+    if values.dtype == target:
+        return values, np.ones(1, bool)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The bits are the same, and need no copy.
+        same = values.dtype.kind in "iu" and target.kind in "iu" and values.dtype.itemsize == target.itemsize
+        cast = values.view(target) if same else values.astype(target)
+    if target.kind == "f":
+        return cast, np.isfinite(cast)
+    limits = np.iinfo(target)
+    if values.dtype.kind == "f":
+        # 2**63 is a double, 2**63 - 1 is not: compare below the first that does not fit.
+        return cast, (values == np.floor(values)) & (values >= limits.min) & (values < float(limits.max) + 1)
+    if len(values) and (int(values.max()) > limits.max or int(values.min()) < limits.min):
+        return cast, (values <= limits.max) & (values >= limits.min)
+    return cast, np.ones(1, bool)
+
+
+Rows = Mapping[str, Ragged]
+Stats = PackStats | ChunkStats
+
+CUT = "truncated_to_pack"
+"""The counter of tokens that were cut because a packed row cannot hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of a shard are packed, padded and named before they are written.
+
+    >>> layout = bp.Layout("bfd", capacity=8, position_ids="doc_reset")
+    >>> columns = layout.columns([bp.Column("sequence", "int32", 1, "ids")])
+    >>> rows = {"sequence": bp.Ragged.from_lists([[1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11]])}
+    >>> packed, stats = next(layout.rows([(rows, None)], columns))
+    >>> packed["sequence"].to_lists(), packed["seq_lens"].to_lists()
+    ([[1, 2, 3, 4, 5, 10, 11], [6, 7, 8, 9]], [[5, 2], [4]])
+    >>> packed["position_ids"].to_lists()
+    [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3]]
+
+    Attributes:
+        packing: see `plan_packs`; `none`: one document a row.
+        capacity: tokens of a packed row.
+        group: consecutive rows of the shard that are packed together. Over rows in input order, so that the result
+            depends on neither workers nor blocks.
+        position_ids: see `pack_columns`.
+        dtype: of the columns that are added; int32 by default.
+        names: column -> the name under which it is written, if that differs.
+        truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
+        padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
+        chunking: cuts rows into chunks before they are packed or padded, and no row is cut to its first tokens; None:
+            no chunks.
+        provenance: adds columns that say where the line of each row is, see `placed`.
+
+    Raises:
+        ValueError: a value is not one of those allowed, or there is both packing and padding.
+    """
+
+    packing: Packing = "none"
+    capacity: int = 2048
+    group: int = 5000
+    position_ids: Positions = "none"
+    dtype: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    truncation_mode: TruncationMode = "keep_start"
+    padding: Padding | None = None
+    chunking: Chunking | None = None
+    provenance: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("packing", Packing), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
+                raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
+        for name in ("capacity", "group"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1")
+        if self.padding is not None and self.packing != "none":
+            raise ValueError(f"padding is {self.padding} beside packing {self.packing!r}, wanted one of them")
+
+    @property
+    def cuts(self) -> bool:
+        """True if `fit` cuts or drops rows."""
+        return self.packing in CUTTING and self.chunking is None
+
+    def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
+        """Cuts rows to the length of a packed row. Before the plan, which depends on the lengths of rows.
+
+        Counts what `truncate` counts, and `truncated_to_pack`: the tokens cut from a row here.
+
+        Raises:
+            RunError: a row is longer, and the mode is `error`.
+        """
+        if not self.cuts:
+            return batch
+        before = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
+        fitting = truncate(batch, self.capacity, self.truncation_mode, eos_id, "max_packed_len")
+        if fitting is not batch and self.truncation_mode in ("keep_start", "keep_end"):
+            fitting.count(CUT, fitting.counters[CUT_TOKENS] - before)
+        return fitting
+
+    def spooled(self, batch: Batch, eos_id: int | None, untrained: Untrained, dtype: Mapping[str, str]) -> Batch:
+        """The rows that the spool holds: cut to the length of a packed row (`fit`), then settled (see `settle`).
+
+        What is carried along with them is added last (see `add_carried`).
+        """
+        return add_carried(settle(self.fit(batch, eos_id), untrained, dtype), self.provenance)
+
+    def tokens(self, batch: Batch) -> Array:
+        """int64 [rows]: tokens that are written of each row: with its padding, and with what its chunks repeat."""
+        if self.chunking is None:
+            return batch.tokens if self.padding is None else self.padding.lengths(batch.tokens)
+        chunks, row = self.chunking.lengths(batch.tokens)
+        padded = chunks if self.padding is None else self.padding.lengths(chunks)
+        return np.bincount(row, padded, len(batch)).astype(np.int64)
+
+    def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """The columns that are written, by the names under which they are.
+
+        Raises:
+            ValueError: rows of lists cannot be packed or padded, nor have positions.
+            ConfigError: `names` has a column that is not written, or gives a name that cannot be.
+        """
+        added, packed = [], self.packing != "none"
+        carried = [replace(column, depth=int(packed)) for column in columns if column.carried]
+        columns = [column for column in columns if not column.carried]
+        if self.chunking is not None and not all(column.of_tokens for column in columns):
+            raise ValueError("rows of lists or values cannot be cut into chunks")
+        if self.padding is not None:
+            self.padding.check({column.name: column for column in columns})
+            added.append(Column(ATTENTION_MASK, self.dtype.get(ATTENTION_MASK, "int32"), 1, "attention"))
+        of = next((column.name for column in columns if column.role == "ids"), None)
+        if self.position_ids != "none":
+            added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
+        if packed:
+            added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
+        if added and not all(column.of_tokens for column in columns):
+            raise ValueError("rows of lists or values cannot be packed, nor have position ids")
+        written = (*columns, *added, *carried)
+        self.check_names([column.name for column in written])
+        return tuple(
+            replace(column, name=self._name(column.name), of=column.of and self._name(column.of)) for column in written
+        )
+
+    def check_names(self, columns: Sequence[str]) -> None:
+        """Raises ConfigError if `names` has another column than these, or gives one a name that it cannot have."""
+        if problems := list(name_problems(self.names, columns)):
+            raise ConfigError("\n".join(f"names: {column}: {text}" for column, text in problems))
+
+    def _name(self, column: str) -> str:
+        return self.names.get(column, column)
+
+    def rows(
+        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
+    ) -> Iterator[tuple[Rows, Sequence[Stats]]]:
+        """The rows to write, and statistics of the chunks and of the packing of each group.
+
+        Args:
+            parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
+            columns: what is written, see `columns`.
+        """
+        written = {column.name: column for column in columns}
+        chunked: list[Stats] = []
+        for own, packed in self._rows(self._chunks(parts, written, chunked), written):
+            rows = {self._name(column): values for column, values in own.items()}
+            found = [*chunked, *([replace(packed, packs_untrained=_untrained(columns, rows))] if packed else [])]
+            chunked.clear()
+            yield rows, found
+
+    def _chunks(
+        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
+    ) -> Iterator[tuple[Rows, Array | None]]:
+        """The parts, cut into chunks. Statistics are added to `found`."""
+        if self.chunking is None:
+            yield from parts
+            return
+        for part, _ in parts:
+            chunks, stats = self.chunking.rows(part, {name: written[self._name(name)] for name in part})
+            found.append(stats)
+            yield chunks, None
+
+    def _rows(
+        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column]
+    ) -> Iterator[tuple[Rows, PackStats | None]]:
+        """The same, by the columns' own names."""
+        if self.packing == "none":
+            for part, _ in parts:
+                for rows in self._padded(part, written):
+                    yield (rows if self.position_ids == "none" else _with_positions(rows)), None
+            return
+        for group, cut in _groups(parts, self.group):
+            lengths = next(iter(group.values())).lengths
+            plan = plan_packs(lengths, self.packing, self.capacity, cut)
+            carried = [name for name in group if written[self._name(name)].carried]
+            yield pack_columns(group, plan, self.position_ids, carried), plan.stats
+
+    def _padded(self, part: Rows, written: Mapping[str, Column]) -> Iterable[Rows]:
+        if self.padding is None:
+            return [part]
+        return self.padding.in_parts(part, {name: written[self._name(name)] for name in part})
+
+
+def _untrained(columns: Sequence[Column], rows: Rows) -> int:
+    """The number of rows without a trained token. Without masks or labels, all tokens are trained."""
+    nothing = {"mask": 0, "labels": IGNORE_INDEX}
+    trained = [rows[c.name].sums(rows[c.name].flat != nothing[c.role]) > 0 for c in columns if c.role in nothing]
+    return int(np.count_nonzero(~np.all(trained, axis=0))) if trained else 0
+
+
+def _with_positions(part: Rows) -> Rows:
+    rows = next(iter(part.values()))
+    places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    return {**part, POSITION_IDS: rows.with_flat(places.astype(np.int32))}
+
+
+def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[tuple[Rows, Array]]:
+    """Rows, and the tokens that each lost, in groups of `size`; the last one may be smaller."""
+    held: list[tuple[Rows, Array]] = []
+    count = 0
+    for part, lost in parts:
+        rows = len(next(iter(part.values())))
+        cut = np.zeros(rows, np.int64) if lost is None else lost
+        start = 0
+        while count + rows - start >= size:
+            stop = start + size - count
+            yield _concat([*held, (_slice(part, start, stop), cut[start:stop])])
+            held, count, start = [], 0, stop
+        if start < rows:
+            held.append((_slice(part, start, rows), cut[start:]))
+            count += rows - start
+    if held:
+        yield _concat(held)
+
+
+def _slice(part: Rows, start: int, stop: int) -> Rows:
+    return {name: rows[start:stop] for name, rows in part.items()}
+
+
+def _concat(parts: Sequence[tuple[Rows, Array]]) -> tuple[Rows, Array]:
+    rows = {name: Ragged.concat([part[name] for part, _ in parts]) for name in parts[0][0]}
+    return rows, np.concatenate([cut for _, cut in parts])

@@ -1,0 +1,452 @@
+"""The plan: which rows of which spooled blocks make which shard, as a sequential program would decide it.
+
+Records are taken in input order. When the tokens of all domains since the last flush reach `max_tokens`, every domain
+that has rows since then gets a shard. `max_items` ends the input after that many kept records.
+"""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from beam_prep.data.block import Block, at_offset, count_outcomes, drawn, is_table
+from beam_prep.data.lengths import Histogram, add, histogram
+from beam_prep.data.ragged import Array
+from beam_prep.data.schema import Column
+from beam_prep.reading.json_list import place_in
+from beam_prep.reading.keys import DUPLICATE
+from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
+from beam_prep.shards.compose import Compose, Splits, domain_of, folders, view
+from beam_prep.shards.gather import Gathered
+from beam_prep.shards.layout import CUT
+from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
+from beam_prep.shards.receipts import ROLE_COUNTS, Receipts
+from beam_prep.shards.runs import RunGroup, Runs, plan_runs
+from beam_prep.shards.shuffle import Parts
+from beam_prep.shards.sidecars import Copies, FetchSidecars, Sidecar, Sidecars, SplitSidecars, View
+from beam_prep.shards.slices import (
+    Border,
+    Rejects,
+    RejectSlice,
+    RejectsPlan,
+    ShardPlan,
+    Shards,
+    ShardsOfSplits,
+    Slice,
+    first_lines,
+    input_end,
+    places_of,
+    shard_borders,
+)
+from beam_prep.tokens.batch import CUT_TOKENS
+
+REASONS_SHOWN = 32
+"""The reasons of which a report quotes records: the most frequent. A user's function may give thousands."""
+SAMPLES = 6
+"""Rows that a report shows."""
+REJECTS_SHOWN = 3
+"""The rejects of each reason that a report quotes: the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTotals:
+    """What became of every line of the input: `lines = blank + kept + dropped + rejected + not_read`."""
+
+    lines: int = 0
+    blank: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    not_read: int = 0
+
+    @property
+    def read(self) -> int:
+        """Records looked at: kept, dropped or rejected."""
+        return self.kept + sum(self.dropped.values()) + sum(self.rejected.values())
+
+    @property
+    def reject_rate(self) -> float:
+        """Rejected records as a share of the records read."""
+        return sum(self.rejected.values()) / self.read if self.read else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "lines": self.lines,
+            "blank": self.blank,
+            "read": self.read,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "rejected": dict(sorted(self.rejected.items())),
+            "not_read": self.not_read,
+        }
+
+
+class Dropped(NamedTuple):
+    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found.
+
+    `same_as` is the place of the earlier record that it is equal to: its file, offset and line. `file` is the number of
+    the file in the input.
+    """
+
+    path: str
+    offset: int
+    line: int
+    found: Drop
+    same_as: tuple[str, int, int] | None = None
+    file: int = 0
+
+
+def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
+    """The first drops of a block, of each reason; lines are counted from its first. For `text_limit` see `drops`."""
+    path, first = block.origin.source.path, block.origin.first_byte
+    return [
+        Dropped(path, first + drop.offset, drop.line + 1, drop, file=block.origin.file)
+        for drop in drops(block.ledger, text_limit)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that the second phase does.
+
+    Attributes:
+        shards, rejects: the work to do.
+        ledger: exact counts.
+        counters: other counts over kept rows.
+        inputs: per file: path, size and digest.
+        columns: what each row has.
+        domains: domain -> folder.
+        shards_of: part -> how many shards it has; a part is a domain, or its rows in a split (`part_of`).
+        blocks, reused: how many blocks there are, and how many of them were in the spool already.
+        made: how many records were made in which way, those of reused blocks too.
+        roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
+        drops: the first records that were dropped, of each reason.
+        marks: the first records that are kept and marked (`contaminated`).
+        lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
+        first_rejected: the rejects of the blocks in which the first of each reason are.
+        first_rejects: the first rejects of each reason, as in the files of rejects.
+        drawn: (domain, where it is) of some rows, for the report.
+        samples: these rows.
+        splits: names of the splits; () without.
+        mix: what the manifest says of a mix, see `mix_report`.
+        repeated: rows that are written beyond one of each record, for a mix.
+        of_files: int64 [files, 2], records that were read of each file, and those that are kept; () if not known.
+        runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
+    """
+
+    shards: Sequence[ShardPlan]
+    rejects: Sequence[RejectsPlan]
+    ledger: LedgerTotals
+    counters: dict[str, int]
+    inputs: list[dict[str, Any]]
+    columns: tuple[Column, ...]
+    domains: dict[str, str]
+    shards_of: dict[str, int]
+    blocks: int
+    reused: int
+    made: dict[str, int]
+    roles: dict[str, dict[str, int]] = field(default_factory=dict)
+    drops: tuple[Dropped, ...] = ()
+    marks: tuple[Dropped, ...] = ()
+    lengths: tuple[Histogram, Histogram] = ((), ())
+    first_rejected: tuple[RejectSlice, ...] = ()
+    first_rejects: tuple[dict[str, Any], ...] = ()
+    drawn: tuple[tuple[str, Slice], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
+    splits: tuple[str, ...] = ()
+    mix: dict[str, Any] = field(default_factory=dict)
+    repeated: int = 0
+    of_files: Array | tuple[()] = ()
+    runs: Runs | None = None
+    groups: Iterable[RunGroup] = ()
+
+    @property
+    def cut(self) -> bool:
+        """True if rows lost tokens to `Layout.fit`."""
+        return CUT in self.counters
+
+    def with_shards(self, shards_of: dict[str, int], splits: Splits | None) -> "Plan":
+        """The plan of an output that has these shards."""
+        return dataclasses.replace(self, shards_of=shards_of, domains=_folders(shards_of, splits), runs=None)
+
+
+def _folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
+    return folders({domain_of(part, splits) for part in parts}, splits is not None)
+
+
+_NO_COMPOSE = Compose()
+
+
+def make_plan(
+    receipts: Receipts,
+    fetch: FetchSidecars,
+    max_tokens: int,
+    max_items: int | None = None,
+    compose: Compose = _NO_COMPOSE,
+    copies: Callable[[str], Copies] = lambda name: Copies(),
+    gathers: Callable[[Parts], bool] = lambda parts: True,
+) -> Plan:
+    """Decides everything that depends on more than one block.
+
+    Args:
+        receipts: all blocks.
+        fetch: reads sidecars.
+        max_tokens: a shard is flushed when the tokens since the last flush reach this.
+        max_items: kept records, at most, before a mix.
+        compose: what is made of the rows.
+        copies: reads a file of copies, see `SpoolReceipt`.
+        gathers: says of the parts of a shuffle whether it is gathered; otherwise its runs are planned.
+
+    Raises:
+        RunError: a mix cannot be made of what is there.
+    """
+
+    def see(sidecar: Sidecar, name: str) -> View:
+        return view(sidecar, copies(name), compose.splits) if compose.composes else View(sidecar)
+
+    sidecars = Sidecars(fetch, receipts, see)
+    end = input_end(receipts, sidecars, max_items)
+    cut = _cut_at(sidecars, end)
+    ledger, counters = _ledger(receipts, cut)
+    splits, runs = compose.splits, None
+    mixed: tuple[MixedDomain, ...] = ()
+    groups: Iterable[RunGroup] = ()
+    shards: Shards | ShardsOfSplits | Gathered
+    if compose.shuffle is None:
+        shards = _in_input_order(receipts, sidecars, max_tokens, end, splits)
+    else:
+        parts = Parts.of(receipts, sidecars, compose, max_tokens, end)
+        if gathers(parts):
+            gathered = Gathered(receipts, sidecars, compose, parts, end)
+            shards, mixed = gathered, gathered.mixed
+        else:
+            runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
+            shards = ShardsOfSplits(())
+    rejects = Rejects(receipts, _counted(receipts, cut, "rejected"))
+    plan = Plan(
+        shards=shards,
+        rejects=rejects,
+        ledger=ledger,
+        counters=counters,
+        inputs=receipts.inputs(),
+        columns=receipts.columns,
+        domains=_folders(shards.shards_of, splits),
+        shards_of=shards.shards_of,
+        blocks=len(receipts),
+        reused=receipts.reused,
+        made=dict(sorted(receipts.counts("made", len(receipts)).items())),
+        roles=_roles(receipts, sidecars, cut),
+        drops=_listed(receipts, sidecars, "dropped", ledger.dropped, cut),
+        marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, cut),
+        first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN, cut)),
+        lengths=_lengths(receipts, sidecars, end),
+        drawn=_drawn(receipts, end, splits),
+        splits=() if splits is None else splits.names,
+        of_files=_of_files(receipts, end),
+        runs=runs,
+        groups=groups,
+    )
+    return with_mix(plan, mixed)
+
+
+def _in_input_order(
+    receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: Border, splits: Splits | None
+) -> Shards | ShardsOfSplits:
+    """The shards of rows in input order. The borders of each split are those of its rows alone."""
+    if splits is None:
+        return Shards(receipts, shard_borders(receipts, sidecars, max_tokens, end))
+    count, found = len(splits.names), []
+    for split, name in enumerate(splits.names):
+        mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
+        seen = SplitSidecars(sidecars, split, count)
+        ends = end
+        if end.rows >= 0:
+            here = sidecars.get(end.block).domain[: end.rows] % count == split
+            ends = Border(end.block, int(np.count_nonzero(here)), end.cut[split::count])
+        found.append(Shards(mine, shard_borders(mine, seen, max_tokens, ends), splits, split))
+    return ShardsOfSplits(found)
+
+
+def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
+    """The digest of all that decides which rows a job has, and how they are composed."""
+    what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
+    digest = hashlib.sha256(repr(what).encode())
+    for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
+        digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
+    return digest.hexdigest()
+
+
+def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
+    """A plan with what a mix takes. Records that it leaves out are dropped (`not_sampled`)."""
+    if not mixed:
+        return plan
+    left_out = sum(each.there - each.records for each in mixed)
+    dropped = {**plan.ledger.dropped, **({NOT_SAMPLED: left_out} if left_out else {})}
+    return dataclasses.replace(
+        plan,
+        ledger=dataclasses.replace(plan.ledger, kept=plan.ledger.kept - left_out, dropped=dropped),
+        mix={each.domain: each.as_dict() for each in sorted(mixed, key=lambda each: each.domain)},
+        repeated=sum(each.rows - each.records for each in mixed),
+    )
+
+
+class _Cut(NamedTuple):
+    """The block of the last kept row, where the input ends in it.
+
+    Attributes:
+        block: its number.
+        line: the line after that row.
+        rows: how many are kept.
+        counts: kind -> what -> how many lie before that line, see `Receipts.counted`.
+    """
+
+    block: int
+    line: int
+    rows: int
+    counts: dict[str, dict[str, int]]
+
+
+def _cut_at(sidecars: Sidecars, end: Border) -> _Cut | None:
+    """None where the input does not end within a block."""
+    if end.rows < 0:
+        return None
+    sidecar = sidecars.get(end.block)
+    line = int(sidecar.line[end.rows - 1]) + 1
+    seen = count_outcomes(sidecar.status[:line], sidecar.outcomes)
+    counters = {name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()}
+    return _Cut(end.block, line, end.rows, {**seen, "blank": {"": seen["blank"]}, "counter": counters})
+
+
+def _counted(receipts: Receipts, cut: _Cut | None, kind: str, of: Sequence[str] | None = None) -> Array:
+    """`Receipts.counted`, before the end of the input."""
+    found = receipts.counted(kind, of)
+    if cut is not None:
+        found[cut.block] = sum(count for what, count in cut.counts[kind].items() if of is None or what in of)
+        found[cut.block + 1 :] = 0
+    return found
+
+
+def _ledger(receipts: Receipts, cut: _Cut | None) -> tuple[LedgerTotals, dict[str, int]]:
+    complete = len(receipts) if cut is None else cut.block
+    counts = {kind: Counter(receipts.counts(kind, complete)) for kind in ("blank", "dropped", "rejected", "counter")}
+    kept, lines = int(receipts.rows[:complete].sum()), int(receipts.lines.sum())
+    not_read = int(receipts.lines[complete:].sum())
+    if cut is not None:
+        for kind, found in counts.items():
+            found.update(cut.counts[kind])
+        kept, not_read = kept + cut.rows, not_read - cut.line
+    ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
+    return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
+
+
+def _of_files(receipts: Receipts, end: Border) -> Array:
+    """`Plan.of_files`. Of the block in which the last kept row is, only what is kept counts."""
+    complete = end.block + 1 if end.rows < 0 else end.block
+    files, count = receipts.file[:complete], int(receipts.file[-1]) + 1 if len(receipts) else 0
+    read = receipts.lines[:complete] - receipts.counted("blank")[:complete]
+    found = np.zeros((count, 2), np.int64)
+    np.add.at(found, files, np.stack([read, receipts.rows[:complete]], axis=1))
+    if end.rows >= 0:
+        found[receipts.file[end.block]] += end.rows
+    return found
+
+
+def _roles(receipts: Receipts, sidecars: Sidecars, cut: _Cut | None) -> dict[str, dict[str, int]]:
+    complete = len(receipts) if cut is None else cut.block
+    found = {what: Counter(receipts.counts(what, complete)) for what in ROLE_COUNTS}
+    if cut is not None:
+        for role, counts in sidecars.get(cut.block).roles.sums(cut.line).items():
+            for what, count in zip(ROLE_COUNTS, counts, strict=True):
+                found[what][role] += count
+    return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
+
+
+def _lengths(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Histogram, Histogram]:
+    complete = end.block + 1 if end.rows < 0 else end.block
+    kept, uncut = receipts.lengths(complete)
+    if end.rows >= 0:
+        sidecar = sidecars.get(end.block)
+        lengths = sidecar.length[: end.rows]
+        lost = sidecar.counters.get(CUT_TOKENS, np.zeros(len(sidecar.length), np.int64))[: end.rows]
+        kept, uncut = add(kept, histogram(lengths)), add(uncut, histogram(lengths + lost))
+    return kept, uncut
+
+
+def _drawn(receipts: Receipts, end: Border, splits: Splits | None) -> tuple[tuple[str, Slice], ...]:
+    """`Plan.drawn`: rows drawn from all that are kept, the same ones each time."""
+    counts = receipts.entry_rows.flat.copy()
+    offsets = receipts.entry_rows.offsets
+    if end.rows >= 0:
+        counts[offsets[end.block] : offsets[end.block + 1]] = end.cut
+        counts[offsets[end.block + 1] :] = 0
+    until = np.cumsum(counts)
+    found = []
+    for row in drawn(int(until[-1]) if len(until) else 0, SAMPLES).tolist():
+        entry = int(np.searchsorted(until, row, side="right"))
+        block = int(np.searchsorted(offsets, entry, side="right")) - 1
+        start = row - int(until[entry] - counts[entry])
+        domain = receipts.domains[receipts.entry_domain.flat[entry]]
+        file, first_byte = (int(column[block]) for column in places_of(receipts)) if places_of(receipts) else (0, 0)
+        name, place = receipts.names[block].as_py(), entry - int(offsets[block])
+        piece = Slice(name, place, start, start + 1, file, first_byte, receipts.copies(block))
+        found.append((domain_of(domain, splits), piece))
+    return tuple(found)
+
+
+_MARKS = {CONTAMINATED}
+
+
+def _listed(
+    receipts: Receipts, sidecars: Sidecars, kind: str, counts: Mapping[str, int], cut: _Cut | None
+) -> tuple[Dropped, ...]:
+    """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
+
+    At most as many blocks are read.
+    """
+    blocks = _first_blocks(receipts, kind, counts, SHOWN, cut).tolist()
+    before, found = first_lines(receipts), []
+    left = dict.fromkeys(reasons_shown(counts), SHOWN)
+    for place, block in enumerate(blocks):
+        sidecar = sidecars.get(block, blocks[place:])
+        until = cut.line if cut is not None and block == cut.block else len(sidecar.status)
+        for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
+            if drop.line < until and left.get(drop.reason):
+                left[drop.reason] -= 1
+                offset, kept = int(receipts.first_byte[block]) + drop.offset, None
+                if drop.reason == DUPLICATE and kind == "dropped":
+                    kept = _same_as(drop, sidecars.view(block).copies, receipts, before)
+                if kept is not None:
+                    drop = dataclasses.replace(drop, note=_equal_to(*kept))
+                line, file = int(before[block]) + drop.line + 1, int(receipts.file[block])
+                found.append(Dropped(receipts.path(block), offset, line, drop, kept, file))
+    return tuple(found)
+
+
+def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> tuple[str, int, int] | None:
+    """The place of the record that a copy is equal to; None of a record that a step dropped for this reason."""
+    place = int(np.searchsorted(copies.line, drop.line))
+    if place == len(copies) or copies.line[place] != drop.line:
+        return None
+    block = int(np.flatnonzero((receipts.file == copies.file[place]) & (receipts.start == copies.start[place]))[0])
+    line = int(before[block] + copies.kept_line[place]) + 1
+    offset = int(receipts.first_byte[block] + copies.offset[place])
+    return receipts.path(block), offset, line
+
+
+def _equal_to(path: str, offset: int, line: int) -> str:
+    return f"equal to {place_in(path, line)} of {path if is_table(path) else at_offset(path, offset)}"
+
+
+def reasons_shown(counts: Mapping[str, int]) -> list[str]:
+    """The reasons of which records are quoted: the most frequent, at most `REASONS_SHOWN`."""
+    return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
+
+
+def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int, cut: _Cut | None) -> Array:
+    """The first blocks that have each of the most frequent reasons before the end, int64, ascending."""
+    found = [np.flatnonzero(_counted(receipts, cut, kind, [reason]))[:count] for reason in reasons_shown(counts)]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))

@@ -1,0 +1,453 @@
+"""The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beam_prep.data.block import at_offset, is_table
+from beam_prep.data.schema import CUTTING
+from beam_prep.errors import ConfigError
+from beam_prep.reading.adapters import fields_read
+from beam_prep.reading.json_list import place_in
+from beam_prep.reading.records import LOST
+from beam_prep.reading.rollouts import RolloutFields
+from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
+from beam_prep.tokens.batch import CUT_TOKENS
+from beam_prep.tokens.check import IN_FULL
+
+MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
+
+
+def check_rates(max_reject_rate: float, max_drop_rate: float) -> None:
+    """Raises ConfigError if a rate is not a share between 0 and 1."""
+    for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
+
+
+CUT_SHARE = 0.05
+"""A larger share of tokens that are cut off is worth a warning."""
+
+OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
+_ALIASES = {
+    "assistant": ("ai", "answer", "bot", "chatbot", "chatgpt", "gpt", "model", "response"),
+    "user": ("human", "person", "prompter", "question"),
+}
+_LIKE_FIELDS = (
+    ("messages", "message", "conversation", "conversations", "dialog", "dialogue", "chat", "turns"),
+    ("prompt", "instruction", "question", "query", "input", "problem"),
+    ("completion", "response", "answer", "output", "target", "solution"),
+    ("text", "content", "body", "document", "raw_content", "code"),
+)
+"""Names that one field has in different data sets."""
+_NOT_KEPT = {
+    "not_sampled": "raise output.mix: not one record is taken",
+    "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
+    "bad_weight": "take the weights out of the messages, or make them 0 or 1",
+    "filtered": "check the filters",
+    "not_rendered": "input.chat_template: one that writes them; or input.not_rendered: 'keep', which takes the rest",
+    "bad_arguments": "make the arguments of calls JSON objects, or set input.tool_arguments: 'as_is'",
+    "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
+    "too_short": "lower preprocessing.min_chars",
+}
+_ROLES = 8  # that are listed
+_FIELDS = 12
+_MESSAGE = 300  # characters of a reject's message
+
+RoleTable = Mapping[str, Mapping[str, int]]
+"""role -> {"messages": n, "tokens": n, "trained": n}, as in the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """The part of a config that the report depends on.
+
+    Attributes:
+        fields: the fields of a record that are read.
+        mask: role -> rule; None: no section has the action `$role`.
+        mask_default: the rule of other roles.
+        longest: tokens of the longest row that is not cut; None: not known.
+        limit: the field of `preprocessing` that sets it.
+        packs: True if rows can be packed instead of cut.
+        groups: of groups of inputs, the fields of each, and how many files it has.
+    """
+
+    fields: tuple[str, ...] = ()
+    mask: Mapping[str, str] | None = None
+    mask_default: str = "mask"
+    longest: int | None = None
+    limit: str = "max_seq_len"
+    packs: bool = False
+    groups: tuple[tuple[tuple[str, ...], int], ...] = ()
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any] | None, group_files: Sequence[int] = ()) -> "ConfigView":
+        """From the config in a manifest; None: it is not known. `group_files`: how many files each group has."""
+        if config is None:
+            return cls()
+        given, step = config["input"], config["preprocessing"]
+        parts = given.get("groups") or [given]
+        by_role = any(section["action"] == "$role" for part in parts for section in _sections(part))
+        fields = [_fields(part) for part in parts]
+        limit = "max_seq_len"
+        if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
+            limit = "max_packed_len"
+        return cls(
+            tuple(dict.fromkeys(name for each in fields for name in each)),
+            config["mask"] if by_role else None,
+            config["mask_default"],
+            step[limit],
+            limit,
+            not parts[0].get("sources") and not parts[0].get("rollouts") and step["padding"] == "none",
+            tuple(zip(fields, group_files, strict=False)) if given.get("groups") else (),
+        )
+
+    def asked(self, file: int) -> tuple[str, ...]:
+        """The fields that are read of the records of a file, by its number in the input."""
+        for fields, count in self.groups:
+            if file < count:
+                return fields
+            file -= count
+        return self.fields
+
+
+def _sections(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sections of an input, or of a group of it."""
+    sources = given.get("sources") or {"": {"sections": given.get("sections") or ()}}
+    return [section for source in sources.values() for section in source["sections"]]
+
+
+def _fields(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that are read."""
+    if given.get("adapter"):
+        return fields_read(**given["adapter"])
+    if given.get("rollouts"):
+        return RolloutFields.of(given["rollouts"]).reads
+    return tuple(dict.fromkeys(section["field"] for section in _sections(given)))
+
+
+def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:
+    """The reason why a run fails with this plan, or None."""
+    ledger = plan.ledger
+    if ledger.reject_rate > max_reject_rate:
+        rejected = sum(ledger.rejected.values())
+        problem = (
+            f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; "
+            f"{_reasons(ledger.rejected)}), more than --max_reject_rate {max_reject_rate}"
+        )
+        return _with_causes(problem, plan, config)
+    if ledger.lines == ledger.blank:
+        files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
+        return f"the input has no record, only {ledger.blank} blank lines: {files}"
+    if ledger.kept == 0:
+        left_out = {**ledger.dropped, **ledger.rejected}
+        most = max(left_out, key=left_out.__getitem__)
+        advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
+        is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
+        if most in ("untrained", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
+            advice = "no token of any record is trained: check `mask` and the actions in the config"
+        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
+    lost = too_many_lost(ledger, max_drop_rate)
+    return _of_empty_group(plan, config) if lost is None else _with_causes(lost, plan, config)
+
+
+def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
+    """The problem if a group of inputs has records, and none of them is kept: others may be so many more that no rate
+    of the whole says so."""
+    if not len(plan.of_files):
+        return None
+    start = 0
+    for number, (_, count) in enumerate(config.groups):
+        files = range(start, start + count)
+        start += count
+        read, kept = (sum(int(plan.of_files[file][which]) for file in files) for which in (0, 1))
+        if read and not kept:
+            problem = f"nothing is kept of input.groups[{number}], of {read} records: check its fields, or leave it out"
+            drops = tuple(drop for drop in plan.drops if drop.file in files)
+            paths = {plan.inputs[file]["path"] for file in files}
+            rejects = tuple(reject for reject in plan.first_rejects if reject["file"] in paths)
+            return _with_causes(
+                problem, dataclasses.replace(plan, drops=drops, first_rejects=rejects, roles={}), config
+            )
+    return None
+
+
+def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
+    """The problem if more records than allowed have nothing to train on, or None."""
+    lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
+    count = sum(lost.values())
+    if count <= max_drop_rate * ledger.read:
+        return None
+    return (
+        f"{count} of {ledger.read} records were dropped with nothing to train on ({count / ledger.read:.2%}; "
+        f"{_reasons(lost)}), more than --max_drop_rate {max_drop_rate}"
+    )
+
+
+def nothing_trained(plan: Plan, config: ConfigView) -> str:
+    """The problem if rows are kept and no token of them is trained."""
+    problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
+    return _with_causes(problem, plan, config)
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+
+
+def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
+    """With what is known of the records that are missing: in one line, as runners pass on no more."""
+    causes = [*lost_causes(plan.drops, config), *map(_first_reject, plan.first_rejects[:1])]
+    if plan.roles:
+        causes += role_warnings(plan.roles, config)
+    return "; ".join([problem, *causes])
+
+
+def _first_reject(reject: Mapping[str, Any]) -> str:
+    where = at_offset(reject["file"], reject["offset"])
+    if "line" in reject and not is_table(reject["file"]):
+        where = at_offset(f"{reject['file']}, {place_in(reject['file'], reject['line'])}", reject["offset"])
+    message = " ".join((reject["message"] or "").split())
+    return f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
+
+
+def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
+    """For each reason, the fields of the first record that was dropped, beside those that the config asks for.
+
+    Args:
+        drops: see `Plan`.
+        config: the fields and masks of the config.
+    """
+    for reason in LOST:
+        found = next((each for each in drops if each.found.reason == reason and each.found.fields is not None), None)
+        if found is None:
+            continue
+        path, offset, record = found.path, found.offset, found.found
+        missing, asked = _missing(found, config), config.asked(found.file)
+        bare = [name for name in asked if name in (record.bare or ())]
+        fields = record.fields or []
+        text = f"the first {reason} record is {at_offset(path, offset)}, with the fields {_names(fields)}"
+        if asked:
+            text += f"; the config asks for {_names(asked)}"
+        others = [other for other in fields if other not in asked]
+        near = {name: near_name(name, others) or _alike(name, others) for name in missing}
+        if missing:
+            text += f": {_names(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+            text += "".join(f", did you mean {other!r}?" for other in near.values() if other)
+        elif bare:
+            text += f": {_names(bare)} {'holds' if len(bare) == 1 else 'hold'} nothing"
+        yield text
+
+
+def _missing(drop: Dropped, config: ConfigView) -> list[str]:
+    fields = drop.found.fields
+    return [] if fields is None else [name for name in config.asked(drop.file) if name not in fields]
+
+
+def _names(names: Sequence[str]) -> str:
+    if not names:
+        return "(none)"
+    more = f" and {len(names) - _FIELDS} more" if len(names) > _FIELDS else ""
+    return ", ".join(map(repr, names[:_FIELDS])) + more
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, or None.
+
+    >>> near_name("gpt", ["user", "assistant"]), near_name("asistant", ["user", "assistant"]), near_name("x", ["user"])
+    ('assistant', 'assistant', None)
+    """
+    by_lower = {other.lower(): other for other in known}
+    alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
+    near = [alias] if alias else difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
+
+
+def _alike(name: str, known: Sequence[str]) -> str | None:
+    """The only one of the known fields that has the same meaning as a rule."""
+    group = next((names for names in _LIKE_FIELDS if name.lower() in names), ())
+    found = [other for other in known if other.lower() in group]
+    return found[0] if len(found) == 1 else None
+
+
+def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
+    """Roles of `mask` that no message has, and roles of messages that `mask` does not name and may be meant to."""
+    if config.mask is None:
+        return []
+    found = _listed([f"{role!r} ({_messages(counts['messages'])})" for role, counts in _by_messages(roles)])
+    warnings = []
+    for role, rule in config.mask.items():
+        if role not in roles:
+            near = near_name(role, [other for other in roles if other not in config.mask])
+            hint = f": did you mean {near!r}?" if near else ""
+            warnings.append(f"`mask` names the role {role!r} ({rule}), which no message has{hint}; found: {found}")
+    strange = [each for each in _by_messages(roles) if each[0] not in config.mask and not is_usual(each[0], config)]
+    for role, counts in strange[:_ROLES]:
+        known = [*OFTEN_MASKED, "assistant"]
+        near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
+        hint = f"; did you mean {near!r}?" if near else ""
+        warnings.append(
+            f"{_messages(counts['messages'])} with the role {role!r}, which `mask` does not name: mask_default is "
+            f"{config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
+        )
+    if len(strange) > _ROLES:
+        warnings.append(f"{len(strange) - _ROLES:,} more roles that `mask` does not name")
+    return warnings
+
+
+def is_usual(role: str, config: ConfigView) -> bool:
+    """True if most configs leave this role to `mask_default`."""
+    return role in OFTEN_MASKED if config.mask_default == "mask" else role == "assistant"
+
+
+def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
+    return sorted(roles.items(), key=lambda entry: (-entry[1]["messages"], entry[0]))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - _ROLES:,} more"] if len(texts) > _ROLES else []
+    return ", ".join([*texts[:_ROLES], *more]) or "none"
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
+def empty_splits(manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the splits that have no rows."""
+    return [name for name, found in manifest.get("splits", {}).items() if not found["rows"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The counts that a report is about: of an output, by its manifest, or of the rows of a preview.
+
+    Attributes:
+        roles: see `RoleTable`.
+        tokens, trained: of all columns.
+        cut: tokens of kept records that were cut off.
+        kept: records that are written.
+        empty: splits without a record.
+        counters: of kept records, as in the manifest.
+    """
+
+    roles: RoleTable = field(default_factory=dict)
+    tokens: int = 0
+    trained: int = 0
+    cut: int = 0
+    kept: int = 0
+    empty: Sequence[str] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> "Findings":
+        """From a manifest."""
+        totals = manifest["totals"]
+        return cls(
+            manifest.get("roles", {}),
+            sum(totals["tokens"].values()),
+            sum(totals["trained"].values()),
+            manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
+            manifest.get("ledger", {}).get("kept", 0),
+            empty_splits(manifest),
+            manifest["counters"],
+        )
+
+    @property
+    def cut_share(self) -> float:
+        """Tokens that were cut off, as a share of all."""
+        return self.cut / (self.tokens + self.cut) if self.cut else 0.0
+
+
+def warnings(found: Findings, config: ConfigView) -> list[str]:
+    """The warnings of a run, one sentence each."""
+    texts = [*role_warnings(found.roles, config), *_template_warnings(found.counters)]
+    if found.cut_share > CUT_SHARE:
+        now = "" if config.longest is None else f" (now {config.longest:,})"
+        advice = f"raise preprocessing.{config.limit}{now}"
+        if config.packs:
+            advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
+        texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    for name in found.empty:
+        texts.append(
+            f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
+            "share in output.splits, or choose another split_seed"
+        )
+    return texts
+
+
+_OTHER_TEMPLATE = "give a template that does, as input.chat_template (configs/tools.jinja writes tools and calls)"
+_OF_TEMPLATES = {
+    "tools_not_written": f"of {{}} with tools the chat template writes none of these: {_OTHER_TEMPLATE}",
+    "texts_not_written": "of {} the chat template leaves out a content or a call (not_rendered is 'keep')",
+    "marks_without_end": "in {} the template's {{% generation %}} marks leave out the token that ends a turn, which a "
+    "model must learn to write: move {{% endgeneration %}} behind it",
+    "marks_with_header": "in {} the template's {{% generation %}} marks hold what the generation prompt gives: move "
+    "{{% generation %}} behind it",
+}
+
+
+def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
+    """What the chat template leaves out of records, and what its marks do."""
+    for name, text in _OF_TEMPLATES.items():
+        if counters.get(name):
+            yield text.format(_places(name, counters[name]))
+    unwritten = counters.get("reasoning_not_written", 0)
+    if unwritten and not counters.get("reasoning_written"):
+        yield f"the chat template writes no reasoning: not that of {_messages(unwritten)}"
+
+
+def _places(name: str, count: int) -> str:
+    what = "turn" if name.startswith("marks") else "message" if name.startswith("texts") else "record"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def lines(found: Findings, config: ConfigView) -> list[str]:
+    """The trained tokens of each role, a line a role; and the tokens that were cut."""
+    texts = []
+    for role, counts in _by_messages(found.roles)[:_ROLES]:
+        text = f"{role!r}: {_messages(counts['messages'])}"
+        if counts["trained"]:
+            of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
+            share = counts["trained"] / max(found.trained, 1)
+            text += f", {counts['trained']:,}{of_all} tokens trained ({share:.1%} of what is trained)"
+        elif counts["tokens"]:
+            text += f", {counts['tokens']:,} tokens, none trained"
+        if config.mask is not None and role not in config.mask:
+            text += f"; not in `mask`, mask_default is {config.mask_default!r}"
+        texts.append(text)
+    if len(found.roles) > _ROLES:
+        texts.append(f"{len(found.roles) - _ROLES:,} more roles")
+    counters = found.counters
+    if changed := counters.get("tool_arguments_changed"):
+        texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
+    if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
+        texts.append(f"reasoning that the chat template leaves out of history: of {_messages(less)}")
+    if found.cut:
+        texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
+    return texts
+
+
+_WAYS = {
+    "encoded_by_gigatoken": "encoded by gigatoken",
+    "encoded_by_transformers": "encoded by transformers",
+    "blocks_encoded_again": "blocks in which the fast encoder differed",
+    "blocks_rendered_plainly": "blocks in which a rendering differed, rendered plainly",
+    "compared_with_transformers": "compared with transformers' ids",
+    "conversations_compared": "conversations compared with a plain rendering",
+    "conversations_different": "of these different",
+    IN_FULL: "blocks compared completely",
+    "blocks_reused": "blocks that were in the spool",
+    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
+    "blocks_damaged": "blocks of the spool that were damaged, and made again",
+    "blocks_replayed": "blocks in which kept rows were reused",
+    "blocks_compared": "blocks in which all kept rows were made again and compared",
+    "blocks_not_compared": "blocks that were not in the spool, so that no kept row was compared",
+    "rows_compared": "kept rows that were compared",
+}
+
+
+def how_made(run: Mapping[str, Any]) -> str:
+    """How many records each backend and renderer made, from a `run.json`: so a slower path is never hidden."""
+    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))

@@ -1,0 +1,305 @@
+"""Runs: the plan of a shuffle whose rows are too many to be known in one place.
+
+Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. Then a
+shard merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted
+in memory. Where there would be too many bins in a run, it is cut into wider ranges, and a second level merges these of
+some runs at a time into files that have bins. It is an external merge sort (Knuth, The Art of Computer Programming,
+volume 3, 5.4), with equal ranges of a uniform key in place of samples.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from beam_prep.data.ragged import Array, changes
+from beam_prep.data.schema import Column
+from beam_prep.shards.compose import Arranged, Compose, Place
+from beam_prep.shards.mix import ALL, MixedDomain, Taken, cutoff
+from beam_prep.shards.receipts import Receipts
+from beam_prep.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
+from beam_prep.shards.slices import Border, Merge, ShardPlan
+
+_HISTOGRAM = 16
+"""Bits of the sample keys that a histogram tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What every worker knows of the shuffle.
+
+    Attributes:
+        compose: what is made of the rows.
+        names: of the parts.
+        parts: see there.
+        bins: int64 [parts], bins of a part's keys: a multiple of its shards.
+        width: int64 [parts], bins of a batch of a run; where it is more than 1 there are two levels.
+        runs: how many runs there are.
+        together: of the second level, how many runs are merged at a time.
+        columns: of the rows.
+        facts: digest of all that decides which rows there are.
+    """
+
+    compose: Compose
+    names: tuple[str, ...]
+    parts: Parts
+    bins: Array
+    width: Array
+    runs: int
+    together: int
+    columns: tuple[Column, ...]
+    facts: str
+
+    @property
+    def levels(self) -> int:
+        """1, or 2."""
+        return 2 if (self.width > 1).any() else 1
+
+    @property
+    def merged(self) -> int:
+        """How many groups of runs the second level merges."""
+        return -(-self.runs // self.together)
+
+    def tasks(self) -> Iterator[tuple[int, int]]:
+        """(group of runs, wide range of keys) of the second level."""
+        wide = int((-(-self.bins // self.width)).max(initial=0))
+        for group in range(self.merged if self.levels == 2 else 0):
+            yield from ((group, each) for each in range(wide))
+
+    def merge(self, part: int, number: int, most: int) -> Merge:
+        """What is merged for a shard; `number`: its range of keys. For `most` see `Merge`."""
+        bins = int(self.bins[part] // self.parts.ranges[part])
+        files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
+        first, every = number * bins, int(self.bins[part])
+        return Merge(self.columns, self.facts, files, width, part, first, first + bins, every, most)
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """The blocks of a run.
+
+    Attributes:
+        index: of the run.
+        places: the blocks.
+        runs: see there.
+    """
+
+    index: int
+    places: tuple[Place, ...]
+    runs: Runs
+
+
+def plan_runs(
+    receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str
+) -> tuple[Runs, Iterator[RunGroup]]:
+    """The runs of a job, and their blocks."""
+    sizes, copies = compose.sizes, parts.copies
+    weights = receipts.entry_tokens.flat * copies[receipts.entry_domain.flat]
+    tokens = receipts.entry_tokens.sums(weights)
+    used = np.flatnonzero(receipts.rows[: end.block + 1] > 0)
+    if end.rows == 0:
+        used = used[used < end.block]
+    before = np.cumsum(tokens[used]) - tokens[used]
+    total = int(tokens[used].sum())
+    # Larger runs where that saves a level; and beyond what two levels merge.
+    size = max(sizes.run, min(total // sizes.runs, 2 * sizes.run), total // sizes.runs**2)
+    _, group = np.unique(before // size, return_inverse=True)
+    count = int(group[-1]) + 1 if len(group) else 0
+    written = np.maximum(1, parts.tokens * copies)
+    shards = parts.ranges
+    of_range = -(-written // shards)
+    bins = shards * np.maximum(1, -(-of_range // sizes.bin))
+    most = max(1, sizes.batches // max(1, len(bins)))
+    width = np.ones(len(bins), np.int64)
+    if (bins > most).any() or count > sizes.runs:
+        # As many wide ranges as make both levels read pieces of about the same size.
+        width = -(-bins // min(most, int(np.sqrt(bins.max())) + 1))
+    wide = int((-(-bins // width)).max(initial=1))
+    together = min(max(2, wide), sizes.runs)  # then a task of the second level has about as many tokens as a run
+    names = tuple(receipts.domains)
+    runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
+    return runs, _groups(runs, used, group, receipts, end)
+
+
+def _groups(runs: Runs, used: Array, group: Array, receipts: Receipts, end: Border) -> Iterator[RunGroup]:
+    place = places(receipts, end)
+    borders = np.searchsorted(group, np.arange(runs.runs + 1))
+    for index in range(runs.runs):
+        blocks = used[borders[index] : borders[index + 1]].tolist()
+        yield RunGroup(index, tuple(map(place, blocks)), runs)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCounts:
+    """Part to tokens by the first bits of the sample key, int64 [2^16]; of the parts of which some rows are drawn."""
+
+    tokens: Mapping[int, Array] = field(default_factory=dict)
+
+    def __add__(self, other: "SampleCounts") -> "SampleCounts":
+        return SampleCounts(_sum(self.tokens, other.tokens))
+
+    @classmethod
+    def of(cls, made: Arranged, tokens: Array, parts: Parts) -> "SampleCounts":
+        """Of rows that were arranged; `tokens`: of each."""
+        found = {}
+        for code, taken in parts.taken().items():
+            if taken.most is not None:
+                here = (made.part == code) & (made.sample > 0)
+                first = (made.sample[here] >> np.uint64(64 - _HISTOGRAM)).astype(np.int64)
+                found[code] = np.bincount(first, tokens[here], 1 << _HISTOGRAM).astype(np.int64)
+        return cls(found)
+
+    def limits(self, parts: Parts) -> dict[int, "Limit"]:
+        """Part to how far its sample keys go."""
+        found = {}
+        for code, counts in self.tokens.items():
+            until = np.cumsum(counts)
+            bin_ = min(int(np.searchsorted(until, parts.more(code))), len(until) - 1)
+            found[code] = Limit(bin_, int(until[bin_] - counts[bin_]))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How far the sample keys of a part go: to somewhere in a bin of a histogram.
+
+    Attributes:
+        bin: its number.
+        before: tokens of the bins before it.
+    """
+
+    bin: int
+    before: int
+
+    @property
+    def first(self) -> int:
+        """The first key of the bin."""
+        return self.bin << (64 - _HISTOGRAM)
+
+    @property
+    def last(self) -> int:
+        """The last key of the bin."""
+        return ((self.bin + 1) << (64 - _HISTOGRAM)) - 1
+
+
+def limited(parts: Parts, limits: Mapping[int, Limit]) -> dict[int, Taken]:
+    """What is taken of parts, the entire last bin included."""
+    found = parts.taken()
+    return {
+        code: replace(taken, most=limits[code].last) if taken.most is not None and code in limits else taken
+        for code, taken in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """What is in runs.
+
+    Attributes:
+        runs: how many.
+        rows: part to int64 [shards]: rows that are certainly written.
+        tokens: part to their tokens, and the rows among them that were drawn: int64 [2].
+        border: part to the others, in the last bin of the sample keys: uint64 [rows, 3], the sample key, tokens and
+            shard of each.
+    """
+
+    runs: int = 0
+    rows: Mapping[int, Array] = field(default_factory=dict)
+    tokens: Mapping[int, Array] = field(default_factory=dict)
+    border: Mapping[int, Array] = field(default_factory=dict)
+
+    def __add__(self, other: "RunCounts") -> "RunCounts":
+        border = {
+            code: np.concatenate([each.border[code] for each in (self, other) if code in each.border])
+            for code in {*self.border, *other.border}
+        }
+        return RunCounts(self.runs + other.runs, _sum(self.rows, other.rows), _sum(self.tokens, other.tokens), border)
+
+    @classmethod
+    def of(cls, made: Arranged, number: Array, tokens: Array, parts: Parts, limits: Mapping[int, Limit]) -> "RunCounts":
+        """Of one run; `number`: the shard of each row."""
+        rows, sums, border = {}, {}, {}
+        for code in np.unique(made.part).tolist():
+            here = made.part == code
+            limit = limits.get(code)
+            open_ = here & (made.sample >= np.uint64(max(1, limit.first))) if limit is not None else np.zeros_like(here)
+            sure = here & ~open_
+            rows[code] = np.bincount(number[sure], minlength=int(parts.ranges[code]))
+            sums[code] = np.array([tokens[sure].sum(), np.count_nonzero(made.sample[sure])], np.int64)
+            if limit is not None:
+                found = (made.sample[open_], tokens[open_].astype(np.uint64), number[open_].astype(np.uint64))
+                border[code] = np.stack(found, axis=1)
+        return cls(1, rows, sums, border)
+
+
+def _sum(mine: Mapping[int, Array], theirs: Mapping[int, Array]) -> dict[int, Array]:
+    return {
+        code: mine[code] + theirs[code] if code in mine and code in theirs else (mine if code in mine else theirs)[code]
+        for code in {*mine, *theirs}
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MergedShards:
+    """The shards of a shuffle that are merged from runs.
+
+    Attributes:
+        shards: which there are.
+        most: part to the largest sample key that is written.
+        written: see `mixed_domains`.
+        runs: see there.
+    """
+
+    shards: ShuffledShards
+    most: Mapping[int, int]
+    written: Mapping[int, tuple[int, int, int]]
+    runs: Runs
+
+    @classmethod
+    def of(cls, runs: Runs, counts: RunCounts, limits: Mapping[int, Limit]) -> "MergedShards":
+        """From what is in the runs."""
+        rows = {code: found.copy() for code, found in counts.rows.items()}
+        most, written = {}, {}
+        for code in sorted({*counts.rows, *counts.border}):
+            tokens, drawn = counts.tokens[code].tolist()
+            if (border := counts.border.get(code)) is not None:
+                limit = limits[code]
+                samples, sizes, number = border[:, 0], border[:, 1].astype(np.int64), border[:, 2].astype(np.int64)
+                most[code] = cutoff(samples, sizes, runs.parts.more(code) - limit.before) or 0
+                taken = samples <= np.uint64(most[code])
+                rows[code] += np.bincount(number[taken], minlength=len(rows[code]))
+                tokens, drawn = tokens + int(sizes[taken].sum()), drawn + int(np.count_nonzero(taken))
+            written[code] = int(rows[code].sum()), tokens, drawn
+        codes = sorted(rows)
+        part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(rows[code]), code) for code in codes)])
+        number = np.concatenate([np.zeros(0, np.int64), *(np.arange(len(rows[code])) for code in codes)])
+        count = np.concatenate([np.zeros(0, np.int64), *(rows[code] for code in codes)])
+        there = count > 0
+        shards = ShuffledShards.of(runs.names, runs.compose.splits, part[there], number[there], count[there])
+        return cls(shards, most, written, runs)
+
+    @property
+    def mixed(self) -> tuple[MixedDomain, ...]:
+        """What a mix takes."""
+        return mixed_domains(self.runs.names, self.runs.compose.splits, self.runs.parts, self.written)
+
+    def plans(self) -> Iterator[ShardPlan]:
+        """The shards, with what is merged for each."""
+        runs = self.runs
+        for plan, part, number in zip(
+            self.shards.plans(), self.shards.part.tolist(), self.shards.number.tolist(), strict=True
+        ):
+            yield replace(plan, merge=runs.merge(part, number, self.most.get(part, ALL)))
+
+
+def batches_of(part: Array, keys: Array) -> list[tuple[int, int, int]]:
+    """(part, range of keys, rows) of rows that lie by these two."""
+    first = changes(part, keys)
+    rows = np.diff(np.append(first, len(part)))
+    return list(zip(part[first].tolist(), keys[first].tolist(), rows.tolist(), strict=True))
+
+
+def merge_order(keys: Sequence[Array]) -> Array:
+    """int64 [rows]: the order of rows from several sources: by key, of equal keys those of the first source first."""
+    found: Array = np.argsort(np.concatenate(keys), kind="stable")
+    return found

@@ -1,0 +1,161 @@
+"""Sidecars: what the plan reads of single blocks, fetched ahead of its need."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.data.block import OutcomeKind
+from beam_prep.data.ragged import Array
+from beam_prep.reading.records import Drop
+from beam_prep.shards.receipts import Receipts
+from beam_prep.tokens.segments import RoleCounts
+
+PREFETCH_ROWS = 8_000_000
+"""Rows and lines of the sidecars that are held at a time: about 250 MB."""
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The rows and lines of one block, which the plan needs where a shard, or the input, ends in the block.
+
+    Attributes:
+        line: int32 [rows], the line of each kept row, ascending.
+        domain: int32 [rows], index into the receipt's domains.
+        tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
+        status: uint8 [lines], see `Ledger`; int16 in a view.
+        outcomes: what the codes of `status` mean.
+        counters: name -> int64 [rows].
+        roles: messages and tokens by role.
+        drops: the first records that were dropped, of each reason.
+        marks: the first records that are kept and marked.
+        length: int64 [rows], see `Batch.lengths`.
+        digests: of each row, see `Ledger.digests`.
+        offset: int64 [rows], where the line of each row begins, from the block's first line on; with digests of
+            duplicates alone.
+    """
+
+    line: Array
+    domain: Array
+    tokens: Array
+    status: Array
+    outcomes: list[tuple[OutcomeKind, str]]
+    counters: dict[str, Array]
+    roles: RoleCounts = field(default_factory=RoleCounts)
+    drops: tuple[Drop, ...] = ()
+    marks: tuple[Drop, ...] = ()
+    length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    digests: dict[str, Array] = field(default_factory=dict)
+    offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+FetchSidecars = Callable[[list[str]], list[Sidecar]]
+"""Names of spooled blocks -> their sidecars, in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The rows of a block that are copies of an earlier record, which is kept.
+
+    Attributes:
+        line: int32 [copies], of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies]: the record that is kept: its file, where its block begins, and
+            its line and first byte in that block, from the block's first line on.
+    """
+
+    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    file: Array = field(default_factory=_none)
+    start: Array = field(default_factory=_none)
+    kept_line: Array = field(default_factory=_none)
+    offset: Array = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Copies"]) -> "Copies":
+        """The copies of a block, in the order of their lines; there is at least one part."""
+        columns = zip(*((each.line, each.file, each.start, each.kept_line, each.offset) for each in parts), strict=True)
+        found = [np.concatenate(column) for column in columns]
+        order = np.argsort(found[0])
+        return cls(*(column[order] for column in found))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A block's sidecar as the plan sees it.
+
+    Attributes:
+        sidecar: its rows; `domain` is the number of the part: domain * splits + split.
+        row: int64 [rows], the row's number in its domain in the spool.
+        copies: its rows that are not seen.
+    """
+
+    sidecar: Sidecar
+    row: Array = field(default_factory=_none)
+    copies: Copies = field(default_factory=Copies)
+
+
+class Sidecars:
+    """Sidecars by block, fetched ahead of the borders that will need them.
+
+    Args:
+        fetch: reads them.
+        receipts: of all blocks.
+        see: (sidecar, file of copies) -> the view of a block.
+    """
+
+    def __init__(
+        self,
+        fetch: FetchSidecars,
+        receipts: Receipts,
+        see: Callable[[Sidecar, str], View] = lambda found, _: View(found),
+    ) -> None:
+        self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._found
+
+    def get(self, block: int, ahead: Sequence[int] = ()) -> Sidecar:
+        """A block's sidecar. When it has to be fetched, so are those of the blocks `ahead`, as far as memory allows."""
+        return self.view(block, ahead).sidecar
+
+    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+        """The view of a block; for `ahead` see `get`."""
+        if block not in self._found:
+            wanted = list(dict.fromkeys([block, *ahead]))
+            sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
+            wanted = wanted[: max(1, int(np.searchsorted(sizes, PREFETCH_ROWS)))]
+            new = [each for each in wanted if each not in self._found]
+            found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
+            self._found = {each: self._found[each] for each in wanted if each in self._found}
+            for each, sidecar in zip(new, found, strict=True):
+                self._found[each] = self._see(sidecar, self._receipts.copies(each))
+        return self._found[block]
+
+
+class SplitSidecars(Sidecars):
+    """Sidecars of which only the rows of one split are seen.
+
+    Args:
+        sidecars: those of all splits.
+        split, splits: the split's number, and how many there are.
+    """
+
+    def __init__(self, sidecars: Sidecars, split: int, splits: int) -> None:
+        self._all, self._split, self._splits = sidecars, split, splits
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._all
+
+    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+        found = self._all.view(block, ahead)
+        sidecar = found.sidecar
+        here = sidecar.domain % self._splits == self._split
+        of_split = replace(sidecar, domain=sidecar.domain[here] // self._splits, tokens=sidecar.tokens[here])
+        return View(of_split, found.row[here])

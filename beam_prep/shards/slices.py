@@ -1,0 +1,363 @@
+"""Slices: the rows of blocks that make each shard, the rejects of blocks that make each file of rejects."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar, overload
+
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.data.carried import FILE
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import Column
+from beam_prep.shards.compose import Splits, domain_of, folders
+from beam_prep.shards.receipts import Receipts
+from beam_prep.shards.sidecars import Sidecar, Sidecars
+
+_PREFETCH = 512
+"""Borders whose blocks are fetched at a time."""
+MIN_BORDERS_TO_EXTRAPOLATE = 32
+"""Borders that must be known before the next ones are extrapolated from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A place between two records: after the first `rows` kept rows of block `block`; -1: after all of them.
+
+    `cut` is the number of these rows in each domain of the block.
+    """
+
+    block: int
+    rows: int
+    cut: tuple[int, ...]
+
+
+def _border(sidecar: Sidecar, block: int, rows: int, domains: int) -> Border:
+    cut = np.bincount(sidecar.domain[:rows], minlength=domains)
+    return Border(block, rows, tuple(cut.tolist()))
+
+
+def input_end(receipts: Receipts, sidecars: Sidecars, max_items: int | None) -> Border:
+    """The end of what is kept: where `max_items` is reached, else the end of the input."""
+    kept = np.cumsum(receipts.rows)
+    if max_items is None or not len(kept) or kept[-1] < max_items:
+        block = len(receipts) - 1
+        return Border(block, -1, ())
+    block = int(np.searchsorted(kept, max_items))
+    rows = max_items - int(kept[block] - receipts.rows[block])
+    return _border(sidecars.get(block), block, rows, len(receipts.entry_domain[block]))
+
+
+def shard_borders(receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: Border) -> list[Border]:
+    """Every flush, the last one included."""
+    ends = np.cumsum(receipts.tokens[: end.block + 1])
+    borders: list[Border] = []
+    over: list[int] = []
+    flushed = 0
+    while True:
+        goal = flushed + max_tokens
+        block = int(np.searchsorted(ends, goal))
+        if block > end.block:
+            break
+        ahead = () if block in sidecars else _later(receipts, ends, goal, max_tokens, over)
+        sidecar = sidecars.get(block, ahead)
+        until = ends[block] - receipts.tokens[block] + np.cumsum(sidecar.tokens)
+        rows = int(np.searchsorted(until, goal)) + 1
+        if block == end.block and 0 <= end.rows < rows:
+            break
+        borders.append(_border(sidecar, block, rows, len(receipts.entry_domain[block])))
+        flushed = int(until[rows - 1])
+        over.append(flushed - goal)
+    return [*borders, end]
+
+
+def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
+    """Blocks that probably hold the next borders.
+
+    The place of a border depends on all before it: each flush takes a few tokens more than it must, up to the end of a
+    record. After k of them that is k times the mean, give or take.
+    """
+    if len(over) < MIN_BORDERS_TO_EXTRAPOLATE:
+        mean = spread = float(ends[-1]) / max(1, int(receipts.rows[: len(ends)].sum()))
+    else:
+        mean, spread = float(np.mean(over)), float(np.std(over))
+    later = np.arange(_PREFETCH)
+    places = goal + later * (max_tokens + mean)
+    margin = 2 * spread * np.sqrt(later)
+    blocks = np.searchsorted(ends, np.stack([places - margin, places, places + margin]))
+    found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
+    return found
+
+
+T = TypeVar("T")
+
+
+class OnDemand(Sequence[T]):
+    """A subclass defines `__len__`, and `_at`, which makes the element at an index from 0 on."""
+
+    def _at(self, index: int) -> T:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        places = range(len(self))
+        return [self._at(place) for place in places[index]] if isinstance(index, slice) else self._at(places[index])
+
+
+REJECTS_PER_FILE = 100_000
+
+
+class Slice(NamedTuple):
+    """Rows [start, stop) of one domain of a spooled block; or of one part of a view of it.
+
+    With provenance it has its place in the input, see `placed`; the block in the spool does not. `copies` is the file
+    of the block's copies, see `SpoolReceipt`.
+    """
+
+    name: str
+    domain: int
+    start: int
+    stop: int
+    file: int = 0
+    first_byte: int = 0
+    copies: str = ""
+
+
+def run_name(index: int) -> str:
+    """The name of a run."""
+    return f"runs/{index:07d}"
+
+
+def merged_name(group: int, wide: int) -> str:
+    """The name of what the second level makes of a group of runs, for a wide range of keys."""
+    return f"merged/{group:05d}-{wide:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The rows of a shard, as they lie in runs.
+
+    Attributes:
+        columns, facts: see `runs.Runs`.
+        files: how many files may have rows of a bin.
+        width: bins of a file, if the second level made it; 0: they are runs.
+        part, first, stop, bins: the part, and its bins [first, stop) of so many.
+        most: of rows that have a sample key the largest that is written.
+    """
+
+    columns: tuple[Column, ...]
+    facts: str
+    files: int
+    width: int
+    part: int
+    first: int
+    stop: int
+    bins: int
+    most: int
+
+    def sources(self, keys: int) -> list[str]:
+        """The files that may have rows of a bin, in the order of the runs."""
+        if not self.width:
+            return [run_name(index) for index in range(self.files)]
+        return [merged_name(group, keys // self.width) for group in range(self.files)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One shard: its rows in order.
+
+    Attributes:
+        domain, folder: its domain and that domain's folder.
+        shard, shards: its number, and how many its domain has.
+        slices: its rows in input order; () in a shuffle.
+        last: no other shard reads the blocks that this one uses completely.
+        cut: rows of the plan lost tokens to `Layout.fit`.
+        split: its split, if there are any.
+        order: the file with its rows in order, if they are gathered.
+        merge: what is merged to have them, if that is how they are made.
+        count: its rows, if there are no slices.
+    """
+
+    domain: str
+    folder: str
+    shard: int
+    shards: int
+    slices: tuple[Slice, ...] = ()
+    last: bool = False
+    cut: bool = False
+    split: str | None = None
+    order: str = ""
+    merge: Merge | None = None
+    count: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+        return sum(piece.stop - piece.start for piece in self.slices) or self.count
+
+
+class RejectSlice(NamedTuple):
+    """Rejects [start, stop) of a block, and what makes their file, offset and line absolute."""
+
+    name: str
+    start: int
+    stop: int
+    path: str
+    first_byte: int
+    first_line: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectsPlan:
+    """One file of rejects."""
+
+    index: int
+    slices: tuple[RejectSlice, ...]
+
+
+class Shards(OnDemand[ShardPlan]):
+    """The shards of a plan, in order of flush, then of domain. Those of 10 TB have millions of slices.
+
+    Attributes:
+        shards_of: domain -> how many shards it has.
+    """
+
+    def __init__(
+        self, receipts: Receipts, borders: Sequence[Border], splits: Splits | None = None, split: int = 0
+    ) -> None:
+        flush, domain, *slices = _slices(receipts, borders)
+        # The n-th slice belongs to the shard of this flush and domain.
+        shard = flush * max(1, len(receipts.domains)) + domain
+        order = np.argsort(shard, kind="stable")
+        found, lengths = np.unique(shard, return_counts=True)
+        self._receipts, self._names, self._domains = receipts, receipts.names, receipts.domains
+        self._places = places_of(receipts)
+        self._first = offsets_of(lengths)
+        self._slices = [column[order].astype(np.int32) for column in slices]
+        self._domain = found % max(1, len(receipts.domains))
+        self._number = np.zeros(len(found), np.int64)
+        self._splits, self._split = splits, split
+        self.shards_of: dict[str, int] = {}
+        for code, name in enumerate(receipts.domains):
+            here = np.flatnonzero(self._domain == code)
+            self._number[here] = np.arange(len(here))
+            if len(here):
+                self.shards_of[name] = len(here)
+        self._folders = folders_of(self.shards_of, splits)
+
+    def __len__(self) -> int:
+        return len(self._domain)
+
+    def _at(self, index: int) -> ShardPlan:
+        part = self._domains[self._domain[index]]
+        block, place, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
+        names = self._names.take(pa.array(block)).to_pylist()
+        split = None
+        if self._splits is not None:
+            place = place * len(self._splits.names) + self._split
+            split = self._splits.names[self._split]
+        where = [column[block] for column in self._places] or [np.zeros(len(block), np.int64)] * 2
+        copies = [self._receipts.copies(each) for each in block.tolist()]
+        slices = tuple(map(Slice, names, *(column.tolist() for column in (place, *rest, *where)), copies))
+        numbers = int(self._number[index]), self.shards_of[part]
+        return ShardPlan(domain_of(part, self._splits), self._folders[part], *numbers, slices, split=split)
+
+
+class ShardsOfSplits(OnDemand[ShardPlan]):
+    """The shards of all splits, those of the first one first.
+
+    Attributes:
+        shards_of: see `Shards`.
+    """
+
+    def __init__(self, splits: Sequence[Shards]) -> None:
+        self._splits, self._first = splits, offsets_of([len(shards) for shards in splits])
+        self.shards_of = {part: count for shards in splits for part, count in shards.shards_of.items()}
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def _at(self, index: int) -> ShardPlan:
+        split = int(np.searchsorted(self._first, index, "right")) - 1
+        return self._splits[split][index - int(self._first[split])]
+
+
+def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
+    """Part -> folder, sorted by part. That of a split holds those of its domains."""
+    if splits is None:
+        return folders(parts)
+    of_domains = folders({domain_of(part, splits) for part in parts}, in_splits=True)
+    return {part: f"{part.partition('/')[0]}/{of_domains[domain_of(part, splits)]}" for part in sorted(parts)}
+
+
+def places_of(receipts: Receipts) -> tuple[Array, ...]:
+    """int64 [blocks] each: the file, and the first byte there; of rows without provenance neither."""
+    provenance = any(column.role == FILE.role for column in receipts.columns)
+    return (receipts.file, receipts.first_byte) if provenance else ()
+
+
+def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
+    """int64 [slices] each: flush, domain, block, place of the domain in the block, start, stop; in input order."""
+    inner = borders if borders[-1].rows >= 0 else borders[:-1]
+    cuts = Ragged.from_lists([border.cut for border in inner], np.int64)
+    # A block in which n flushes end is cut into n + 1 pieces, of each of its domains.
+    domains = receipts.entry_domain.lengths
+    ending = np.bincount(np.array([border.block for border in inner], np.int64), minlength=len(receipts))
+    pieces = np.repeat(ending + 1, domains)
+    first = np.repeat(np.cumsum(ending) - ending, domains)  # the flush to which the first of them belongs
+    entry = np.repeat(np.arange(len(pieces)), pieces)
+    piece = np.arange(len(entry)) - offsets_of(pieces)[entry]
+    flush = first[entry] + piece
+    block = np.repeat(np.arange(len(receipts)), domains)[entry]
+    place = entry - receipts.entry_domain.offsets[block]
+    start, stop = np.zeros(len(entry), np.int64), receipts.entry_rows.flat[entry]
+    cut = np.flatnonzero(piece > 0)
+    start[cut] = cuts.flat[cuts.offsets[flush[cut] - 1] + place[cut]]
+    cut = np.flatnonzero(piece + 1 < pieces[entry])
+    stop[cut] = cuts.flat[cuts.offsets[flush[cut]] + place[cut]]
+    kept = (start < stop) & (flush < len(borders))
+    columns = (flush, receipts.entry_domain.flat[entry], block, place, start, stop)
+    return tuple(column[kept] for column in columns)
+
+
+def first_lines(receipts: Receipts) -> Array:
+    """int64 [blocks]: how many lines of its file are before each block."""
+    before = offsets_of(receipts.lines)[:-1]
+    new_file = np.diff(receipts.file, prepend=-1) != 0
+    found: Array = before - np.maximum.accumulate(np.where(new_file, before, 0))
+    return found
+
+
+class Rejects(OnDemand[RejectsPlan]):
+    """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order."""
+
+    def __init__(self, receipts: Receipts, rejected: Array) -> None:
+        self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), REJECTS_PER_FILE
+        self._first_line = first_lines(receipts)
+
+    def __len__(self) -> int:
+        return -(-int(self._offsets[-1]) // self._most)
+
+    def _at(self, index: int) -> RejectsPlan:
+        first = index * self._most
+        last = min(first + self._most, int(self._offsets[-1]))
+        begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
+        return RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
+
+    def of(self, blocks: Array, first: int = 0, last: int | None = None) -> tuple[RejectSlice, ...]:
+        """The rejects of blocks: those from number `first` of the plan to before number `last`."""
+        starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
+        used = starts < stops
+        blocks, starts, stops = blocks[used], starts[used], stops[used]
+        columns = (
+            self._receipts.names.take(pa.array(blocks)).to_pylist(),
+            (np.maximum(starts, first) - starts).tolist(),
+            (np.minimum(stops, self._offsets[-1] if last is None else last) - starts).tolist(),
+            map(self._receipts.path, blocks),
+            self._receipts.first_byte[blocks].tolist(),
+            self._first_line[blocks].tolist(),
+        )
+        return tuple(map(RejectSlice, *columns))

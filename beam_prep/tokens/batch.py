@@ -1,0 +1,145 @@
+"""`Batch`: rows of tokens as named ragged columns."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from beam_prep.data.block import Block, step
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column, Output
+from beam_prep.tokens.segments import Roles, Segments
+
+CUT_TOKENS = "truncated_tokens"
+"""The counter of tokens that a row lost because it was too long."""
+
+
+@dataclass(slots=True)
+class Batch(Block):
+    """Rows of tokens of a block.
+
+    >>> from beam_prep.tokens.tokenized import from_tokens
+    >>> output = bp.Output("sequence", "ids", (bp.Section("input_ids", "train"),), mask_name="loss_mask")
+    >>> records = bp.testing.records([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    >>> batch = from_tokens(records, output, max_id=9)
+    >>> batch["sequence"].to_lists()
+    [[5, 6, 7], [8]]
+    >>> bp.testing.to_rows(batch.drop(batch["sequence"].lengths < 2, "short"))
+    [{'sequence': [5, 6, 7], 'loss_mask': [1, 1, 1]}]
+
+    Attributes:
+        outputs: what each row consists of.
+        domain: one name a row.
+        columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64, until `Shard`
+            stores them with the dtypes of the config.
+        schema: column name -> its description. (`dtype` is the one in which it is stored in the end.)
+        segments: output name -> its segments; empty after BuildMask.
+        counters: name -> int64 [rows], things worth counting that happened to kept rows.
+        roles: the messages and tokens of each role, also of rows that were dropped or rejected.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    domain: list[str] = field(default_factory=list)
+    columns: dict[str, Ragged] = field(default_factory=dict)
+    schema: dict[str, Column] = field(default_factory=dict)
+    segments: dict[str, Segments] = field(default_factory=dict)
+    counters: dict[str, Array] = field(default_factory=dict)
+    roles: Roles = field(default_factory=Roles)
+
+    def __getitem__(self, name: str) -> Ragged:
+        return self.columns[name]
+
+    @property
+    def tokens(self) -> Array:
+        """int64 [rows]: tokens of each row's first output that holds ids, the measure of shards."""
+        for name, column in self.schema.items():
+            if column.role == "ids":
+                return self.columns[name].flat_lengths
+        return np.zeros(len(self), np.int64)
+
+    @property
+    def lengths(self) -> Array:
+        """int64 [rows]: tokens of each row, of all outputs that hold ids together."""
+        found = [self.columns[name].flat_lengths for name, column in self.schema.items() if column.role == "ids"]
+        return np.sum(found, axis=0) if found else np.zeros(len(self), np.int64)
+
+    @property
+    def uncut(self) -> Array:
+        """int64 [rows]: what `lengths` would be had no row been cut."""
+        return self.lengths + self.counters.get(CUT_TOKENS, 0)
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        yield "domains", len(self.domain)
+        yield from ((f"column {name!r}", len(rows)) for name, rows in self.columns.items())
+        yield from ((f"counter {name!r}", len(counts)) for name, counts in self.counters.items())
+
+    def assign(self, column: Column, rows: Ragged) -> "Batch":
+        """The batch with a column added or replaced."""
+        if len(rows) != len(self):
+            raise ValueError(f"column {column.name!r} has {len(rows)} rows, the batch {len(self)}")
+        return self._with(columns={**self.columns, column.name: rows}, schema={**self.schema, column.name: column})
+
+    def take(self, rows: Array) -> "Batch":
+        """The rows of a bool mask [rows]. Only after BuildMask."""
+        if rows.all():
+            return self
+        picked = np.flatnonzero(rows)
+        return self._with(
+            line=self.line[rows],
+            domain=[self.domain[row] for row in picked.tolist()],
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+            counters={name: counts[rows] for name, counts in self.counters.items()},
+        )
+
+    def count(self, name: str, per_row: Array, once: bool = False) -> None:
+        """Adds to a counter of kept rows; `once`: to that of rows (bool) which are counted no more than once."""
+        if per_row.any():
+            before = self.counters.get(name, 0)
+            self.counters[name] = (np.maximum if once else np.add)(before, per_row.astype(np.int64))
+
+    def drop(self, rows: Array, reason: str) -> "Batch":
+        """The batch without the rows of a bool mask, which its ledger counts as dropped."""
+        left = self._without(rows)
+        if left is not self:
+            left.ledger.drop(self.line[rows], reason)
+        return left
+
+    def reject_each(self, reasons: Mapping[int, tuple[str, str]]) -> "Batch":
+        """The batch without some rows, which are rejected: row -> (reason, message)."""
+        rows = np.zeros(len(self), bool)
+        rows[list(reasons)] = True
+        left = self._without(rows)
+        for row, (reason, message) in reasons.items():
+            left.ledger.reject(int(self.line[row]), reason, message)
+        return left
+
+    def reject(self, rows: Array, reason: str, message: str) -> "Batch":
+        """The batch without the rows of a bool mask, which are rejected."""
+        left = self._without(rows)
+        for line in self.line[rows].tolist():
+            left.ledger.reject(line, reason, message)
+        return left
+
+    def _without(self, rows: Array) -> "Batch":
+        """The other rows, with a copy of the ledger: another step may use this batch."""
+        if not rows.any():
+            return self
+        left = self.take(~rows)
+        left.ledger = self.ledger.copy()
+        return left
+
+    def _with(self, **changes: object) -> "Batch":
+        values = {name: getattr(self, name) for name in _BATCH_FIELDS}
+        return Batch(**{**values, "counters": dict(self.counters), **changes})
+
+
+_BATCH_FIELDS = (
+    "origin", "ledger", "line", "receipt", "made", "outputs", "domain", "columns", "schema", "segments", "counters",
+    "roles",
+)  # fmt: skip
+
+
+@step
+def in_domain(batch: Batch, domain: str) -> Batch:
+    """Gives all rows this domain, whatever their records say."""
+    return replace(batch, domain=[domain] * len(batch))

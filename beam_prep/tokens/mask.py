@@ -1,0 +1,171 @@
+"""Masks: which tokens the loss is taken on. Decided per segment, written per token, without a loop over either."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from beam_prep.data.block import step
+from beam_prep.data.ragged import Array
+from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
+from beam_prep.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.segments import Segments, disjoint
+
+Untrained = Literal["drop", "keep", "reject"]
+MaskPolicy = Callable[[Segments], Array]
+"""segments -> bool [segments]: the segments that are trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMask:
+    """The mask policy of a config: a section's action, and for `$role` the message's role.
+
+    >>> rule = bp.RoleMask({"assistant": "last"}, default="mask")
+    >>> one, zero = np.ones(3, int), np.zeros(3, int)
+    >>> segments = bp.Segments(
+    ...     start=np.array([0, 4, 9]), stop=np.array([4, 9, 12]), sequence=zero, action=2 * one,
+    ...     role=np.array([0, 1, 1]), turn=np.array([0, 1, 2]), own=-one, refused=zero, roles=("user", "assistant"),
+    ... )
+    >>> rule(segments).tolist()
+    [False, False, True]
+
+    Attributes:
+        roles: role -> `train`, `mask`, or `last` (only the last message of that role).
+        default: for roles that are not named.
+        options: what is trained within messages, where `Segments` tell kinds apart; None: all of it.
+
+    A message's own `train` or `weight` key wins, except in a section whose action is `mask`.
+    """
+
+    roles: Mapping[str, RoleRule] = field(default_factory=dict)
+    default: DefaultRule = "mask"
+    options: MaskOptions | None = None
+
+    def __call__(self, segments: Segments) -> Array:
+        rules = [self.roles.get(role, self.default) for role in segments.roles]
+        train = np.array([rule == "train" for rule in rules] + [False])
+        trained = np.where(segments.action == BY_ROLE, train[segments.role], segments.action == TRAIN)
+        if "last" in rules:
+            last = np.array([rule == "last" for rule in rules] + [False])
+            trained |= (segments.action == BY_ROLE) & last[segments.role] & segments.is_last_of_role()
+        own = (segments.own != UNSET) & (segments.action != MASK)
+        trained = np.where(own, segments.own == 1, trained)
+        if self.options is None or segments.kind is None:
+            return trained
+        masked = [code for code, kind in enumerate(PART_KINDS) if getattr(self.options, kind, None) == "mask"]
+        return trained & ~np.isin(segments.kind, masked)
+
+
+@step
+def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
+    """Adds the mask column of every output that has one: uint8, 1 where the loss is taken.
+
+    A token that any trained segment covers is trained. An output with weights gets their column besides: float32, of
+    the first trained segment that has the token, 0 where none does. What has the weight 0 is not trained.
+
+    Raises:
+        ValueError: the policy does not give one bool a segment, or masks were built before.
+    """
+    columns, schema = {}, {}
+    refused: dict[int, tuple[str, str]] = {}
+    roles = batch.roles
+    for name, rows in batch.columns.items():
+        columns[name], schema[name] = rows, batch.schema[name]
+        output = next(output for output in batch.outputs if output.name == name)
+        if output.mask_name is None:
+            if name in batch.segments:
+                roles = roles.with_tokens(batch.line, rows, batch.segments[name], None)
+            continue
+        if name not in batch.segments:
+            raise ValueError(f"no segments for {name!r}: BuildMask comes once, directly after Tokenize")
+        segments = batch.segments[name]
+        trained = np.asarray(policy(segments))
+        if trained.dtype != bool or trained.shape != (len(segments),):
+            raise ValueError(
+                f"a mask policy gives bool [{len(segments)}], one a segment; "
+                f"{policy!r} gave {trained.dtype} {trained.shape}"
+            )
+        if output.weights_name is not None and segments.weight is not None:
+            trained = trained & (segments.weight > 0)
+        roles = roles.with_tokens(batch.line, rows, segments, trained)
+        columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
+        schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
+        if output.weights_name is not None and segments.weight is not None:
+            columns[output.weights_name] = rows.with_flat(_weights(segments, trained, len(rows.flat)))
+            schema[output.weights_name] = Column(output.weights_name, "float32", rows.depth, "weights", of=name)
+        for segment in np.flatnonzero(trained & (segments.refused > 0)).tolist():
+            row = int(segments.sequence[segment])
+            if rows.depth != 1:
+                row = int(np.searchsorted(rows.offsets, row, side="right")) - 1
+            reason, why = segments.reasons[int(segments.refused[segment]) - 1]
+            turn = int(segments.turn[segment])
+            refused.setdefault(row, (reason, f"what is trained of message {turn} cannot be told: {why}"))
+    masked = batch._with(columns=columns, schema=schema, segments={}, roles=roles)
+    return masked.reject_each(refused) if refused else masked
+
+
+def _cover(segments: Segments, trained: Array, size: int) -> Array:
+    """uint8 [size]: 1 on every token of a trained segment."""
+    start, stop = segments.start[trained], segments.stop[trained]
+    borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
+    lengths = np.diff(borders)
+    if (lengths >= 0).all():  # one after the other, as most are
+        inside = np.zeros(len(lengths), np.uint8)
+        inside[1::2] = 1
+        return np.repeat(inside, lengths)
+    edges = np.zeros(size + 1, np.int32)
+    np.add.at(edges, start, 1)
+    np.add.at(edges, stop, -1)
+    return (np.cumsum(edges[:-1]) > 0).astype(np.uint8)
+
+
+def _weights(segments: Segments, trained: Array, size: int) -> Array:
+    """float32 [size]: the weight of each token of a trained segment, 0 elsewhere."""
+    assert segments.weight is not None
+    places, start, stop = disjoint(segments, np.flatnonzero(trained))
+    some = start < stop
+    places, start, stop = places[some], start[some], stop[some]
+    lengths = np.diff(np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]]))
+    weights = np.zeros(len(lengths), np.float32)
+    weights[1::2] = segments.weight[places]
+    return np.repeat(weights, lengths)
+
+
+def trained_tokens(batch: Batch) -> dict[str, Array]:
+    """For each column that says so (masks, labels): int64 [rows], how many tokens of the row are trained."""
+    counts = {}
+    for name, column in batch.schema.items():
+        if column.role == "mask":
+            counts[name] = batch[name].sums()
+        elif column.role == "labels":
+            counts[name] = batch[name].sums(batch[name].flat != IGNORE_INDEX)
+    return counts
+
+
+def reject_equal_sides(batch: Batch) -> Batch:
+    """Preference rows whose chosen and rejected are equal, after all cutting, are rejected (`equal_sides`)."""
+    one, other = (batch.columns.get(name) for name in ("chosen", "rejected"))
+    if one is None or other is None or one.depth != 1 or other.depth != 1:
+        return batch
+    equal = one.lengths == other.lengths
+    for row in np.flatnonzero(equal).tolist():
+        equal[row] = np.array_equal(np.asarray(one[row]), np.asarray(other[row]))
+    if not equal.any():
+        return batch
+    return batch.reject(equal, "equal_sides", "chosen and rejected are the same tokens, wanted a difference")
+
+
+def settle_untrained(batch: Batch, untrained: Untrained) -> Batch:
+    """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
+    if untrained == "keep":
+        return batch
+    never = {output.mask_name for output in batch.outputs if not output.trains}
+    counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]
+    if not counts:
+        return batch
+    bare = (np.array(counts) == 0).any(axis=0)
+    if untrained == "drop":
+        return batch.drop(bare, "untrained")
+    return batch.reject(bare, "untrained", "nothing of the record is trained on (after cutting)")

@@ -1,0 +1,296 @@
+"""Cutting rows to a length."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from beam_prep.data.block import step
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import IGNORE_INDEX, OF_RECORDS, PROMPT_COMPLETION, Column
+from beam_prep.errors import RunError
+from beam_prep.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.tokens.mask import Untrained, reject_equal_sides, settle_untrained
+
+
+@step
+def to_labels(batch: Batch, shift: bool) -> Batch:
+    """`sequence` and its mask -> `input_ids` and `labels`, int32, -100 where there is no loss. Weights follow labels.
+
+    With `shift`, position i of a row's labels is the token that follows position i of its input_ids
+    (`input_ids = ids[:-1]`, `labels = where(mask, ids, -100)[1:]`): for trainers that do not shift by themselves.
+    The models of transformers do. Rows of fewer than 2 tokens are then rejected (`too_short_to_shift`).
+
+    Raises:
+        ValueError: the batch is not one output of ids with its mask.
+    """
+    output = batch.outputs[0]
+    if (
+        len(batch.outputs) != 1
+        or output.kind != "ids"
+        or set(batch.columns) - {output.weights_name} - {output.mask_name} != {output.name}
+    ):
+        raise ValueError(f"labels are made of one sequence and its mask, the batch has {', '.join(batch.columns)}")
+    if shift:
+        message = "the record has fewer than 2 tokens, so no token follows another"
+        batch = batch.reject(batch[output.name].lengths < 2, "too_short_to_shift", message)
+    ids = batch[output.name]
+    mask = batch.columns.get(output.mask_name) if output.mask_name is not None else None
+    flat: Array = ids.flat
+    labels = flat if mask is None else np.where(mask.flat != 0, flat, np.int32(IGNORE_INDEX))
+    if shift:
+        ids, labels_rows = _drop_one(ids, flat, last=True), _drop_one(ids, labels, last=False)
+    else:
+        labels_rows = ids.with_flat(labels)
+    columns = {"input_ids": ids, "labels": labels_rows}
+    schema = {
+        "input_ids": Column("input_ids", "int32", 1, "ids"),
+        "labels": Column("labels", "int32", 1, "labels", of="input_ids", shifted=shift),
+    }
+    if (name := output.weights_name) is not None:
+        weights = batch[name]
+        columns[name] = _drop_one(weights, weights.flat, last=False) if shift else weights
+        schema[name] = replace(batch.schema[name], of="input_ids", shifted=shift)
+    return batch._with(columns=columns, schema=schema)
+
+
+def _drop_one(rows: Ragged, flat: Array, last: bool) -> Ragged:
+    """Every row without its last (or its first) value. No row may be empty."""
+    keep = np.ones(len(flat), bool)
+    keep[rows.offsets[1:] - 1 if last else rows.offsets[:-1]] = False
+    return Ragged.from_lengths(flat[keep], rows.lengths - 1)
+
+
+ATTENTION_MASK = "attention_mask"
+TOKENS_AT_ONCE = 1 << 20
+"""Padded tokens of a column that `Padding.in_parts` holds at a time, or those of one row: 4 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Pads rows at their end.
+
+    >>> padding = bp.Padding(multiple=4, pad_id=0)
+    >>> ids = bp.Column("sequence", "int32", 1, "ids")
+    >>> padded = padding.rows({"sequence": bp.Ragged.from_lists([[5, 6, 7], [8]])}, {"sequence": ids})
+    >>> padded["sequence"].to_lists()
+    [[5, 6, 7, 0], [8, 0, 0, 0]]
+    >>> padded["attention_mask"].to_lists()
+    [[1, 1, 1, 0], [1, 0, 0, 0]]
+
+    Attributes:
+        multiple: tokens; a row is padded to the next multiple of it, an empty one to `multiple` tokens.
+        pad_id: the id of the tokens that are added.
+
+    Raises:
+        ValueError: `multiple` is less than 1.
+    """
+
+    multiple: int
+    pad_id: int
+
+    def __post_init__(self) -> None:
+        if self.multiple < 1:
+            raise ValueError(f"multiple is {self.multiple}, wanted at least 1")
+
+    def lengths(self, lengths: Array) -> Array:
+        """int64 [rows]: the padded lengths of rows of these lengths."""
+        return np.asarray(-(-np.maximum(lengths, 1) // self.multiple) * self.multiple)
+
+    def check(self, schema: Mapping[str, Column]) -> None:
+        """Raises ValueError if a column holds lists or values, or ids of a dtype that cannot hold the pad id."""
+        for name, column in schema.items():
+            if not column.of_tokens and not column.carried:
+                raise ValueError(f"column {name!r} holds lists or values; only sequences of one output can be padded")
+            if column.role == "ids" and self.pad_id > np.iinfo(column.dtype).max:
+                raise ValueError(f"column {name!r}: the pad id {self.pad_id} does not fit {column.dtype}: use int32")
+
+    def rows(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> dict[str, Ragged]:
+        """The padded columns, and an `attention_mask` (uint8, 1 = a real token).
+
+        Ids take `pad_id`, masks 0, labels -100: by position, never by comparing with the pad id, which is often the
+        EOS of an answer.
+
+        Raises:
+            ValueError: see `check`; or rows of several lengths, of which one `attention_mask` cannot tell.
+        """
+        self.check(schema)
+        lengths = next(iter(columns.values())).lengths
+        offsets = offsets_of(self.lengths(lengths))
+        place = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - offsets_of(lengths)[:-1], lengths)
+
+        def filled(values: Array, fill: int) -> Ragged:
+            found = np.full(offsets[-1], fill, values.dtype)
+            found[place] = values
+            return Ragged(found, offsets)
+
+        padded = {}
+        for name, rows in columns.items():
+            if schema[name].carried:
+                padded[name] = rows
+                continue
+            if not np.array_equal(rows.lengths, lengths):
+                raise ValueError(f"column {name!r} has other lengths than the first; only one output can be padded")
+            padded[name] = filled(rows.flat, {"ids": self.pad_id, "labels": IGNORE_INDEX}.get(schema[name].role, 0))
+        padded[ATTENTION_MASK] = filled(np.ones(len(place), np.uint8), 0)
+        return padded
+
+    def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
+        """The same as `rows`, in parts of `TOKENS_AT_ONCE`: padded, short rows take a hundred times their memory."""
+        ends = offsets_of(self.lengths(next(iter(columns.values())).lengths))
+        start, count = 0, len(ends) - 1
+        while start < count:
+            fitting = int(np.searchsorted(ends, ends[start] + TOKENS_AT_ONCE, "right")) - 1
+            stop = max(fitting, start + 1)
+            yield self.rows({name: rows[start:stop] for name, rows in columns.items()}, schema)
+            start = stop
+
+
+@step
+def pad(batch: Batch, multiple: int, pad_id: int) -> Batch:
+    """Pads the rows of a block, see `Padding`.
+
+    Raises:
+        ValueError: rows of lists or values cannot be padded.
+    """
+    columns = Padding(multiple, pad_id).rows(batch.columns, batch.schema)
+    mask = Column(ATTENTION_MASK, "int32", 1, "attention")
+    return batch._with(columns=columns, schema={**batch.schema, ATTENTION_MASK: mask})
+
+
+SIDES = ("chosen", "rejected")
+
+
+@step
+def split_prompt(batch: Batch, untrained: Untrained = "drop") -> Batch:
+    """`chosen`, `rejected` and their masks -> `chosen_ids` and `rejected_ids`, the completions, and `prompt_ids`.
+
+    The prompt is what comes before the first trained token; all after it must be trained. Rows with nothing to train on
+    are dropped or rejected, by `untrained`; `keep` drops them, too: they have no completion. Rejects: `equal_sides`;
+    `prompt_differs`, the sides have other prompts; `not_prompt_first`, a token after the first trained one is not.
+
+    Raises:
+        ValueError: the batch has other columns.
+    """
+    masks = [next((o.mask_name for o in batch.outputs if o.name == side), None) for side in SIDES]
+    if None in masks or set(batch.columns) != {*SIDES, *masks}:
+        raise ValueError(
+            f"prompts are split off chosen and rejected with masks, the batch has {', '.join(batch.columns)}"
+        )
+    batch = settle_untrained(reject_equal_sides(batch), "reject" if untrained == "reject" else "drop")
+    sizes = [_prompt_sizes(batch[str(mask)]) for mask in masks]
+    mixed = np.any([prompt < 0 for prompt in sizes], axis=0)
+    if mixed.any():
+        batch = batch.reject(mixed, "not_prompt_first", "a token after the first trained one is not trained")
+        sizes = [prompt[~mixed] for prompt in sizes]
+    prompts = [batch[side] for side in SIDES]
+    differs = sizes[0] != sizes[1]
+    for row in np.flatnonzero(~differs).tolist():
+        one, other = (np.asarray(rows[row])[: sizes[0][row]] for rows in prompts)
+        differs[row] = not np.array_equal(one, other)
+    if differs.any():
+        batch = batch.reject(differs, "prompt_differs", "chosen and rejected do not begin with the same prompt")
+        sizes = [prompt[~differs] for prompt in sizes]
+    columns: dict[str, Any] = {
+        name: _cut_side(batch[side], prompt, batch[side].lengths)
+        for name, side, prompt in zip(PROMPT_COMPLETION[:2], SIDES, sizes, strict=True)
+    }
+    columns[PROMPT_COMPLETION[2]] = _cut_side(batch[SIDES[0]], np.zeros_like(sizes[0]), sizes[0])
+    return batch._with(columns=columns, schema={name: Column(name, "int32", 1, "ids") for name in columns})
+
+
+def _prompt_sizes(mask: Ragged) -> Array:
+    """int64 [rows]: tokens before the first trained one; -1 if a later one is not trained. Every row has one."""
+    trained = mask.sums(mask.flat != 0)
+    size = mask.lengths - trained
+    places = np.arange(len(mask.flat)) - np.repeat(mask.offsets[:-1], mask.lengths)
+    at_end = mask.sums((mask.flat != 0) & (places >= np.repeat(size, mask.lengths)))
+    return np.where(at_end == trained, size, -1)
+
+
+def _cut_side(rows: Ragged, start: Array, stop: Array) -> Ragged:
+    """Values [start, stop) of each row."""
+    places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    kept = (places >= np.repeat(start, rows.lengths)) & (places < np.repeat(stop, rows.lengths))
+    return Ragged.from_lengths(rows.flat[kept], stop - start)
+
+
+TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]
+
+
+@step
+def truncate(
+    batch: Batch,
+    max_seq_len: int,
+    mode: TruncationMode = "keep_start",
+    eos_id: int | None = None,
+    setting: str = "max_seq_len",
+) -> Batch:
+    """No sequence (in lists: no element) longer than `max_seq_len` tokens, masks alike.
+
+    Args:
+        batch: rows of tokens.
+        max_seq_len: tokens.
+        mode: keep the first tokens (`keep_start`) or the last (`keep_end`), drop the record (`drop`, counted as
+            `too_long`), or fail the run (`error`).
+        eos_id: the token that ends an answer.
+        setting: what the config calls this length, for messages.
+
+    Counts over kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_eos`: rows that lost their final
+    EOS, so that nobody learns from them where to stop. A row that is cut twice counts once.
+
+    Raises:
+        RunError: a sequence is longer, and the mode is `error`.
+    """
+    if mode not in get_args(TruncationMode):
+        raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
+    lost = np.zeros(len(batch), np.int64)
+    for name, rows in batch.columns.items():
+        if batch.schema[name].role == "ids":
+            lost += _lost(rows, max_seq_len)
+    cut = lost > 0
+    if not cut.any():
+        return batch
+    if mode == "drop":
+        return batch.drop(cut, "too_long")
+    if mode == "error":
+        row = int(np.argmax(cut))
+        raise RunError(
+            f"a sequence is {lost[row]} tokens longer than {setting} {max_seq_len} ({batch.where(row)}): "
+            f"raise {setting}, or choose another truncation_mode"
+        )
+    columns = {
+        name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
+        for name, rows in batch.columns.items()
+    }
+    shorter = batch._with(columns=columns, roles=batch.roles.cut(max_seq_len, keep_end=mode == "keep_end"))
+    shorter.count(CUT_TOKENS, lost)
+    shorter.count("truncated_rows", cut, once=True)
+    if mode == "keep_start" and eos_id is not None:
+        ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
+        places = np.flatnonzero(cut)
+        ended = np.zeros(len(batch), bool)
+        for name in ids:
+            before, after = batch[name].take(places), shorter[name].take(places)
+            ended[places] |= _count(before, eos_id) > _count(after, eos_id)
+        shorter.count("truncated_eos", ended, once=True)
+    return shorter
+
+
+def _count(rows: Ragged, token: int) -> Array:
+    """int64 [rows]: how often a token occurs in each row."""
+    return rows.sums(rows.flat == token)
+
+
+def _lost(rows: Ragged, length: int) -> Array:
+    """int64 [rows]: tokens beyond `length`, of each row's sequences together."""
+    inner = rows.values if isinstance(rows.values, Ragged) else rows
+    lost = np.maximum(inner.lengths - length, 0)
+    return np.diff(offsets_of(lost)[rows.offsets]) if isinstance(rows.values, Ragged) else lost
+
+
+def _cut(rows: Ragged, length: int, mode: str) -> Ragged:
+    if isinstance(rows.values, Ragged):
+        return Ragged(_cut(rows.values, length, mode), rows.offsets)
+    return rows.head(length) if mode == "keep_start" else rows.tail(length)

@@ -1,0 +1,248 @@
+"""`Segments`: where each message lies in the tokens. `Roles`: messages and tokens by role, for reports only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.rendered import UNSET
+
+NAME_LIMIT = 64
+"""Characters of a role's name that are kept: every receipt has it."""
+
+
+TOKENS, TRAINED, BOTH = 0, 1, 2
+"""The counts to which a span adds: the tokens of its role, the trained ones, or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
+
+    A mask policy is a function of these, here one that trains the last answer of each conversation:
+
+    >>> def last_answer(segments):
+    ...     return segments.is_role("assistant") & segments.is_last_of_role()
+    >>> step = bp.BuildMask(last_answer)
+
+    A message may be several segments, with the same sequence, turn and role: in a template with several
+    `{% generation %}` blocks, each block is one. A policy on the length of a message adds them up: see
+    docs/extending.md.
+
+    Attributes:
+        start, stop: int64, in the output's flat tokens. Segments may share a token.
+        sequence: int64, the sequence that it belongs to.
+        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `data.rendered`.
+        role: int32, index into `roles`; -1 for text sections.
+        turn: int32, index of the message in its list; -1 for text sections.
+        own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.
+        refused: int64: 0, or, where what is trained of the message cannot be told, 1 + its index in `reasons`.
+        roles: names of the roles.
+        reasons: (reason, message) of what is refused.
+        weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
+        kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
+            tokens. Told apart only with `TextRules.mask_options`. None: all of it is content.
+    """
+
+    start: Array
+    stop: Array
+    sequence: Array
+    action: Array
+    role: Array
+    turn: Array
+    own: Array
+    refused: Array
+    roles: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...] = ()
+    weight: Array | None = None
+    kind: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def is_role(self, name: str) -> Array:
+        """bool [segments]: the segments of that role."""
+        code = self.roles.index(name) if name in self.roles else len(self.roles)
+        return np.asarray(self.role == code)
+
+    def is_last_of_role(self) -> Array:
+        """bool [segments]: of the last message of its role in its sequence."""
+        key = self.sequence * (len(self.roles) + 1) + self.role
+        _, group = np.unique(key, return_inverse=True)
+        last = np.full(group.max(initial=-1) + 1, UNSET)
+        np.maximum.at(last, group, self.turn)
+        return np.asarray((self.turn == last[group]) & (self.role != UNSET))
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+class RoleSpans(NamedTuple):
+    """Spans of tokens of one role. No two that add to the same count share a token.
+
+    Attributes:
+        line, role: int64 [spans].
+        start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
+        size: int64 [spans]: the tokens of that sequence.
+        kind: int64 [spans]: the counts to which they add: `TOKENS`, `TRAINED` or `BOTH`.
+    """
+
+    line: Array
+    role: Array
+    start: Array
+    stop: Array
+    size: Array
+    kind: Array
+
+
+def _no_spans() -> RoleSpans:
+    return RoleSpans(*(_none() for _ in RoleSpans._fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The messages of a block and their tokens, also of rows that are dropped or rejected later.
+
+    Attributes:
+        names: of the roles.
+        line, role: int64 [messages]: of every message that was rendered; a message of two outputs counts in both.
+        spans: their tokens.
+    """
+
+    names: tuple[str, ...] = ()
+    line: Array = field(default_factory=_none)
+    role: Array = field(default_factory=_none)
+    spans: RoleSpans = field(default_factory=_no_spans)
+
+    def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
+        """Adds the messages of another output.
+
+        Args:
+            names: of the roles, which all outputs share.
+            line: int64 [rows].
+            messages: int64, the role of every message, by row.
+        """
+        lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
+        return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
+
+    def with_tokens(self, line: Array, tokens: Ragged, segments: Segments, trained: Array | None) -> "Roles":
+        """Adds the tokens of another output.
+
+        Args:
+            line: int64 [rows].
+            tokens: the output's rows.
+            segments: where each message lies in them.
+            trained: bool [segments]; None: the output has no mask.
+        """
+        sequences, line = tokens.values if isinstance(tokens.values, Ragged) else tokens, line.astype(np.int64)
+        if isinstance(tokens.values, Ragged):
+            line = np.repeat(line, tokens.lengths)
+        known = np.flatnonzero(segments.role != UNSET)
+        kinds = np.full(len(known), TOKENS) if trained is None else np.where(trained[known], BOTH, TOKENS)
+        start, stop = segments.start[known], segments.stop[known]
+        parts = [(known, start, stop, kinds)]
+        if (start[1:] < stop[:-1]).any():
+            # Segments share a token: it counts for the first of them, and for the first that is trained.
+            picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
+            parts = [(*disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
+        spans = [self.spans]
+        for places, start, stop, kinds in parts:
+            sequence = segments.sequence[places]
+            begin = sequences.offsets[sequence]
+            role, size = segments.role[places], sequences.lengths[sequence]
+            spans.append(RoleSpans(line[sequence], role, start - begin, stop - begin, size, kinds))
+        return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
+
+    def cut(self, length: int, keep_end: bool) -> "Roles":
+        """The same after sequences are cut to `length` tokens."""
+        spans = self.spans
+        before = np.maximum(spans.size - length, 0) if keep_end else 0
+        start, stop = (np.clip(place - before, 0, length) for place in (spans.start, spans.stop))
+        return replace(self, spans=spans._replace(start=start, stop=stop, size=np.minimum(spans.size, length)))
+
+    def count(self, kept: Array, lines: int) -> "RoleCounts":
+        """Counts the messages of all lines, and the tokens of kept lines.
+
+        Args:
+            kept: int32 [rows], the lines of kept rows.
+            lines: of the block.
+        """
+        roles = len(self.names)
+        messages = self.line * roles + self.role
+        found = None
+        if lines * roles > 2 * len(messages) + _FEW:
+            found, messages = np.unique(messages, return_inverse=True)
+        size = lines * roles if found is None else len(found)
+        alive = np.zeros(lines, bool)
+        alive[kept] = True
+        spans = self.spans
+        of_spans = spans.line * roles + spans.role
+        of_spans = of_spans if found is None else np.searchsorted(found, of_spans)
+        sizes = np.where(alive[spans.line], spans.stop - spans.start, 0)
+        counts = np.array(
+            [
+                np.bincount(messages, minlength=size),
+                np.bincount(of_spans, np.where(spans.kind == TRAINED, 0, sizes), size),
+                np.bincount(of_spans, np.where(spans.kind == TOKENS, 0, sizes), size),
+            ],
+            np.int64,
+        )
+        if found is None:
+            found = np.flatnonzero(counts[0])
+            counts = counts[:, found]
+        line, role = np.divmod(found, max(1, roles))
+        return RoleCounts(_short(self.names), line, role, counts)
+
+
+_FEW = 1 << 16
+
+
+def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:
+    """(segments in order, their starts, their stops); a shared token belongs to the first segment that has it."""
+    places = places[np.argsort(segments.start[places], kind="stable")]
+    start, stop = segments.start[places], segments.stop[places]
+    before = np.maximum.accumulate(np.append(0, stop))[:-1]
+    return places, np.minimum(np.maximum(start, before), stop), stop
+
+
+def _short(names: Sequence[str]) -> tuple[str, ...]:
+    """Names fit for a receipt: cut to `NAME_LIMIT`, and valid UTF-8."""
+    return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCounts:
+    """Messages and tokens of each role in each line of a block.
+
+    Attributes:
+        names: of the roles.
+        line, role: int64 [entries], ascending by line.
+        counts: int64 [3, entries]: messages; tokens; tokens that are trained.
+    """
+
+    names: tuple[str, ...] = ()
+    line: Array = field(default_factory=_none)
+    role: Array = field(default_factory=_none)
+    counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+
+    def without(self, lines: Array) -> "RoleCounts":
+        """The same without the tokens of these lines, whose messages stay counted."""
+        counts = self.counts.copy()
+        counts[1:, np.isin(self.line, lines)] = 0
+        return replace(self, counts=counts)
+
+    def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
+        """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or all."""
+        stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))
+        sums = np.zeros((len(self.names), 3), np.int64)
+        for place, counts in enumerate(self.counts):
+            sums[:, place] = np.bincount(self.role[:stop], counts[:stop], len(self.names))
+        totals: dict[str, tuple[int, int, int]] = {}
+        for name, (messages, tokens, trained) in zip(self.names, sums.tolist(), strict=True):
+            if messages:
+                had = totals.get(name, (0, 0, 0))
+                totals[name] = (had[0] + messages, had[1] + tokens, had[2] + trained)
+        return totals

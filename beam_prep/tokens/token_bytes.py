@@ -1,0 +1,179 @@
+"""How many bytes of a text each of its tokens represents, where that follows from the vocabulary.
+
+There are two families. In a byte-level vocabulary each character of a token is one byte. In one that SentencePiece
+made, `▁` is a blank, `<0x0A>` one byte, and the tokenizer may put a blank before a text, which is no byte of it.
+"""
+
+import functools
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.tokens.tokenizer import Tokenizer
+
+_BLANK = "\u2581"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NEVER = 1 << 20
+"""Bytes of a token of which it is not known what it represents: no sum is right with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """How many bytes of text each token represents.
+
+    Attributes:
+        lengths: uint8 [ids]; int32 where that is too small for one of them.
+        normalised: the tokenizer normalises to NFC.
+        blank: it writes `▁` for a blank. So a text may not have one of its own.
+        prefix: before which texts it puts a blank. `parts`: each part of a text between two added tokens; `text`: the
+            text, if it begins with neither a blank nor an added token; `none`.
+        added: bool [ids]: tokens that end such a part.
+    """
+
+    lengths: Array
+    normalised: bool = False
+    blank: bool = False
+    prefix: Literal["none", "parts", "text"] = "none"
+    added: Array | None = None
+
+    def keeps(self, text: str) -> bool:
+        """True if the normaliser does not change what the tokens of a text represent."""
+        if self.blank:
+            return _BLANK not in text
+        return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
+
+    def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
+        """uint8 or int32 [tokens]: how many bytes of its text each token represents."""
+        found = _taken(self.lengths, ids.flat)
+        if self.prefix == "none" or not len(found):
+            return found
+        assert self.added is not None
+        ends = _taken(self.added.view(np.uint8), ids.flat).view(bool)
+        begins = np.zeros(len(found), bool)
+        first = ids.offsets[:-1]
+        if self.prefix == "text":
+            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
+            begins[first[(ids.lengths > 0) & ~blank]] = True
+        else:
+            begins[first[ids.lengths > 0]] = True
+            begins[1:] |= ends[:-1]
+        begins &= ~ends
+        begins &= found > 0  # sums must not fall
+        shorter: Array = found - begins
+        return shorter
+
+
+def _taken(values: Array, places: Array) -> Array:
+    """The values at these places, int32; read-only. numpy would first make an index of eight bytes a token."""
+    if int(places.view(np.uint32).max(initial=0)) >= len(values):
+        raise IndexError(f"ids from {places.min()} to {places.max()}, and the vocabulary ends at {len(values) - 1}")
+    found: Array = pc.take(pa.array(values), pa.array(places), boundscheck=False).to_numpy()
+    return found
+
+
+def _smallest(lengths: Array) -> Array:
+    return lengths.astype(np.uint8) if int(lengths.max(initial=0)) <= np.iinfo(np.uint8).max else lengths
+
+
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
+    """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
+    if type(tokenizer.reference.model).__name__ != "BPE":
+        return None
+    return _byte_level(tokenizer) or _of_pieces(tokenizer)
+
+
+def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
+    backend = tokenizer.reference
+    model: Any = backend.model
+    normaliser, steps = tokenizer.makeup.normaliser, pre_tokenizers(tokenizer)
+    if normaliser not in (None, {"type": "NFC"}) or not any(step["type"] == "ByteLevel" for step in steps):
+        return None
+    if any(step["type"] not in ("Split", "Digits", "Punctuation", "ByteLevel") for step in steps):
+        return None
+    if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps):
+        return None
+    if model.continuing_subword_prefix or model.end_of_word_suffix or model.byte_fallback:
+        return None
+    # Each character of a byte-level token represents one byte; an added token is its own text.
+    # One by one: a dict of all of them takes longer, and 20 MB.
+    tokens = map(backend.id_to_token, range(tokenizer.max_id + 1))
+    lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
+    if model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
+        lengths[unknown] = _NEVER
+    added = tokenizer.makeup.added
+    spaced = any(token.content != token.content.strip() for token in added)
+    for token in added:
+        vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
+        lengths[token.id] = _NEVER if vague else len(token.content.encode())
+    return TokenBytes(_smallest(lengths), normaliser is not None)
+
+
+def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
+    """Of a vocabulary that SentencePiece made, or one like it."""
+    backend = tokenizer.reference
+    model: Any = backend.model
+    prefix = _prefix(normalisers(tokenizer), pre_tokenizers(tokenizer))
+    if prefix is None or not model.byte_fallback or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    if any(f"<0x{byte:02X}>" not in vocabulary for byte in range(256)):
+        return None
+    lengths, added = np.zeros(tokenizer.max_id + 1, np.int32), np.zeros(tokenizer.max_id + 1, bool)
+    for content, number in vocabulary.items():
+        lengths[number] = len(content.encode()) - 2 * content.count(_BLANK)
+    for content in (f"<0x{byte:02X}>" for byte in range(256)):
+        lengths[vocabulary[content]] = 1
+    for token in tokenizer.makeup.added:
+        content = token.content
+        if _BLANK in content and content in vocabulary:
+            continue  # `keeps` takes no text that has it; the same id stands for blanks elsewhere
+        lengths[token.id], added[token.id] = len(content.encode()), True
+        # Blanks around it may be in the token, or in its text the one that is put before it.
+        if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
+            lengths[token.id] = _NEVER
+    return TokenBytes(_smallest(lengths), blank=True, prefix=prefix, added=added)
+
+
+def _prefix(
+    normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]
+) -> Literal["none", "parts", "text"] | None:
+    """`TokenBytes.prefix`, of a tokenizer that does nothing to a text but to write `▁` for blanks; None for others."""
+    if any(step.get("behavior") == "Removed" for step in splitters):
+        return None
+    if any(step["type"] not in ("Split", "Digits", "Metaspace") for step in splitters):
+        return None
+    metaspaces = [step for step in splitters if step["type"] == "Metaspace"]
+    replaces = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+    if metaspaces:
+        scheme = metaspaces[0]["prepend_scheme"]
+        alone = not normalisers and len(splitters) == 1 and metaspaces[0]["replacement"] == _BLANK
+        # `always` depends on the first byte of each part.
+        return {"first": "text", "never": "none"}.get(scheme) if alone else None  # type: ignore[return-value]
+    if normalisers == [{"type": "Prepend", "prepend": _BLANK}, replaces]:
+        return "parts"
+    return "none" if normalisers == [replaces] else None
+
+
+def normalisers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The steps of its normaliser, as in `tokenizer.json`; [] of none."""
+    return [*_steps(tokenizer.makeup.normaliser, "normalizers")]
+
+
+def pre_tokenizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The steps that split a text into words, as in `tokenizer.json`; [] of none."""
+    return [*_steps(tokenizer.makeup.pre_tokenizer, "pretokenizers")]
+
+
+def _steps(state: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
+    if state is not None and name not in state:
+        yield state
+    for step in (state or {}).get(name, ()):
+        yield from _steps(step, name)

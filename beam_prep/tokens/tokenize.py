@@ -1,0 +1,345 @@
+"""`tokenize`: pieces of text -> `Batch`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from beam_prep.data.block import sample, step
+from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
+from beam_prep.data.rendered import UNSET, Pieces, Rendered
+from beam_prep.data.schema import Column
+from beam_prep.tokens.backends import encoder_of, name_of
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.segments import Segments
+from beam_prep.tokens.tokenizer import CharSpans, Encoder, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """The pieces of an output as ids.
+
+    Attributes:
+        ids: of each piece.
+        start, stop: int64 [segments]: first token and one past the last of each segment, counted in its piece.
+        prompted: int64: the pieces with a prompt, ascending.
+        border: int64 [pieces]: tokens that a piece and its prompt text have in common, from the first on.
+        is_prefix: bool [pieces]: the tokens of the prompt are the first of the piece.
+    """
+
+    ids: Ragged
+    start: Array
+    stop: Array
+    prompted: Array
+    border: Array
+    is_prefix: Array
+
+
+@step
+def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference: Encoder | None = None) -> Batch:
+    """Encodes every piece alone and joins the pieces of each sequence.
+
+    A sequence with `bos` begins with `bos_id`, once. Rows in which an output has no token (with a template: no more
+    than one, a lone BOS) are dropped (`empty`), or rejected (`missing_source`) where other outputs have some.
+
+    Args:
+        rendered: the pieces.
+        encoder: encodes them.
+        bos_id: id of the BOS token.
+        reference: encodes a sample of them too, the same on every worker; where it gives anything else, it encodes the
+            entire block.
+    """
+    batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
+    batch.made, batch.counters = dict(rendered.made), dict(rendered.counters)
+    encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
+    if reference is not None:
+        found = [
+            _agree(each, encoded[name], reference, rendered.origin.digest) for name, each in rendered.pieces.items()
+        ]
+        if compared := len(set[int]().union(*(rows for rows, _ in found))):
+            batch.made["compared_with_transformers"] = compared
+        if not all(agreed for _, agreed in found):
+            encoded = {name: _encode(pieces, reference) for name, pieces in rendered.pieces.items()}
+            batch.made["blocks_encoded_again"] = 1
+    enough = []
+    for output in rendered.outputs:
+        if output.kind == "value":
+            rows = rendered.values[output.name]
+            batch.columns[output.name] = rows
+            batch.schema[output.name] = Column(output.name, "float32", 1, "value")
+            enough.append(np.ones(len(rows), bool))
+            continue
+        pieces = rendered.pieces[output.name]
+        ids, segments = _join(pieces, encoded[output.name], bos_id)
+        if output.weights_name is not None and rendered.weights is not None:
+            row = np.repeat(np.arange(len(pieces.rows) - 1), np.diff(pieces.rows))[segments.sequence]
+            own = pieces.segments["own"]
+            own_weight = np.where(own == UNSET, 1.0, pieces.weights[own])
+            segments = replace(segments, weight=rendered.weights[row] * own_weight)
+        if bos_id is not None:
+            batch.count("double_bos", _double_bos(ids, pieces.rows, bos_id))
+        rows = Ragged(ids, pieces.rows) if output.kind == "list" else ids
+        batch.columns[output.name] = rows
+        batch.schema[output.name] = Column(output.name, "int32", rows.depth, "ids")
+        batch.segments[output.name] = segments
+        batch.roles = batch.roles.with_messages(pieces.roles, rendered.line, pieces.message_roles_by_row())
+        enough.append(rows.flat_lengths > (1 if output.kind == "ids" and output.has_template else 0))
+    if any(len(each.prompted) for each in encoded.values()):
+        _begin_after_prompts(batch, rendered, encoded)
+    return _drop_empty(batch, np.array(enough))
+
+
+_SAMPLED = 16
+_SAMPLED_SIZE = 16_384  # characters
+
+
+def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> tuple[set[int], bool]:
+    """(rows of a sample of the pieces, True if the reference gives the same). The sample depends on the block alone."""
+    sizes = characters(pieces.texts)
+    order = sample(digest, len(sizes), 4 * _SAMPLED)
+    picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
+    if len(picked) == 0:
+        picked = order[np.argsort(sizes[order], kind="stable")[:1]]
+    picked = np.sort(picked)
+    theirs = _encode(pieces.take(picked), reference)
+    segments = np.isin(_piece_of_segment(pieces), picked)
+    rows = np.searchsorted(pieces.rows, np.searchsorted(pieces.sequences, picked, "right") - 1, "right") - 1
+    return set(rows.tolist()), all(
+        np.array_equal(one, other)
+        for one, other in (
+            (encoded.ids.take(picked).flat, theirs.ids.flat),
+            (encoded.ids.lengths[picked], theirs.ids.lengths),
+            (encoded.start[segments], theirs.start),
+            (encoded.stop[segments], theirs.stop),
+            (encoded.border[picked], theirs.border),
+            (encoded.is_prefix[picked], theirs.is_prefix),
+        )
+    )
+
+
+def _piece_of_segment(pieces: Pieces) -> Array:
+    """int64 [segments]."""
+    return np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
+
+
+def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _Encoded]) -> None:
+    """Moves the start of what is trained after a prompt text; in preference rows, after the shorter of both borders."""
+    short = np.zeros(len(batch), np.int64)
+    border = np.full(len(batch), np.iinfo(np.int64).max)
+    for name, each in encoded.items():
+        if len(each.prompted):
+            row = _row_of_piece(rendered.pieces[name])
+            short[row[each.prompted[~each.is_prefix[each.prompted]]]] = 1
+            texts = sorted(rendered.pieces[name].prompts)
+            np.minimum.at(border, row[texts], each.border[texts])
+    batch.count("prompt_not_prefix", short)
+    for name in encoded:
+        pieces, segments = rendered.pieces[name], batch.segments[name]
+        owners = np.array(sorted(pieces.prompts), np.int64)
+        first = pieces.borders[:-1][owners]  # the piece's first segment is the one after its prompt
+        after = first[first < pieces.borders[owners + 1]]
+        start = segments.start.copy()
+        start[after] += border[segments.sequence[after]]
+        batch.segments[name] = replace(segments, start=np.minimum(start, segments.stop))
+
+
+def _row_of_piece(pieces: Pieces) -> Array:
+    """int64 [pieces]. Only where every row is one sequence."""
+    return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
+
+
+def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
+    """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
+    part = _piece_of_segment(pieces)
+    bounded = np.flatnonzero(pieces.segments["stop"] >= 0)
+    begun = np.flatnonzero(pieces.prompt_end > 0)
+    # Of each segment with borders, then of the last character of each prompt: characters, and the tokens over them.
+    ends = pieces.prompt_end[begun]
+    piece = np.concatenate([part[bounded], begun])
+    from_char = np.concatenate([pieces.segments["start"][bounded], ends - 1])
+    to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
+    from_token, to_token = np.zeros(len(piece), np.int64), np.zeros(len(piece), np.int64)
+    by_piece = np.argsort(piece, kind="stable")
+    spanned = np.zeros(len(pieces.texts), bool)
+    spanned[piece] = True
+    parts, order = [], []
+    for special in (False, True):
+        for with_spans in (False, True):
+            members = np.flatnonzero((pieces.special == special) & (spanned == with_spans))
+            if len(members) == 0:
+                continue
+            texts = pieces.texts if len(members) == len(pieces.texts) else take(pieces.texts, members)
+            if with_spans:
+                mine = by_piece[pieces.special[piece[by_piece]] == special]
+                wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
+                ids, tokens = encoder.encode_spans(texts, special, wanted)
+                from_token[mine], to_token[mine] = tokens.start, tokens.stop
+            else:
+                ids = _encode_once(texts, special, encoder)
+            parts.append(ids)
+            order.append(members)
+    encoded = Ragged.concat(parts or [Ragged.from_lists([])])
+    if len(parts) > 1:
+        encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
+    start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
+    start[bounded], stop[bounded] = from_token[: len(bounded)], to_token[: len(bounded)]
+    prompted, border, is_prefix = _borders(pieces, encoded, encoder)
+    # The last token of the prompt is not the first of what follows it.
+    is_prefix[begun] = True
+    after = pieces.borders[begun]
+    followed = np.flatnonzero(after < pieces.borders[begun + 1])
+    is_prefix[begun[followed]] = to_token[len(bounded) + followed] <= start[after[followed]]
+    return _Encoded(encoded, start, stop, prompted, border, is_prefix)
+
+
+_SHORT = 1000  # characters: longer texts are seldom equal, and take long to compare
+
+
+def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragged:
+    if characters(texts).sum() > _SHORT * len(texts):
+        return encoder.encode(texts, special)
+    places: dict[str, int] = {}
+    index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))
+    ids = encoder.encode(list(places), special)
+    return ids if len(places) == len(texts) else ids.take(index)
+
+
+def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array, Array]:
+    """The pieces with a prompt, and `border` and `is_prefix` of `_Encoded`, an entry each piece.
+
+    Where the prompt is a text, these are from the longest common beginning of its ids and the piece's.
+    """
+    border, is_prefix = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
+    owners = np.array(sorted(pieces.prompts), np.int64)
+    for special in (True, False):
+        chosen = owners[pieces.special[owners] == special]
+        if len(chosen):
+            prompts = _encode_once([pieces.prompts[place] for place in chosen.tolist()], special, encoder)
+            border[chosen] = _common(prompts, encoded.take(chosen))
+            is_prefix[chosen] = border[chosen] == prompts.lengths
+    has = pieces.prompt_end >= -1
+    has[owners] = True
+    return np.flatnonzero(has), border, is_prefix
+
+
+def _common(one: Ragged, other: Ragged) -> Array:
+    """int64 [rows]: length of the longest common beginning."""
+    sizes = np.minimum(one.lengths, other.lengths)
+    rows = offsets_of(sizes)
+    inside = np.arange(rows[-1]) - np.repeat(rows[:-1], sizes)
+    values = [ids.flat[inside + np.repeat(ids.offsets[:-1], sizes)] for ids in (one, other)]
+    differs = np.append(np.flatnonzero(values[0] != values[1]), rows[-1])
+    return np.asarray(np.minimum(differs[np.searchsorted(differs, rows[:-1])] - rows[:-1], sizes))
+
+
+def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged, Segments]:
+    """Ids of each sequence, with its BOS, and where the segments lie in them."""
+    ids, start, stop = encoded.ids, encoded.start, encoded.stop
+    values: Array = ids.flat
+    piece_borders = ids.offsets
+    borders = piece_borders[pieces.sequences]
+    part = _piece_of_segment(pieces)
+    sequence_of_piece = np.repeat(np.arange(len(borders) - 1), np.diff(pieces.sequences))
+    sequence = sequence_of_piece[part]
+    added = np.zeros(len(borders) - 1, bool)
+    if bos_id is not None and pieces.bos.any():
+        added = pieces.bos & ~_brings_bos(pieces, values, piece_borders, borders, bos_id)
+        values = np.insert(values, borders[:-1][added], np.int32(bos_id))
+    before = offsets_of(added)
+    shift = piece_borders[:-1][part] + before[sequence + 1]
+    given = pieces.segments
+    segments = Segments(
+        start + shift,
+        stop + shift,
+        sequence,
+        given["action"],
+        given["role"],
+        given["turn"],
+        np.minimum(given["own"], 1),
+        given["refused"],
+        pieces.roles,
+        pieces.reasons,
+        kind=given["kind"].astype(np.int8),
+    )
+    return Ragged(values, borders + before), segments
+
+
+def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Array, bos_id: int) -> Array:
+    """bool [sequences]: the first token is BOS, and a template rendered it (a text section's own does not count)."""
+    brings = np.zeros(len(borders) - 1, bool)
+    filled = np.flatnonzero(np.diff(borders) > 0)
+    first = borders[filled]
+    piece = np.searchsorted(piece_borders, first, side="right") - 1
+    role = pieces.segments["role"][pieces.borders[piece]]
+    brings[filled] = (values[first] == bos_id) & (role != UNSET)
+    return brings
+
+
+def _double_bos(ids: Ragged, rows: Array, bos_id: int) -> Array:
+    """int64 [rows]: 1 where a sequence of the row begins with two BOS."""
+    long = np.flatnonzero(ids.lengths > 1)
+    first = ids.offsets[:-1][long]
+    double = np.zeros(len(ids), np.int64)
+    double[long] = (ids.flat[first] == bos_id) & (ids.flat[first + 1] == bos_id)
+    return np.minimum(np.diff(offsets_of(double)[rows]), 1)
+
+
+def _drop_empty(batch: Batch, enough: Array) -> Batch:
+    if enough.all():
+        return batch
+    text = np.array([output.kind != "value" for output in batch.outputs])
+    nothing = ~enough[text].any(axis=0)
+    partial = ~enough.all(axis=0) & ~nothing
+    keep = ~(nothing | partial)
+    segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
+    batch.ledger = batch.ledger.copy()
+    batch.ledger.drop(batch.line[nothing], "empty")
+    for row in np.flatnonzero(partial).tolist():
+        name = batch.outputs[int(np.argmin(enough[:, row]))].name
+        batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")
+    kept = batch.take(keep)
+    kept.segments = segments
+    return kept
+
+
+def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
+    """Segments of the kept rows, in the coordinates of the kept tokens."""
+    lists = np.diff(rows.offsets) if isinstance(rows.values, Ragged) else np.ones(len(rows), np.int64)
+    keep_sequence = np.repeat(keep, lists)
+    inner = rows.values if isinstance(rows.values, Ragged) else rows
+    removed = offsets_of(np.where(keep_sequence, 0, inner.lengths))
+    picked = keep_sequence[segments.sequence]
+    sequence = segments.sequence[picked]
+    new_sequence = offsets_of(keep_sequence)[sequence]
+    return Segments(
+        segments.start[picked] - removed[sequence],
+        segments.stop[picked] - removed[sequence],
+        new_sequence,
+        segments.action[picked],
+        segments.role[picked],
+        segments.turn[picked],
+        segments.own[picked],
+        segments.refused[picked],
+        segments.roles,
+        segments.reasons,
+        None if segments.weight is None else segments.weight[picked],
+        None if segments.kind is None else segments.kind[picked],
+    )
+
+
+REFERENCE = "reference"
+
+
+def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
+    """Encodes the texts of a block by a backend; `sampled`: the reference encodes a sample of them, too."""
+    if backend == REFERENCE:
+        return tokenize(rendered, tokenizer, tokenizer.bos_id)
+    encoder = encoder_of(tokenizer, backend)
+    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
+    again = "blocks_encoded_again" in batch.made
+    theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
+    for name, records in ((encoder.backend, len(batch) - theirs), ("transformers", theirs)):
+        if records:
+            batch.made[f"encoded_by_{name}"] = records
+            batch.made[f"encoder: {name_of(name)}"] = records
+    return batch

@@ -1,0 +1,141 @@
+"""Rows that are tokenised already: records -> `Batch` without a tokenizer."""
+
+import numpy as np
+
+from beam_prep.data.block import Reject, step
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.rendered import DEFAULT_DOMAIN
+from beam_prep.data.schema import Column, Output, Section
+from beam_prep.reading.adapters import record_weight, token_weights, tokenized
+from beam_prep.reading.records import Records
+from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout
+from beam_prep.tokens.batch import Batch
+
+
+@step
+def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_key: str | None = None) -> Batch:
+    """The ids, masks, log probabilities, numbers and texts of each record, as they are.
+
+    The column of responses is the first: shards are measured by its tokens. Records that have none of the fields are
+    dropped (`empty`). For what is rejected see `read_rollout`.
+
+    Args:
+        records: the records.
+        fields: where they have what.
+        max_id: the tokenizer's largest id.
+        domain_key: the record's key that names its domain.
+    """
+    found: list[Rollout] = []
+    kept, domain = [], []
+    ledger = records.ledger.copy()
+    for line, record in zip(records.line.tolist(), records.rows, strict=True):
+        try:
+            rollout = read_rollout(record, fields, max_id)
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+            continue
+        if rollout is None:
+            ledger.drop(line, "empty")
+            continue
+        found.append(rollout)
+        kept.append(line)
+        name = record.get(domain_key) if domain_key is not None else None
+        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+    outputs = _outputs(fields)
+    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, outputs, domain)
+    batch.made = dict(records.made)
+    if fields.response_ids is not None:
+        depth = 2 if fields.grouped else 1
+        responses = _responses(found, depth)
+        _add(batch, Column("response_ids", "int32", depth, "ids"), responses)
+        masks = [rollout.mask for rollout in found if rollout.mask is not None]
+        logprobs = [rollout.logprobs for rollout in found if rollout.logprobs is not None]
+        if fields.loss_mask is not None:
+            column = Column("loss_mask", "int32", depth, "mask", of="response_ids")
+            _add(batch, column, responses.with_flat(_joined(masks, np.uint8)))
+        if fields.logprobs is not None:
+            column = Column("logprobs", "float32", depth, "token_value", of="response_ids")
+            _add(batch, column, responses.with_flat(_joined(logprobs, np.float64)))
+    _add(batch, Column("prompt_ids", "int32", 1, "ids"), _flat([rollout.prompt for rollout in found], np.int32))
+    for name in fields.numbers:
+        dtype = "int64" if name == "policy_version" else "float32"
+        numbers = [np.array(rollout.numbers[name], np.float64) for rollout in found]
+        _add(batch, Column(name, dtype, 1, "value"), _flat(numbers, np.float64))
+    for name in dict(fields.texts):
+        _add(batch, Column(name, "uint8", 1, "text"), _flat([rollout.texts[name] for rollout in found], np.uint8))
+    return batch
+
+
+def _outputs(fields: RolloutFields) -> tuple[Output, ...]:
+    prompt = Output("prompt_ids", "ids", (Section(fields.prompt_ids, "mask"),))
+    if fields.response_ids is None:
+        return (prompt,)
+    mask = None if fields.loss_mask is None else "loss_mask"
+    sections = (Section(fields.response_ids, "train"),)
+    return Output("response_ids", "list" if fields.grouped else "ids", sections, mask), prompt
+
+
+def _add(batch: Batch, column: Column, rows: Ragged) -> None:
+    batch.columns[column.name], batch.schema[column.name] = rows, column
+
+
+def _joined(parts: list[Array], dtype: type) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _flat(rows: list[Array], dtype: type) -> Ragged:
+    return Ragged.from_lengths(_joined(rows, dtype), [len(row) for row in rows])
+
+
+def _responses(found: list[Rollout], depth: int) -> Ragged:
+    flat = _joined([rollout.responses for rollout in found], np.int32)
+    each = Ragged.from_lengths(flat, [length for rollout in found for length in rollout.lengths])
+    return each if depth == 1 else Ragged.from_lengths(each, [len(rollout.lengths) for rollout in found])
+
+
+@step
+def from_tokens(records: Records, output: Output, max_id: int, domain_key: str | None = None) -> Batch:
+    """The ids of each record's `input_ids`, and the mask that its labels or masks give; with weights, those too.
+
+    Records without ids are dropped (`empty`); ids beyond `max_id`, the tokenizer's largest, are rejected (`bad_id`).
+    """
+    assert output.mask_name is not None
+    ids, masks, weights, kept, domain = [], [], [], [], []
+    ledger = records.ledger.copy()
+    for line, record in zip(records.line.tolist(), records.rows, strict=True):
+        try:
+            row = tokenized(record)
+            if row is not None and row[0].max(initial=0) > max_id:
+                raise Reject("bad_id", f"'input_ids' holds {row[0].max()}; the tokenizer has ids up to {max_id}")
+            if row is not None and output.weights_name is not None:
+                per_token = record_weight(record) * token_weights(record, "loss_weights", len(row[0]))
+                trained = row[1] & (per_token > 0)
+                weight = np.where(trained, per_token, 0).astype(np.float32)
+                row = row[0], trained
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+            continue
+        if row is None or not len(row[0]):
+            ledger.drop(line, "empty")
+            continue
+        name = record.get(domain_key) if domain_key is not None else None
+        ids.append(row[0])
+        masks.append(row[1])
+        kept.append(line)
+        if output.weights_name is not None:
+            weights.append(weight)
+        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+    lengths = [len(row) for row in ids]
+    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, (output,), domain)
+    batch.made = dict(records.made)
+    columns: list[tuple[str, list[Array], str, str | None, type]] = [
+        (output.name, ids, "ids", None, np.int32),
+        (output.mask_name, masks, "mask", output.name, np.uint8),
+    ]
+    if output.weights_name is not None:
+        columns.append((output.weights_name, weights, "weights", output.name, np.float32))
+    for name, rows, role, of, dtype in columns:
+        flat = np.concatenate(rows) if rows else np.zeros(0, dtype)
+        batch.columns[name] = Ragged.from_lengths(flat, lengths)
+        batch.schema[name] = Column(name, "float32" if role == "weights" else "int32", 1, role, of)  # type: ignore[arg-type]
+    return batch

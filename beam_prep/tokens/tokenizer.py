@@ -1,0 +1,471 @@
+"""Tokenizers, which transformers resolves once and the Rust library then uses alone.
+
+`Tokenizer.load` asks `transformers.AutoTokenizer` (the reference: what it gives is right) and writes the answer
+into a folder: the backend's `tokenizer.json`, the special tokens, the chat template. Workers read that folder with
+`tokenizers` and jinja2 and never import transformers. Every output keeps the folder, so that it can be decoded.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.errors import TokenizerError
+from beam_prep.tokens import tokenizer_cache
+from beam_prep.tokens.resolver import expected_files, resolve, write
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CharSpans:
+    """Spans of characters of some texts.
+
+    Attributes:
+        text: int64, ascending: index of the text.
+        start, stop: int64: first character and one past the last. Characters count in the text as given, whatever the
+            tokenizer's normaliser makes of it.
+
+    Raises:
+        ValueError: the columns are not equally long, or `text` does not ascend.
+    """
+
+    text: Array
+    start: Array
+    stop: Array
+
+    def __post_init__(self) -> None:
+        if not len(self.text) == len(self.start) == len(self.stop):
+            raise ValueError(f"columns of {len(self.text)}, {len(self.start)} and {len(self.stop)} entries")
+        if (self.text[1:] < self.text[:-1]).any():
+            raise ValueError("spans are not in the order of their texts")
+
+    @classmethod
+    def of(cls, spans: Iterable[tuple[int, int, int]]) -> "CharSpans":
+        """From (text, start, stop) of each."""
+        return cls(*np.array(list(spans), np.int64).reshape(-1, 3).T)
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSpans:
+    """The tokens that overlap each span of characters.
+
+    Attributes:
+        start, stop: int64: first token and one past the last, counted in their text; equal where a span is empty.
+    """
+
+    start: Array
+    stop: Array
+
+    def to_list(self) -> list[tuple[int, int]]:
+        """(start, stop) of each; for tests and printing only."""
+        return list(zip(self.start.tolist(), self.stop.tolist(), strict=True))
+
+
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 1 << 16
+"""Of a call of the Rust library, whose answer takes some 300 bytes a token."""
+_CUT = "\ufffd"  # what decoders give for bytes that are no character
+_LONGEST_CUT = 16  # tokens
+
+
+class Encoder(Protocol):
+    """Encodes texts: the methods that every backend has."""
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, int32, without truncation or padding."""
+        ...
+
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
+        """Ids of each text, and the tokens that overlap each character span.
+
+        Args:
+            texts: what to encode.
+            add_special_tokens: with the tokenizer's own special tokens.
+            spans: of the texts.
+        """
+        ...
+
+
+class TokenizerSource(Protocol):
+    """A place from which processes on other machines get a resolved tokenizer's files. Picklable."""
+
+    def __hash__(self) -> int: ...
+
+    def fetch(self, folder: Path) -> None:
+        """Copies the files into an existing folder.
+
+        Raises:
+            TokenizerError: they cannot be read; the message says where they should be.
+        """
+        ...
+
+
+class _Facts(NamedTuple):
+    special_tokens: dict[str, str]
+    chat_template: str | None
+    max_id: int
+
+
+def _contents(folder: str, fingerprint: str, digest: str) -> dict[str, bytes]:
+    """See `Tokenizer.contents`."""
+    try:
+        found = tokenizer_cache.read(Path(folder))
+    except OSError as error:
+        raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
+    if tokenizer_cache.digest_of(found) != digest:
+        raise TokenizerError(
+            f"the tokenizer in {folder} changed: its files are not those that were resolved "
+            f"(fingerprint {fingerprint}): run again"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
+    contents = _contents(folder, fingerprint, digest)
+    facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
+    template = contents.get("chat_template.jinja")
+    text = None if template is None else template.decode("utf-8")
+    return _Facts(facts["special_tokens"], text, facts["max_id"])
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(folder: str, fingerprint: str, digest: str) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_buffer(_contents(folder, fingerprint, digest)["tokenizer.json"])
+
+
+class AddedToken(NamedTuple):
+    """A token that was added to a vocabulary, with its rules: see `tokenizers.AddedToken`."""
+
+    id: int
+    content: str
+    special: bool
+    normalized: bool
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+
+
+class Makeup(NamedTuple):
+    """What a tokenizer is made of, without its vocabulary.
+
+    Attributes:
+        added: tokens that were added, by id.
+        controls: texts of those that are marked special, the longest first.
+        special_ids: their ids.
+        named: ids of its named special tokens (`bos_token` ...); None where the vocabulary has none.
+        normaliser, pre_tokenizer: as in `tokenizer.json`; None: it has none.
+        ignores_merges, byte_fallback: settings of a BPE model.
+    """
+
+    added: tuple[AddedToken, ...]
+    controls: tuple[str, ...]
+    special_ids: frozenset[int]
+    named: dict[str, int | None]
+    normaliser: dict[str, Any] | None
+    pre_tokenizer: dict[str, Any] | None
+    ignores_merges: bool
+    byte_fallback: bool
+
+
+@functools.lru_cache(maxsize=4)
+def _makeup(tokenizer: "Tokenizer") -> Makeup:
+    backend = tokenizer.reference
+    model: Any = backend.model
+    added = tuple(
+        AddedToken(number, *(getattr(token, name) for name in AddedToken._fields[1:]))
+        for number, token in sorted(backend.get_added_tokens_decoder().items())
+    )
+    special = {token.id: token.content for token in added if token.special}
+    return Makeup(
+        added,
+        controls=tuple(sorted(special.values(), key=len, reverse=True)),
+        special_ids=frozenset(special),
+        named={name: backend.token_to_id(token) for name, token in tokenizer.special_tokens.items()},
+        normaliser=_state(backend.normalizer),
+        pre_tokenizer=_state(backend.pre_tokenizer),
+        ignores_merges=getattr(model, "ignore_merges", False),
+        byte_fallback=getattr(model, "byte_fallback", False),
+    )
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
+    return state
+
+
+@functools.lru_cache(maxsize=4)
+def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
+    """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
+
+    The first process copies. A file gets its name only when it is complete, and a folder is used only if all of it
+    has the digest, so processes that copy at the same time do no harm.
+    """
+    # On machines of workers every core has a process: threads of the Rust library would be more than there are cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    folder = tokenizer_cache.bundles() / fingerprint
+    with contextlib.suppress(OSError):
+        if tokenizer_cache.digest_of(tokenizer_cache.read(folder)) == digest:
+            return str(folder)
+    with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
+        source.fetch(Path(made))
+        contents = tokenizer_cache.read(Path(made))
+    if tokenizer_cache.digest_of(contents) != digest:
+        raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
+    return str(tokenizer_cache.keep(fingerprint, contents))
+
+
+class Tokenizer:
+    """A resolved tokenizer. Cheap to pickle (a path and two digests); each process loads it once, at first use.
+
+    >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    >>> ids = tokenizer.encode(["Hello there"], add_special_tokens=False)
+    >>> tokenizer.decode(ids[0])
+    'Hello there'
+
+    Its named special tokens, largest id and chat template are known without loading it.
+
+    Args:
+        folder: where its files are.
+        fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
+        digest: of the bytes of its files: see `tokenizer_cache.digest_of`. It is compared whenever they are read.
+        source: where processes on other machines get its files from; they are then in a folder of their own.
+    """
+
+    def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
+        self._folder = folder
+        self.fingerprint = fingerprint
+        self._digest = digest
+        self._source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._source)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__())
+
+    @property
+    def folder(self) -> str:
+        """The folder of its files on this machine."""
+        return self._folder if self._source is None else _fetched(self.fingerprint, self._digest, self._source)
+
+    def contents(self) -> dict[str, bytes]:
+        """Its files by name, as they were when it was resolved.
+
+        Raises:
+            TokenizerError: they were edited, or are damaged.
+        """
+        return _contents(self.folder, self.fingerprint, self._digest)
+
+    def from_source(self, source: TokenizerSource) -> "Tokenizer":
+        """This tokenizer for processes on other machines, which get its files from there."""
+        return Tokenizer(self._folder, self.fingerprint, self._digest, source)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """A tokenizer folder (local), or a name on the Hugging Face Hub.
+
+        Padding and truncation that are stored in a `tokenizer.json` are switched off. Tokens in an object
+        `special_tokens` of `tokenizer_config.json` count where the usual keys do not name them.
+
+        Raises:
+            TokenizerError: there is no tokenizer that can be used.
+        """
+        if (kept := _kept(Path(path))) is not None:
+            return kept
+
+        return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
+
+    def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
+        """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
+        target = tokenizer_cache.put(Path(folder), self.contents())
+        return Tokenizer(str(target), self.fingerprint, self._digest)
+
+    def keep(self) -> "Tokenizer":
+        """Copies its files to the folder of this user's resolved tokenizers."""
+        folder = tokenizer_cache.keep(self.fingerprint, self.contents())
+        return Tokenizer(str(folder), self.fingerprint, self._digest)
+
+    def with_template(self, source: str) -> "Tokenizer":
+        """This tokenizer with another chat template; its fingerprint is another, too."""
+
+        def derive() -> tokenizer_cache.ResolvedTokenizer:
+            text = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
+            return write(text, self.special_tokens, source)
+
+        return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{source}", derive))
+
+    @property
+    def _facts(self) -> _Facts:
+        return _read_facts(self.folder, self.fingerprint, self._digest)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Named special tokens that are set: {"bos_token": "<s>", ...}."""
+        return self._facts.special_tokens
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a named special token (`bos_token` ...), None where it is not set."""
+        return self.makeup.named.get(name)
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the BOS token, None where there is none."""
+        return self.id_of("bos_token")
+
+    @property
+    def pad_id(self) -> int | None:
+        """Id of the PAD token, or of EOS where there is no PAD; None where there is neither."""
+        pad = self.id_of("pad_token")
+        return self.id_of("eos_token") if pad is None else pad
+
+    @property
+    def max_id(self) -> int:
+        """The largest id, added tokens included."""
+        return self._facts.max_id
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template."""
+        return self._facts.chat_template
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Texts of all tokens that are marked special, the longest first."""
+        return self.makeup.controls
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all tokens that are marked special."""
+        return self.makeup.special_ids
+
+    @property
+    def reference(self) -> "tokenizers.Tokenizer":
+        """The Rust tokenizer, as transformers set it up. It is loaded into this process."""
+        return _loaded(self.folder, self.fingerprint, self._digest)
+
+    @property
+    def makeup(self) -> Makeup:
+        """What it is made of."""
+        return _makeup(self)
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, int32, without truncation or padding."""
+        rows = []
+        for chunk in _chunks(texts):
+            batch = self.reference.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
+            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
+        return Ragged.concat(rows)
+
+    def encode_spans(
+        self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
+    ) -> tuple[Ragged, TokenSpans]:
+        """Ids of each text, and the tokens that overlap each character span, by the reference's offsets.
+
+        See `Encoder`.
+        """
+        rows = []
+        starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
+        text = 0
+        for chunk in _chunks(texts):
+            batch = self.reference.encode_batch(chunk, add_special_tokens=add_special_tokens)
+            rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
+            for encoding in batch:
+                for span in range(borders[text], borders[text + 1]):
+                    starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
+                text += 1
+        return Ragged.concat(rows), TokenSpans(starts, stops)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens visible."""
+        return str(self.reference.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """A text for each token; joined they are the text of all.
+
+        A character that several tokens make belongs to the last of them. Bytes that never become one stay with their
+        own tokens, as U+FFFD. (Decoders with byte fallback give up an entire run of byte tokens for one cut character:
+        there the pieces show the complete characters of the run.)
+        """
+        texts: list[str] = []
+        # Texts depend on neighbours, so each is what its token adds to the text of the last few.
+        window: list[int] = []
+        before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
+        for token in ids:
+            window.append(int(token))
+            text = self.decode(window)
+            complete = len(text.rstrip(_CUT))
+            if complete == len(text) and texts and text.startswith(before):
+                texts[-1] += before[shown:]  # what this token did not complete
+                shown = max(shown, len(before))
+            if complete < len(text) and len(window) - first < _LONGEST_CUT:
+                texts.append(text[shown:complete])
+                before, shown = text, max(shown, complete)
+                continue
+            texts.append(text[shown:])
+            window = window[first:]
+            before, first = self.decode(window), len(window)
+            shown = len(before)
+        if texts:
+            texts[-1] += before[shown:]
+        return texts
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts, as many at once as one call of the Rust library should get; at least one list."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        if chunk and (len(chunk) == _TEXTS_AT_ONCE or characters + len(text) > _CHARACTERS_AT_ONCE):
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
+        characters += len(text)
+    yield chunk
+
+
+def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
+    """The tokens that overlap the characters [start, stop)."""
+    # A normaliser may take characters away; then the nearest ones inside the span count.
+    first = next((token for at in range(start, stop) if (token := encoding.char_to_token(at)) is not None), None)
+    if first is None:
+        return 0, 0
+    last = next(token for at in range(stop - 1, start - 1, -1) if (token := encoding.char_to_token(at)) is not None)
+    # char_to_token gives the first token of a character; its other bytes may be tokens of their own.
+    while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
+        last += 1
+    return int(first), int(last) + 1
+
+
+def _kept(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a folder that `save` wrote; None for other folders, or if the files were edited."""
+    try:
+        contents = tokenizer_cache.read(folder)
+    except OSError:
+        return None
+    texts = expected_files(contents)
+    if texts != contents:
+        return None
+    fingerprint = json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"]
+    return Tokenizer(str(folder), fingerprint, tokenizer_cache.digest_of(texts))

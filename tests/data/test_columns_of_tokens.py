@@ -1,0 +1,77 @@
+"""Columns by role: what is no value of a token is neither packed, padded nor cut; where no loss is, each says so."""
+
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.data.schema import CARRIED, NO_LOSS, OF_RECORDS, Column
+from beam_prep.readers.collate import collate
+from beam_prep.readers.views import _ids_of
+from beam_prep.shards.chunk import Chunking
+from beam_prep.tokens.rows import Padding
+
+IDS = Column("input_ids", "int32", 1, "ids")
+ROLES = get_args(get_type_hints(Column)["role"])
+
+
+class Rows:
+    """A dataset of these columns, as far as a packed view looks at them."""
+
+    path = "out"
+
+    def __init__(self, schema: tuple[Column, ...]) -> None:
+        self.schema = schema
+
+
+JOINING: dict[str, Callable[[tuple[Column, ...]], Any]] = {
+    "packing": lambda columns: bp.Layout("bfd").columns(columns),
+    "positions": lambda columns: bp.Layout(position_ids="doc_reset").columns(columns),
+    "chunks": lambda columns: bp.Layout(chunking=Chunking(4)).columns(columns),
+    "padding": lambda columns: Padding(4, 0).check({column.name: column for column in columns}),
+    "a packed view": lambda columns: _ids_of(Rows(columns)),  # type: ignore[arg-type]
+    "a packed batch": lambda columns: collate(columns, packed=True),
+}
+
+
+@pytest.mark.parametrize("role", [role for role in OF_RECORDS if role not in CARRIED])
+@pytest.mark.parametrize("how", JOINING)
+def test_what_belongs_to_a_record_is_not_joined_with_tokens(how: str, role: Any) -> None:
+    with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
+        JOINING[how]((IDS, Column("more", "uint8", 1, role)))
+
+
+@pytest.mark.parametrize("how", JOINING)
+def test_lists_of_lists_are_not_joined_with_tokens(how: str) -> None:
+    with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
+        JOINING[how]((IDS, Column("more", "int32", 2, "mask", "input_ids")))
+
+
+@pytest.mark.parametrize("role", CARRIED)
+@pytest.mark.parametrize("how", JOINING)
+def test_what_is_carried_along_stays_beside_the_tokens(how: str, role: Any) -> None:
+    JOINING[how]((IDS, Column("more", "uint8", 0, role)))
+
+
+@pytest.mark.parametrize("role", NO_LOSS)
+@pytest.mark.parametrize("how", JOINING)
+def test_what_the_loss_needs_is(how: str, role: Any) -> None:
+    JOINING[how]((IDS, Column("more", "float32" if role == "weights" else "int32", 1, role, "input_ids")))
+
+
+def test_of_every_role_it_is_decided_whose_its_values_are() -> None:
+    of_tokens = {"ids", "mask", "labels", "weights", "token_value", "attention", "position", "lengths"}
+    assert {role for role in ROLES if Column("more", "int32", 1, role).of_tokens} == of_tokens
+    assert of_tokens | {*OF_RECORDS} == {*ROLES}
+
+
+def test_a_packed_batch_takes_no_loss_on_the_first_token_of_a_document() -> None:
+    roles: Any = NO_LOSS
+    dtypes = {"weights": "float32"}
+    columns = [IDS, *(Column(role, dtypes.get(role, "int32"), 1, role, "input_ids") for role in roles)]
+    rows = [{column.name: np.array([5, 6, 7], column.dtype) for column in columns} for _ in range(2)]
+    batch = collate(columns, packed=True)(rows)
+    for role, nothing in NO_LOSS.items():
+        assert batch[role][0].tolist() == [nothing, 6, 7] * 2

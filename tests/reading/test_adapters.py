@@ -1,0 +1,493 @@
+"""Adapters: exact records out, a reason with what was found and wanted for what cannot be meant, inputs unchanged."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from beam_prep.config import PipelineConfig
+from beam_prep.data.block import InputFile, Reject
+from beam_prep.errors import ConfigError
+from beam_prep.reading.adapters import (
+    ADAPTERS,
+    ROLES,
+    AdapterName,
+    Alpaca,
+    ShareGPT,
+    adapt_records,
+    adapter,
+    fields_read,
+    template_kwargs,
+    tokenized,
+    tools,
+)
+from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.records import parse
+from beam_prep.shards.report import ConfigView
+from tests.conftest import shared
+
+Row = dict[str, Any]
+
+
+def rows(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def outcome(function: Callable[[Any], Any], value: Any) -> Any:
+    """What it gives, or (reason, message) of its reject. The input must stay as it is."""
+    before = copy.deepcopy(value)
+    try:
+        return function(value)
+    except Reject as reject:
+        return reject.reason, reject.message
+    finally:
+        assert value == before
+
+
+def says(*turns: tuple[str, Any]) -> list[Row]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def talk(*turns: tuple[Any, Any]) -> list[Row]:
+    return [{"from": name, "value": value} for name, value in turns]
+
+
+class TestShareGPT:
+    def test_vicuna_file(self) -> None:
+        given = rows(shared("data", "sharegpt_vicuna_dummy.jsonl"))
+        names = {"human": "user", "gpt": "assistant"}
+        adapt = adapter("sharegpt")
+        for row in given:
+            messages = [{"role": names[item["from"]], "content": item["value"]} for item in row["conversations"]]
+            assert outcome(adapt, row) == {"id": row["id"], "messages": messages}
+        assert sum(len(adapt(row)["messages"]) for row in given) == 2000
+
+    def test_golden_keeps_the_names(self) -> None:
+        case = shared("goldens", "conversations", "sft_sharegpt__chatml-12k")
+        given, wanted = rows(case / "input.jsonl"), rows(case / "expected.converted.jsonl")
+        assert [outcome(adapter("sharegpt", roles="keep"), row) for row in given] == wanted
+        assert [outcome(adapter("sharegpt", roles={}), row) for row in given] == wanted
+        mapped = [outcome(adapter("sharegpt"), row) for row in given]
+        assert {message["role"] for row in mapped for message in row["messages"]} == {"user", "assistant"}
+
+    def test_odd_file(self) -> None:
+        starts_with_gpt, null_value, other_keys, no_field, unknown = rows(shared("data", "bad", "sharegpt_odd.jsonl"))
+        adapt = adapter("sharegpt")
+        assert outcome(adapt, starts_with_gpt) == {"messages": says(("assistant", "starts with gpt"), ("user", "x"))}
+        assert outcome(adapt, null_value) == {"messages": says(("user", None), ("assistant", "x"))}
+        assert outcome(adapt, other_keys) == {"messages": other_keys["conversations"]}
+        assert outcome(adapt, no_field) == no_field
+        assert outcome(adapt, unknown) == (
+            "unknown_role",
+            "'conversations[0].from' is 'bing', wanted one of human, user, gpt, assistant, chatgpt, bot, model, "
+            "function_call, system, tool, observation, function_response: "
+            'map it with "roles": {"bing": "assistant"}, or keep all names with "roles": "keep"',
+        )
+        assert outcome(adapter("sharegpt", roles={"bing": "assistant"}), unknown) == {
+            "messages": says(("assistant", "x"), ("assistant", "y"))
+        }
+        assert outcome(adapter("sharegpt", roles="keep"), unknown) == {
+            "messages": says(("bing", "x"), ("chatgpt", "y"))
+        }
+
+    def test_mixed_file(self) -> None:
+        given = rows(shared("data", "bad", "mixed_schemas.jsonl"))
+        wanted = list(given)
+        wanted[3] = {"messages": says(("user", "a"), ("assistant", "b"))}
+        assert [outcome(adapter("sharegpt"), row) for row in given] == wanted
+
+    @pytest.mark.parametrize("name", ROLES)
+    def test_names_of_roles(self, name: str) -> None:
+        assert adapter("sharegpt")({"conversations": talk((name, "x"))}) == {"messages": says((ROLES[name], "x"))}
+
+    def test_other_fields_and_keys_stay(self) -> None:
+        row = {
+            "id": 7,
+            "tools": "[]",
+            "talk": [{"from": "human", "value": "x", "train": False, "role": None, "content": None}],
+        }
+        assert outcome(adapter("sharegpt", field="talk"), row) == {
+            "id": 7,
+            "tools": "[]",
+            "messages": [{"role": "user", "content": "x", "train": False}],
+        }
+
+    def test_the_field_may_be_messages_itself(self) -> None:
+        row = {"messages": talk(("human", "x"))}
+        assert outcome(adapter("sharegpt", field="messages"), row) == {"messages": says(("user", "x"))}
+
+    @pytest.mark.parametrize(
+        ("system", "items", "wanted"),
+        [
+            ("Be kind.", talk(("human", "x")), {"messages": says(("system", "Be kind."), ("user", "x"))}),
+            (" ", talk(("human", "x")), {"messages": says(("user", "x"))}),
+            (None, talk(("human", "x")), {"system": None, "messages": says(("user", "x"))}),
+            ("a", talk(("system", "b")), {"system": "a", "messages": says(("system", "b"))}),
+            ("a", [], {"system": "a", "messages": []}),
+            (3, talk(("human", "x")), {"system": 3, "messages": says(("user", "x"))}),
+        ],
+    )
+    def test_system_field(self, system: Any, items: list[Row], wanted: Row) -> None:
+        assert outcome(adapter("sharegpt"), {"system": system, "conversations": items}) == wanted
+
+    def test_function_calls(self) -> None:
+        one = '{"name": "f", "arguments": {"n": 12345678901234567890123}}'
+        two = '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": "{\\"a\\": 1}"}]'
+        row = {"conversations": talk(("human", "x"), ("function_call", one), ("observation", "1"))}
+        call = {"type": "function", "function": {"name": "f", "arguments": {"n": 12345678901234567890123}}}
+        assert outcome(adapter("sharegpt"), row) == {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "1"},
+            ]
+        }
+        calls = adapter("sharegpt")({"conversations": talk(("function_call", two))})["messages"][0]["tool_calls"]
+        assert [call["function"] for call in calls] == json.loads(two)
+        assert outcome(adapter("sharegpt", roles="keep"), row) == {
+            "messages": says(("human", "x"), ("function_call", one), ("observation", "1"))
+        }
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("f(1)", '{"name": "f"}', '{"name": "f", "arguments": NaN}', '{"name": "f", "arguments": 1e999}'),
+            *('{"name": 1, "name": 2, "arguments": 3}', "[]", "[1]", "3", "", "[" * 100_000),
+        ],
+    )
+    def test_function_calls_that_are_text(self, text: str) -> None:
+        row = {"conversations": talk(("function_call", text))}
+        assert outcome(adapter("sharegpt"), row) == {"messages": says(("assistant", text))}
+
+    def test_sides_of_a_preference(self) -> None:
+        row = {
+            "conversations": talk(("human", "q")),
+            "chosen": talk(("gpt", "good")),
+            "rejected": talk(("gpt", "bad")),
+            "prompt": "text",
+            "completion": says(("assistant", "x")),
+        }
+        assert outcome(adapter("sharegpt"), row) == {
+            "messages": says(("user", "q")),
+            "chosen": says(("assistant", "good")),
+            "rejected": says(("assistant", "bad")),
+            "prompt": "text",
+            "completion": says(("assistant", "x")),
+        }
+        del row["conversations"]
+        assert outcome(adapter("sharegpt"), row)["chosen"] == says(("assistant", "good"))
+
+    @pytest.mark.parametrize(
+        ("items", "reason", "message"),
+        [
+            ("x", "wrong_type", "field 'conversations' is a string (\"x\"), wanted a list of messages"),
+            (["x"], "wrong_type", "'conversations[0]' is a string (\"x\"), wanted an object with 'from' and 'value'"),
+            (
+                [{"text": "x", "who": "y"}],
+                "bad_message",
+                "'conversations[0]' has 'text', 'who', wanted 'from' and 'value' (or 'role' and 'content')",
+            ),
+            (
+                [{}],
+                "bad_message",
+                "'conversations[0]' has nothing, wanted 'from' and 'value' (or 'role' and 'content')",
+            ),
+            ([{"from": 3, "value": "x"}], "bad_message", "'conversations[0].from' is a number (3), wanted a string"),
+            ([{"from": "human"}], "bad_message", "'conversations[0]' has 'from' but no 'value', wanted both"),
+            (
+                talk(("human", "x"), ("gpt", 3)),
+                "wrong_type",
+                "'conversations[1].value' is a number (3), wanted a string",
+            ),
+        ],
+    )
+    def test_rejects(self, items: Any, reason: str, message: str) -> None:
+        assert outcome(adapter("sharegpt"), {"conversations": items}) == (reason, message)
+
+    def test_two_conversations(self) -> None:
+        row = {"conversations": talk(("human", "x")), "messages": says(("user", "y"))}
+        message = "the record has 'messages' beside 'conversations', wanted one of them: which is meant?"
+        assert outcome(adapter("sharegpt"), row) == ("field_taken", message)
+        assert outcome(adapter("sharegpt"), {**row, "messages": None}) == {"messages": says(("user", "x"))}
+
+
+class TestAlpaca:
+    def test_messages(self) -> None:
+        row = {"id": 1, "instruction": "Add.", "input": "2 3", "output": "5"}
+        assert outcome(adapter("alpaca"), row) == {"id": 1, "messages": says(("user", "Add.\n2 3"), ("assistant", "5"))}
+
+    @pytest.mark.parametrize("blank", [None, "", " \n"])
+    def test_without_an_input(self, blank: str | None) -> None:
+        row = {"instruction": " Hi ", "input": blank, "output": ""}
+        assert outcome(adapter("alpaca"), row) == {"messages": says(("user", " Hi "), ("assistant", ""))}
+        row = {"instruction": blank, "input": "x", "output": "y"}
+        assert outcome(adapter("alpaca"), row) == {"messages": says(("user", "x"), ("assistant", "y"))}
+
+    def test_system_and_history(self) -> None:
+        row = {"instruction": "c", "output": "d", "system": "s", "history": [["a", "b"]]}
+        assert outcome(adapter("alpaca"), row) == {
+            "messages": says(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+        }
+
+    def test_prompt_completion(self) -> None:
+        adapt = adapter("alpaca", to="prompt_completion", separator="\n\n")
+        row = {"instruction": "Add.", "input": "2 3", "output": "5", "system": "", "history": [], "n": 1}
+        assert outcome(adapt, row) == {"n": 1, "prompt": "Add.\n\n2 3", "completion": "5"}
+        row["system"] = "s"
+        message = "field 'system' has no place in a prompt, wanted none of it: use to: 'messages'"
+        assert outcome(adapt, row) == ("no_place", message)
+        row["history"] = [["a", "b"]]
+        assert outcome(adapt, row) == ("no_place", message.replace("system", "history"))
+
+    def test_other_names(self) -> None:
+        adapt = adapter("alpaca", to="prompt_completion", instruction="prompt", input="context", output="response")
+        row = {"prompt": "p", "context": "c", "response": "r", "output": "kept"}
+        assert outcome(adapt, row) == {"output": "kept", "prompt": "p\nc", "completion": "r"}
+
+    def test_mixed_file(self) -> None:
+        given = rows(shared("data", "bad", "mixed_schemas.jsonl"))
+        wanted = [*given[:5], {"messages": says(("user", "i"), ("assistant", "o"))}]
+        assert [outcome(adapter("alpaca"), row) for row in given] == wanted
+
+    @pytest.mark.parametrize(
+        ("row", "reason", "message"),
+        [
+            ({"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
+            (
+                {"output": "o", "instruction": " "},
+                "missing_field",
+                "fields 'instruction' and 'input' are absent or blank, wanted a text in one of them",
+            ),
+            (
+                {"instruction": ["i"], "output": "o"},
+                "wrong_type",
+                "field 'instruction' is a list, wanted a string",
+            ),
+            (
+                {"instruction": "i", "output": 5},
+                "wrong_type",
+                "field 'output' is a number (5), wanted a string",
+            ),
+            (
+                {"instruction": "i", "output": "o", "history": "h"},
+                "wrong_type",
+                "field 'history' is a string (\"h\"), wanted a list of pairs",
+            ),
+            (
+                {"instruction": "i", "output": "o", "history": [["a", "b"], ["c"]]},
+                "wrong_type",
+                "'history[1]' is a list of 1, wanted [question, answer] (two strings)",
+            ),
+            (
+                {"instruction": "i", "output": "o", "history": [["a", None]]},
+                "wrong_type",
+                "'history[0][1]' is null, wanted a string",
+            ),
+            (
+                {"instruction": "i", "output": "o", "messages": []},
+                "field_taken",
+                "the record has 'messages' beside 'instruction', wanted one of them: which is meant?",
+            ),
+        ],
+    )
+    def test_rejects(self, row: Row, reason: str, message: str) -> None:
+        assert outcome(adapter("alpaca"), row) == (reason, message)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("sharegtp", {}, "unknown adapter 'sharegtp'; did you mean 'sharegpt'? known: sharegpt, alpaca"),
+            ("alpaca", {"sep": ""}, "adapter 'alpaca': unknown option 'sep'; known: to, separator, instruction"),
+            ("sharegpt", {"field": ""}, "'field' of adapter 'sharegpt' is '', wanted the name of a field"),
+            (
+                "sharegpt",
+                {"roles": "drop"},
+                "'roles' of adapter 'sharegpt' is 'drop', wanted names to names, or 'keep'",
+            ),
+            ("sharegpt", {"roles": {"a": 1}}, "wanted names to names"),
+            ("alpaca", {"to": "text"}, "'to' of adapter 'alpaca' is 'text', wanted one of 'messages', 'prompt_"),
+            ("alpaca", {"separator": None}, "'separator' of adapter 'alpaca' is None, wanted a string"),
+            ("alpaca", {"input": 3}, "'input' of adapter 'alpaca' is 3, wanted the name of a field"),
+            ("alpaca", {"input": "output"}, "one field under two names"),
+        ],
+    )
+    def test_errors(self, name: str, options: Row, message: str) -> None:
+        with pytest.raises(ConfigError) as error:
+            adapter(name, **options)
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize("adapt", [ShareGPT(roles={"bing": "assistant"}), Alpaca(to="prompt_completion")])
+    def test_pickle(self, adapt: Any) -> None:
+        assert pickle.loads(pickle.dumps(adapt)) == adapt
+
+    def test_in_a_block(self) -> None:
+        data = b"".join(
+            json.dumps(row).encode() + b"\n"
+            for row in ({"conversations": talk(("human", "a"))}, {"conversations": 3}, {"text": "b"})
+        )
+        raw = RawBlock(0, len(data), 0, data, b"")
+        records = adapt_records(parse(raw, raw.origin(0, InputFile("f", 0, 0.0), 1 << 16)), adapter("sharegpt"))
+        assert records.rows == [{"messages": says(("user", "a"))}, {"text": "b"}]
+        assert records.line.tolist() == [0, 2]
+        assert records.ledger.messages == {1: "field 'conversations' is a number (3), wanted a list of messages"}
+
+
+class TestTools:
+    def test_files(self) -> None:
+        for row in rows(shared("data", "tool_messages_glaive_en.jsonl")):
+            assert outcome(tools, row) is row["tools"]
+        case = shared("goldens", "conversations", "sft_tools_json__chatml-12k")
+        for row in rows(case / "input.jsonl"):
+            assert outcome(tools, row) == json.loads(row["tools"])
+
+    def test_odd_file(self) -> None:
+        given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
+        assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
+
+    @pytest.mark.parametrize("value", [None, "", " ", "null"])
+    def test_none(self, value: Any) -> None:
+        assert outcome(tools, {"tools": value}) is None
+        assert tools({}) is None
+
+    def test_numbers_in_strings_are_exact(self) -> None:
+        assert tools({"tools": '[{"n": 12345678901234567890123}]'}) == [{"n": 12345678901234567890123}]
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (3, "field 'tools' is a number (3), wanted a list of schemas (objects)"),
+            ({}, "field 'tools' is an object, wanted a list of schemas (objects)"),
+            ("{}", "field 'tools' is a string that holds an object, wanted a list of schemas (objects)"),
+            ([{}, "f"], "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
+            ("[1]", "'tools[0]' is a number (1), wanted a schema (an object)"),
+            (
+                "[{]",
+                "field 'tools' is a string that is no JSON (Expecting property name enclosed in double quotes: "
+                "line 1 column 3 (char 2)), wanted a list of schemas",
+            ),
+            (
+                '[{"a": NaN}]',
+                "field 'tools' is a string that is no JSON (NaN is no number of JSON), wanted a list of schemas",
+            ),
+        ],
+    )
+    def test_rejects(self, value: Any, message: str) -> None:
+        assert outcome(tools, {"tools": value}) == ("bad_tools", message)
+
+    def test_template_kwargs(self) -> None:
+        assert template_kwargs({}) == template_kwargs({"chat_template_kwargs": None}) == {}
+        assert template_kwargs({"chat_template_kwargs": {"thinking": False}}) == {"thinking": False}
+        message = "field 'chat_template_kwargs' is a string (\"x\"), wanted an object"
+        assert outcome(template_kwargs, {"chat_template_kwargs": "x"}) == ("bad_kwargs", message)
+
+
+class TestTokenized:
+    @pytest.mark.parametrize(
+        ("row", "mask"),
+        [
+            ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
+            ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, [0, 1, 1]),
+            ({"input_ids": [5, 6, 7], "labels": None, "loss_mask": [0, 1, 0]}, [0, 1, 0]),
+            ({"input_ids": [5, 6, 7], "completion_mask": [False, True, True]}, [0, 1, 1]),
+            ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
+            ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, 7]}, [1, 1, 1]),
+            ({"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, [1, 1, 1]),
+            ({"input_ids": []}, []),
+            ({"input_ids": [], "labels": []}, []),
+        ],
+    )
+    def test_rows(self, row: Row, mask: list[int]) -> None:
+        found = outcome(tokenized, row)
+        assert (found[0].dtype, found[1].dtype) == (np.int32, np.uint8)
+        assert found[0].tolist() == row["input_ids"]
+        assert found[1].tolist() == mask
+
+    @pytest.mark.parametrize("row", [{}, {"input_ids": None, "labels": [1]}, {"text": "x"}])
+    def test_others(self, row: Row) -> None:
+        assert outcome(tokenized, row) is None
+
+    @pytest.mark.parametrize(
+        ("row", "reason", "message"),
+        [
+            ({"input_ids": "5"}, "wrong_type", "field 'input_ids' is a string (\"5\"), wanted a list of integers"),
+            ({"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted an integer"),
+            ({"input_ids": [5, 6.0]}, "wrong_type", "'input_ids[1]' is a number (6.0), wanted an integer"),
+            ({"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted an integer"),
+            ({"input_ids": [[5]]}, "wrong_type", "'input_ids[0]' is a list, wanted an integer"),
+            ({"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is -1, wanted a token id, 0 to 2147483647"),
+            ({"input_ids": [2**31]}, "bad_id", "'input_ids[0]' is 2147483648, wanted a token id, 0 to 2147483647"),
+            (
+                {"input_ids": [5, 2**64]},
+                "bad_id",
+                "'input_ids[1]' is beyond 64 bits, wanted a token id, 0 to 2147483647",
+            ),
+            (
+                {"input_ids": [5, 6], "labels": [5]},
+                "count_mismatch",
+                "2 input_ids, 1 labels: wanted as many of each",
+            ),
+            (
+                {"input_ids": [5, 6, 7], "labels": [6, 7, -100]},
+                "labels_differ",
+                "'labels[0]' is 6 where the id is 5, wanted that id or -100 (labels that are not shifted)",
+            ),
+            (
+                {"input_ids": [5], "loss_mask": [2]},
+                "wrong_type",
+                "'loss_mask[0]' is 2, wanted 0 or 1",
+            ),
+            (
+                {"input_ids": [5], "assistant_masks": [1, 1]},
+                "count_mismatch",
+                "1 input_ids, 2 assistant_masks: wanted as many of each",
+            ),
+            (
+                {"input_ids": [5], "completion_mask": [0.5]},
+                "wrong_type",
+                "'completion_mask[0]' is a number (0.5), wanted an integer",
+            ),
+            (
+                {"input_ids": [5, 9], "attention_mask": [1, 0]},
+                "padded",
+                "'attention_mask' has zeros, wanted rows without padding",
+            ),
+        ],
+    )
+    def test_rejects(self, row: Row, reason: str, message: str) -> None:
+        assert outcome(tokenized, row) == (reason, message)
+
+
+def test_a_config_can_name_every_adapter() -> None:
+    assert {*get_args(AdapterName)} == {*ADAPTERS, "tokenized"}, (
+        "an adapter has its class in ADAPTERS and its name in AdapterName, both in reading/adapters.py"
+    )
+
+
+@pytest.mark.parametrize("name", [*ADAPTERS, "tokenized"])
+def test_every_adapter_says_what_it_reads_for_the_report_of_a_run(name: str) -> None:
+    sections = [{"field": "messages", "action": "$role", "template": True}]
+    given = {"adapter": name} if name == "tokenized" else {"adapter": name, "sections": sections}
+    config = PipelineConfig.from_dict({"input": given}).canonical()
+    fields = ConfigView.of(config).fields
+    assert fields == fields_read(name)
+    assert fields
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"name": "sharegpt"}, ("conversations",)),
+        ({"name": "sharegpt", "field": "turns", "roles": "keep"}, ("turns",)),
+        ({"name": "alpaca", "output": "answer"}, ("instruction", "answer")),
+        ({"name": "tokenized"}, ("input_ids",)),
+    ],
+)
+def test_an_adapter_reads_the_fields_that_its_options_name(options: dict[str, Any], fields: tuple[str, ...]) -> None:
+    assert fields_read(**options) == fields

@@ -1,0 +1,205 @@
+"""Rows of Arrow as lines of JSON: what the JSON would have, or a line that is rejected."""
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import hypothesis.strategies as st
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from beam_prep.data.block import InputFile
+from beam_prep.reading.arrow_rows import lines_of, schema_problem, values
+from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.records import Records, parse
+
+SOURCE = InputFile("x.parquet", 1, 0.0)
+
+
+def written(array: pa.Array) -> Any:
+    assert schema_problem(pa.schema([("a", array.type)])) is None
+    return json.loads(orjson.dumps(values(array)))
+
+
+def parsed(rows: pa.RecordBatch) -> Records:
+    data = b"".join(line + b"\n" for line in lines_of(rows))
+    raw = RawBlock(0, len(data), 0, data, b"")
+    return parse(raw, raw.origin(0, SOURCE, 65536))
+
+
+def without_nulls(value: Any) -> Any:
+    """As the module's docstring says it, in other words."""
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None or name == "content"}
+    return value
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": texts, "content": texts | st.none()},
+        optional={"calls": st.lists(st.fixed_dictionaries({"name": texts}, optional={"count": st.integers(0, 9)}))},
+    ),
+    max_size=3,
+)
+records = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "messages": messages | st.none(),
+            "text": texts | st.none(),
+            "score": st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+            "number": st.integers(-(2**63), 2**63 - 1),
+            "flags": st.lists(st.booleans() | st.none(), max_size=3),
+        },
+    ),
+    min_size=1,
+    max_size=6,
+)
+TYPES = pa.schema(
+    [
+        (
+            "messages",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("role", pa.string()),
+                        ("content", pa.string()),
+                        ("calls", pa.list_(pa.struct([("name", pa.string()), ("count", pa.int8())]))),
+                    ]
+                )
+            ),
+        ),
+        ("text", pa.string()),
+        ("score", pa.float64()),
+        ("number", pa.int64()),
+        ("flags", pa.list_(pa.bool_())),
+    ]
+)
+LARGE = pa.schema(
+    [
+        (
+            "messages",
+            pa.large_list(
+                pa.struct(
+                    [
+                        ("role", pa.dictionary(pa.int32(), pa.string())),
+                        ("content", pa.large_string()),
+                        ("calls", pa.list_(pa.struct([("name", pa.large_string()), ("count", pa.uint16())]))),
+                    ]
+                )
+            ),
+        ),
+        ("text", pa.dictionary(pa.int8(), pa.string())),
+        ("score", pa.float64()),
+        ("number", pa.int64()),
+        ("flags", pa.large_list(pa.bool_())),
+    ]
+)
+
+
+@pytest.mark.parametrize("schema", [TYPES, LARGE], ids=["plain", "large"])
+@settings(max_examples=60)
+@given(records, st.integers(0, 3))
+def test_lines_are_the_records_without_the_nulls_that_fill_columns(
+    schema: pa.Schema, rows: list[dict[str, Any]], first: int
+) -> None:
+    batch = pa.RecordBatch.from_pylist(rows, schema=TYPES)
+    if schema is LARGE:  # the dictionaries of nested columns are made by hand
+        batch = pa.record_batch([_large(column, field.type) for column, field in zip(batch, LARGE, strict=True)], LARGE)
+    found = [json.loads(line) for line in lines_of(batch.slice(first))]
+    columns = [{name: row.get(name) for name in TYPES.names} for row in rows]
+    assert found == without_nulls(columns)[first:]
+
+
+def _large(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
+        return column.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else column.cast(kind)
+    inner = column.values
+    role = inner.field(0).dictionary_encode()
+    members = [role, inner.field(1).cast(pa.large_string()), inner.field(2).cast(kind.value_type.field(2).type)]
+    struct = pa.StructArray.from_arrays(members, fields=list(kind.value_type))
+    return pa.LargeListArray.from_arrays(column.offsets.cast(pa.int64()), struct, mask=column.is_null())
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        (pa.array([0, None], pa.timestamp("s")), ["1970-01-01 00:00:00", None]),
+        (pa.array([3], pa.timestamp("us", "Europe/Berlin")), ["1970-01-01 00:00:00.000003Z"]),
+        (pa.array([1], pa.date32()), ["1970-01-02"]),
+        (pa.array([61], pa.time32("s")), ["00:01:01"]),
+        (pa.array([b"abc", None]), [{"binary": 3}, None]),
+        (pa.array([b"ab"], pa.binary(2)), [{"binary": 2}]),
+        (pa.array([2**64 - 1, None], pa.uint64()), [2**64 - 1, None]),
+        (pa.array([0.5, None], pa.float16()), [0.5, None]),
+        (pa.array([[("a", 1), ("b", None)], None], pa.map_(pa.string(), pa.int8())), [{"a": 1, "b": None}, None]),
+        (pa.array([[1, 2], None, [3, None]], pa.list_(pa.int8(), 2)).slice(1), [None, [3, None]]),
+        (pa.array([[], []], pa.list_(pa.int8(), 0)), [[], []]),
+        (pa.array([None, None], pa.dictionary(pa.int8(), pa.string())), [None, None]),
+        (pa.array(["a", None], pa.string_view()), ["a", None]),
+        (pa.nulls(2), [None, None]),
+        (pa.array(['{"a": 1}'], pa.json_()), ['{"a": 1}']),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_each_type_has_its_json(array: pa.Array, wanted: list[Any]) -> None:
+    assert written(array) == wanted
+
+
+def test_decimals_keep_their_digits() -> None:
+    array = pa.array([Decimal("12345678901234567890123.10"), None], pa.decimal128(38, 2))
+    assert orjson.dumps(values(array)) == b"[12345678901234567890123.10,null]"
+
+
+def _not_utf8() -> pa.Array:
+    offsets, data = pa.py_buffer(b"\0\0\0\0\4\0\0\0\6\0\0\0"), pa.py_buffer(b'a\xff"\nok')
+    return pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (pa.array([float("nan"), 1.0]), "bad_json"),
+        (pa.array([float("-inf"), 1.0], pa.float32()), "bad_json"),
+        (_not_utf8(), "invalid_utf8"),
+        (pa.array([-(2**61), 1], pa.timestamp("s")), "bad_json"),
+        (pa.array([[("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int8())), "duplicate_key"),
+    ],
+    ids=["nan", "inf", "bytes", "time", "map"],
+)
+def test_what_json_cannot_say_is_one_reject(array: pa.Array, reason: str) -> None:
+    found = parsed(pa.record_batch({"text": array}))
+    assert found.line.tolist() == [1]
+    assert [found.ledger.outcomes[code - 1] for code in found.ledger.status[:1]] == [("rejected", reason)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (pa.list_(pa.duration("s")), "column 'a' is of type duration[s], which JSON does not have"),
+        (pa.map_(pa.int8(), pa.int8()), "column 'a' is a map with keys of type int8, wanted texts"),
+        (pa.struct([("x", pa.int8()), ("x", pa.int8())]), "column 'a' has two members of the name 'x'"),
+        (pa.dense_union([pa.field("x", pa.int8())]), "which JSON does not have"),
+    ],
+    ids=["duration", "map", "twice", "union"],
+)
+def test_what_no_json_has_is_a_problem_of_the_table(kind: pa.DataType, problem: str) -> None:
+    assert problem in str(schema_problem(pa.schema([("good", pa.string()), ("a", kind)])))
+
+
+def test_columns_of_one_name_and_deep_columns_are_problems() -> None:
+    assert schema_problem(pa.schema([("a", pa.int8()), ("a", pa.int8())])) == "two columns have the name 'a'"
+    kind = pa.int8()
+    for _ in range(300):
+        kind = pa.list_(kind)
+    assert schema_problem(pa.schema([("a", kind)])) == "column 'a' is nested deeper than 200 levels"
+
+
+def test_a_table_without_columns_has_empty_records() -> None:
+    rows = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
+    assert list(lines_of(rows)) == [b"{}", b"{}"]

@@ -1,0 +1,71 @@
+"""Fields that are carried along."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep.data.carried import Carried, CarryType
+from beam_prep.reading.carry import carry_fields
+from beam_prep.reading.records import Records
+
+STRINGS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.sampled_from(["", "\0", "a\0b", "😀", "x" * 100_000, "\u2028", '"\\', "\ufeff"]),
+)
+
+
+def carried(records: Records, kind: CarryType) -> Carried:
+    found = carry_fields(records, {"id": kind}).ledger.carried
+    assert found is not None
+    return found
+
+
+@given(st.lists(STRINGS, min_size=1, max_size=5))
+def test_a_string_is_carried_as_it_is(values: list[str]) -> None:
+    records = bp.testing.records([{"id": value} for value in values])
+    found = carried(records, "string")
+    assert [bytes(np.asarray(value)).decode() for value in found.values["id"]] == values
+    assert not found.problems
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(7, "7"), (2**80, str(2**80)), (1.5, "1.5"), (True, "true"), (-0.0, "-0.0"), (None, "")]
+)
+def test_a_number_in_a_column_of_strings_is_its_json(value: Any, text: str) -> None:
+    found = carried(bp.testing.records([{"id": value}]), "string")
+    assert bytes(np.asarray(found.values["id"][0])).decode() == text
+    assert found.missing.tolist() == [int(value is None)]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        ([1], "string", "field 'id' is a list, wanted a string or a number"),
+        ({"a": 1}, "string", "field 'id' is an object, wanted a string or a number"),
+        ("7", "int64", "field 'id' is a string (\"7\"), wanted a number (int64)"),
+        (True, "int64", "field 'id' is a boolean (true), wanted a number (int64)"),
+        (None, "float32", "field 'id' is absent or null, wanted a number (float32)"),
+        (1.5, "int64", "field 'id' is a number (1.5), wanted an integer that int64 holds"),
+        (2**31, "int32", "field 'id' is a number (2147483648), wanted an integer that int32 holds"),
+        (1e300, "float32", "field 'id' is a number (1e+300), which is beyond float32"),
+    ],
+)
+def test_what_a_column_cannot_hold_is_said(value: Any, kind: CarryType, message: str) -> None:
+    assert carried(bp.testing.records([{"id": value}]), kind).problems == {0: message}
+
+
+def test_a_step_between_does_not_lose_what_is_carried() -> None:
+    records = bp.testing.records([{"id": "a", "text": "x"}, {"id": "b", "text": "yy"}])
+    kept = bp.FilterRecords(lambda record: len(record["text"]) > 1).step()(bp.Carry(["id"]).step()(records))
+    found = kept.ledger.carried
+    assert found is not None
+    assert [bytes(np.asarray(value)).decode() for value in found.values["id"].take(kept.line)] == ["b"]
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"field 'id' has type 'int8', wanted one of string, int32"):
+        bp.Carry({"id": "int8"})

@@ -1,0 +1,197 @@
+"""N-grams of words: what is found is what a set of tuples of words finds."""
+
+import itertools
+import pickle
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+import beam_prep as bp
+from beam_prep.reading import decontaminate as module
+from beam_prep.reading.decontaminate import Index, IndexBuilder, Shared, Words, decontaminate, texts_in
+from beam_prep.reading.records import CONTAMINATED, SHOWN
+
+
+def words(text: str) -> list[str]:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    plain = "".join(each if unicodedata.category(each)[0] in "LMN" else " " for each in folded)
+    return [word for word in plain.split(" ") if word]
+
+
+def ngrams(text: str, count: int) -> list[tuple[str, ...]]:
+    found = words(text)
+    return [tuple(found[first : first + count]) for first in range(len(found) - count + 1)]
+
+
+def index_of(count: int, references: Sequence[Sequence[str]], file: str = "eval.jsonl") -> Index:
+    builder = IndexBuilder(count)
+    builder.add(file, range(1, len(references) + 1), references)
+    return builder.build()
+
+
+WORD = st.one_of(
+    st.sampled_from(
+        ["a", "B", "The", "the", "ﬁx", "fix", "Straße", "STRASSE", "e\u0301", "é", "日本", "1", "½", "नमस्ते"]
+    ),
+    st.sampled_from(
+        [
+            "",
+            "...",
+            "x-y",
+            "don't",
+            "_",
+            "😀",
+            "\0",
+            "\ud800",
+            "\u00ad",
+            "\u200d",
+            "1+1",
+            "x" * 2000,
+            "x" * 8,
+            "x" * 64,
+            "x" * 65,
+        ]
+    ),
+    st.text(max_size=3),
+)
+BETWEEN = st.sampled_from([" ", "  ", "\n", "\t", "\u00a0", "\u3000", ", ", "-", "\x1c"])
+TEXT = st.lists(st.tuples(WORD, BETWEEN).map("".join), max_size=14).map("".join)
+
+
+@st.composite
+def both(draw: st.DrawFn) -> tuple[int, list[list[str]], list[str]]:
+    """(words of an n-gram, texts of references, other texts): the latter are often parts of the former, changed."""
+    references = draw(st.lists(st.lists(TEXT, max_size=3), min_size=1, max_size=4))
+    texts = draw(st.lists(TEXT, max_size=4))
+    for each in references:
+        for text in each:
+            first, last = draw(st.tuples(st.integers(0, 20), st.integers(0, 60)))
+            part = text[first:last]
+            changed = draw(st.sampled_from([part, part.upper(), part.title(), part.replace(" ", "; ")]))
+            texts.append(f"{draw(TEXT)} {changed} {draw(TEXT)}")
+    return draw(st.sampled_from([1, 2, 3, 4, 5, 8, 13])), references, texts
+
+
+@given(given=both(), at_once=st.sampled_from([1, 40, 1 << 18]))
+@example(given=(2, [["The end"], ["the END"]], ["so THE, end."]), at_once=1)
+@example(given=(1, [["ﬁx"]], ["fix"]), at_once=40)
+def test_what_is_found_is_what_a_set_of_words_finds(
+    given: tuple[int, list[list[str]], list[str]], at_once: int
+) -> None:
+    count, references, texts = given
+    first: dict[tuple[str, ...], int] = {}
+    for line, each in enumerate(references, start=1):
+        for text in each:
+            for ngram in ngrams(text, count):
+                first.setdefault(ngram, line)
+    wanted = {}
+    for place, text in enumerate(texts):
+        shared = next((ngram for ngram in ngrams(text, count) if ngram in first), None)
+        if shared is not None:
+            wanted[place] = Shared(" ".join(shared), "eval.jsonl", first[shared])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_AT_ONCE", at_once)
+        index = index_of(count, references)
+        assert index.find(texts) == wanted
+    assert len(index.hashes) == len(first)
+    assert index.without == sum(not any(ngrams(text, count) for text in each) for each in references)
+    assert pickle.loads(pickle.dumps(index)).find(texts) == wanted
+
+
+@given(st.lists(TEXT, max_size=4))
+def test_words_are_those_of_the_texts(texts: list[str]) -> None:
+    found = Words(texts)
+    borders = found.first.tolist()
+    assert [[found.text(word, 1) for word in range(*pair)] for pair in itertools.pairwise(borders)] == [
+        words(text) for text in texts
+    ]
+    lines = ["".join(f"{word} " for word in words(text))[:-1] for text in texts]
+    assert found.joined()[0].decode() == "".join(f"{line}\n" for line in lines if line)
+
+
+@given(st.lists(WORD, min_size=1, max_size=30), st.integers(1, 9))
+def test_the_hash_of_an_ngram_is_that_of_its_words_wherever_they_are(parts: list[str], count: int) -> None:
+    text = " ".join(parts)
+    hashes = Words([text]).hashes()
+    for first, ngram in enumerate(ngrams(text, count)):
+        alone = Words(["before", " ".join(ngram)]).hashes()[1:]
+        assert module._ngrams(alone, count).tolist() == module._ngrams(hashes, count)[first : first + 1].tolist()
+
+
+def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "hashes", lambda self: np.zeros(len(self), np.uint64))
+    index = index_of(2, [["one two"]])
+    assert index.find(["three four", "three one two", "one twofold", "zone two", "one tw"]) == {
+        1: Shared("one two", "eval.jsonl", 1)
+    }
+
+
+def test_an_ngram_does_not_reach_over_texts() -> None:
+    index = index_of(3, [["a b", "c d"], ["e f"]])
+    assert (len(index.hashes), index.without) == (0, 2)
+    assert index_of(2, [["a b"]]).find(["x a", "b a"]) == {}
+
+
+def test_texts_are_found_at_any_depth_and_roles_are_none() -> None:
+    calls = [{"function": {"name": "f", "arguments": {"x": ["y", 1, None]}}}]
+    record = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"tool_calls": calls}],
+        "n": 3,
+    }
+    assert list(texts_in(record)) == ["text", "hi", "f", "y"]
+
+
+REFERENCES = index_of(2, [["Two words"]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [(None, [1]), (("a",), [1, 2, 3]), (("b", "a"), [1, 3]), (("c",), [0, 1, 2])],
+)
+def test_records_that_share_an_ngram_in_these_fields_are_dropped(
+    fields: tuple[str, ...] | None, kept: list[int]
+) -> None:
+    rows: list[Any] = [
+        {"a": "two WORDS"},
+        {"a": "two", "b": "words"},
+        {"b": "-two-words-"},
+        {"c": [{"d": "two words"}]},
+    ]
+    made = decontaminate(bp.testing.records(rows), REFERENCES, fields)
+    assert bp.testing.to_rows(made) == [rows[place] for place in kept]
+    assert made.ledger.outcomes == [("dropped", CONTAMINATED)]
+    assert {*made.ledger.notes} == {0, 1, 2, 3} - {*kept}
+    assert {*made.ledger.notes.values()} == {"shares 'two words' with eval.jsonl, line 1"}
+
+
+def test_marked_records_stay_as_they_are() -> None:
+    given = bp.testing.records([{"a": "two words"}, {"a": "other"}, {"a": "Two; Words"}])
+    made = decontaminate(given, REFERENCES, None, "mark")
+    assert bp.testing.to_rows(made) == bp.testing.to_rows(given)
+    assert {*made.ledger.notes} == {0, 2}
+    assert given.ledger.notes == {}  # it may have a second consumer
+
+
+def test_of_dropped_records_the_first_say_what_they_share() -> None:
+    made = decontaminate(bp.testing.records([{"a": "two words"}] * (SHOWN + 5)), REFERENCES)
+    assert len(made) == 0
+    assert {*made.ledger.notes} == {*range(SHOWN)}
+
+
+def test_a_long_ngram_is_quoted_in_part() -> None:
+    assert len(Shared("x" * 5000, "eval.json", 3).note) < 400
+    assert Shared("x", "eval.json", 3).note == "shares 'x' with eval.json, record 3"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"ngram": 0}, "ngram is 0, wanted 1 word or more"), ({"mode": "keep"}, "mode is 'keep', wanted drop or mark")],
+)
+def test_wrong_options_of_the_step_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bp.Decontaminate(REFERENCES, **options)

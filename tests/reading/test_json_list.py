@@ -1,0 +1,316 @@
+"""Lists of records in `.json` files: each element once, at its own offset; what is broken is a reject or an error."""
+
+import io
+import json
+import tracemalloc
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_prep.data.block import InputFile
+from beam_prep.errors import InputError
+from beam_prep.reading.blocks import read_blocks
+from beam_prep.reading.json_list import ListAsLines, is_json_file, parse_list
+from tests.conftest import shared
+
+NAME = "data/x.json"
+
+
+@dataclass
+class Found:
+    """What is read from a file: records and rejects with their offsets."""
+
+    records: list[Any] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    rejects: list[tuple[int, str, str]] = field(default_factory=list)
+    blank: int = 0
+
+
+def read(content: bytes, block_bytes: int = 1 << 20, **options: Any) -> Found:
+    found = Found()
+    source = InputFile(NAME, len(content), 0.0)
+    for raw in read_blocks(ListAsLines(io.BytesIO(content), NAME, **options), 0, -1, block_bytes):
+        records = parse_list(raw, raw.origin(0, source, block_bytes))
+        ledger, begin = records.ledger, records.origin.first_byte
+        found.records += records.rows
+        found.offsets += [begin + int(start) for start in ledger.starts[records.line]]
+        found.rejects += [
+            (begin + int(ledger.starts[line]), ledger.outcomes[ledger.status[line] - 1][1], ledger.text(line))
+            for line in sorted(ledger.messages)
+        ]
+        blank = [code for code, (kind, _) in enumerate(ledger.outcomes, 1) if kind == "blank"]
+        found.blank += sum(int((ledger.status == code).sum()) for code in blank)
+    return found
+
+
+def lines_of(content: bytes, size: int = 1 << 20) -> bytes:
+    stream = ListAsLines(io.BytesIO(content), NAME)
+    parts = []
+    while part := stream.read(size):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b'[{"a": 1}, {"b": 2}]', b' {"a": 1}\n {"b": 2} '),
+        (b'[\n {"a":\n 1}\n,{"b": [2,3]}\n]\n', b' \r {"a":\r 1}\r\n{"b": [2,3]}\r \r'),
+        (b'[{"a": "],[\\",\\\\"},{"b":"\\\\\\"}"}]', b' {"a": "],[\\",\\\\"}\n{"b":"\\\\\\"}"} '),
+        (b'\xef\xbb\xbf[{"a":1}]', b'\xef\xbb\xbf {"a":1} '),
+        (b'{\n "a": [1,\n 2]\n}\n', b'{\r "a": [1,\r 2]\r}\n'),
+        (b'{"a":\n1}\n{"b":\n2}', b'{"a":\r1}\n{"b":\r2}'),
+        (b"[]", b"  "),
+        (b"", b""),
+        (b" \n", b" \r"),
+    ],
+)
+def test_bytes_change_one_for_one(content: bytes, lines: bytes) -> None:
+    assert lines_of(content) == lines
+
+
+def test_the_first_byte_of_each_element_is_its_offset() -> None:
+    content = b'  [\n  {"a": 1},\n\t{"b": 2} , {"c":\n3}\r\n]\n'
+    found = read(content)
+    assert found.records == [{"a": 1}, {"b": 2}, {"c": 3}]
+    assert found.offsets == [content.index(b'{"' + name) for name in (b"a", b"b", b"c")]
+    assert (found.rejects, found.blank) == ([], 0)
+
+
+def test_behind_a_byte_order_mark() -> None:
+    found = read(b'\xef\xbb\xbf [ {"a": 1}]')
+    assert (found.records, found.offsets) == ([{"a": 1}], [6])
+
+
+def test_golden_input() -> None:
+    path = shared("goldens", "sections", "36_head_no_position_ids_json_input", "input.json")
+    content = path.read_bytes()
+    found = read(content)
+    assert len(found.records) == 200
+    assert found.records == json.loads(content)
+    assert (found.rejects, found.blank) == ([], 0)
+    assert read(content, block_bytes=4096) == found
+    pretty = read(json.dumps(found.records, indent=4, ensure_ascii=False).encode())
+    assert pretty.records == found.records
+
+
+def test_an_array_and_a_pretty_object_under_other_names() -> None:
+    array = shared("data", "bad", "json_array.jsonl").read_bytes()
+    assert read(array).records == json.loads(array)
+    pretty = shared("data", "bad", "pretty_printed.jsonl").read_bytes()
+    found = read(pretty)
+    assert (found.records, found.offsets, found.rejects) == ([json.loads(pretty)], [0], [])
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+rows = st.lists(st.dictionaries(st.text('ab"\\[{,\n', max_size=4), values, max_size=4), max_size=8)
+white = st.text(" \t\r\n", max_size=3)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[list[Any], bytes]:
+    """(records, a file that holds them as a list, in whatever layout)."""
+    records = draw(rows)
+    ascii_only = draw(st.booleans())
+    if draw(st.booleans()):
+        indent = draw(st.none() | st.integers(0, 4) | st.just("\t"))
+        separators = draw(st.sampled_from([None, (",", ":"), (" , ", " : "), (",\n", ":\n")]))
+        text = json.dumps(records, indent=indent, separators=separators, ensure_ascii=ascii_only)
+        if draw(st.booleans()):
+            text = text.replace("\n", "\r\n")
+        return records, text.encode()
+    pieces = [draw(white), "["]
+    for place, record in enumerate(records):
+        indent = draw(st.none() | st.integers(0, 2))
+        pieces += ["," if place else "", draw(white), json.dumps(record, indent=indent, ensure_ascii=ascii_only)]
+        pieces.append(draw(white))
+    pieces += [draw(white), "]", draw(white)]
+    return records, "".join(pieces).encode()
+
+
+@settings(max_examples=300)
+@given(files(), st.integers(1, 40))
+@pytest.mark.long
+def test_every_element_once_at_its_offset(file: tuple[list[Any], bytes], block_bytes: int) -> None:
+    records, content = file
+    found = read(content)
+    assert found.records == records
+    assert found.rejects == []
+    for record, offset in zip(records, found.offsets, strict=True):
+        assert json.JSONDecoder().raw_decode(content[offset:].decode())[0] == record
+        assert content[offset : offset + 1] == b"{"
+    assert found.blank == (not records)
+    assert read(content, block_bytes) == found
+
+
+@settings(max_examples=500)
+@given(st.text('[]{},":\\ \n\ra1', max_size=40).map(str.encode), st.integers(1, 9))
+def test_whatever_comes_the_result_does_not_depend_on_the_reads(content: bytes, size: int) -> None:
+    def outcome(size: int) -> bytes | type[InputError]:
+        try:
+            return lines_of(content, size)
+        except InputError:
+            return InputError
+
+    whole = outcome(1 << 20)
+    assert outcome(size) == whole
+    if isinstance(whole, bytes):
+        assert len(whole) == len(content)
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_one_wrong_byte_costs_two_records_at_most_or_is_an_error(data: st.DataObject) -> None:
+    records = data.draw(
+        st.lists(st.dictionaries(st.text("ab", max_size=2), values, max_size=3), min_size=4, max_size=8)
+    )
+    content = bytearray(json.dumps(records, indent=data.draw(st.sampled_from([None, 1]))).encode())
+    place = data.draw(st.integers(1, len(content) - 1))
+    content[place] = data.draw(st.sampled_from(b'[]{},:"\\ \nx0\xff\x00'))
+    try:
+        found = read(bytes(content))
+    except InputError:
+        return
+    missing = len(records) - len(found.records)
+    assert missing <= 2
+    assert missing == 0 or found.rejects
+
+
+@pytest.mark.parametrize(
+    ("element", "reason"),
+    [
+        (b"{'a': 1}", "bad_json"),
+        (b'{"a": NaN}', "bad_json"),
+        (b'{"a": 1,}', "bad_json"),
+        (b'{"a": [1, 2}]', "bad_json"),
+        (b'{"a": 1} {"b": 2}', "bad_json"),
+        (b'{"a": "tab\there"}', "bad_json"),
+        (b'{"a": "\xff"}', "invalid_utf8"),
+        (b'{"a": 1, "a": 2}', "duplicate_key"),
+        (b'{"a": 1e999}', "bad_number"),
+        (b"[" * 600 + b"]" * 600, "too_deep"),
+        (b"17", "not_an_object"),
+        (b'"text, with [ and {"', "not_an_object"),
+        (b"null", "not_an_object"),
+        (b'[{"a": 1}, {"b": 2}]', "not_an_object"),
+        (b"oops", "bad_json"),
+    ],
+)
+def test_a_broken_element_is_one_reject(element: bytes, reason: str) -> None:
+    content = b'[{"first": 1},\n  ' + element + b',\n  {"last": 2}]'
+    found = read(content)
+    assert found.records == [{"first": 1}, {"last": 2}]
+    assert found.rejects == [(17, reason, element.decode("utf-8", "replace")[:1000])]
+    assert found.offsets == [1, content.index(b'{"last"')]
+
+
+def test_nothing_between_commas_is_a_blank_line() -> None:
+    found = read(b'[{"a": 1},, {"b": 2},\n]')
+    assert (found.records, found.rejects, found.blank) == ([{"a": 1}, {"b": 2}], [], 2)
+    for empty in (b"[]", b"[ \n ]\n", b" \n"):
+        found = read(empty)
+        assert (found.records, found.rejects, found.blank) == ([], [], 1)
+    assert read(b"") == Found()
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "found"),
+    [
+        (b'[{"a": 1}, {"b": 2', 11, "found the end of the file, wanted ',' or ']' after the element"),
+        (b'[{"a": 1}, {"b": 2}', 11, "found the end of the file"),
+        (b'[{"a": 1}, {"b": [2}, {"c": 3}]', 11, "(is a quote or bracket missing?)"),
+        (b'[{"a": 1}, {"b": "2}, {"c": 3}]', 11, "found the end of the file"),
+        (b'[{"a": 1}, {"b": "2},\n {"c": 3}]', 21, "found a line end within a string, wanted its closing quote"),
+        (b'[{"a": 1}, {"b": 2}}, {"c": 3}]', 19, "found '}' where the list ends, wanted ']'"),
+        (b'[{"a": 1}], {"b": 2}]', 10, "found ', {\"b\": 2}]' after the list, wanted nothing"),
+        (b'[{"a": 1}]\n[{"a": 1}]\n', 11, "found '[{\"a\": 1}]\\n' after the list, wanted nothing"),
+        (b'{\n"a": 1', 0, "found the end of the file, wanted '}' of the object that begins here"),
+        (b'{\n"a": 1\n}}\n', 10, "found '}', which closes nothing"),
+    ],
+)
+def test_uncertain_borders_are_an_error(content: bytes, place: int, found: str) -> None:
+    for block_bytes in (1 << 20, 1):
+        with pytest.raises(InputError) as error:
+            read(content, block_bytes)
+        assert str(error.value).startswith(f"'{NAME}', byte {place}: ")
+        assert "mend it, leave it out, or name it .jsonl" in str(error.value)
+    with pytest.raises(InputError) as error:
+        read(content)
+    assert found in str(error.value)
+
+
+def test_an_element_that_never_ends_is_not_read_to_the_end_of_the_file() -> None:
+    content = b'[{"a": [1}, ' + b'{"b": 2}, ' * 100_000 + b"]"
+    with pytest.raises(InputError, match="byte 1: found 300000 bytes without an end"):
+        read(content, max_element=300_000)
+
+
+def test_jsonl_under_the_name_json_stays_jsonl() -> None:
+    content = b'{"a": 1}\n{"b": [2\n\n{"c": "3}\nnope\n{"d": 4}\r\n'
+    assert lines_of(content) == content
+    found = read(content)
+    assert (found.records, found.blank) == ([{"a": 1}, {"d": 4}], 1)
+    assert [reason for _, reason, _ in found.rejects] == ["bad_json"] * 3
+    for size in (1, 2, 9):
+        assert lines_of(content, size) == content
+
+
+@pytest.mark.parametrize("content", [b"17\n", b'"text"\n{"a": 1}\n', "[{}]".encode("utf-16"), b"\x00\x01\n"])
+def test_no_list_and_no_object_is_read_line_by_line(content: bytes) -> None:
+    assert lines_of(content) == content
+    assert read(content).rejects
+
+
+class Parts:
+    """A list of many records, made as it is read: `count` parts of some 64 KB."""
+
+    ROWS = 900
+
+    def __init__(self, count: int) -> None:
+        row = b'{"messages": [{"role": "user", "content": "hello, \\"you\\" [there]\\n"}]}'
+        self.part = b",\n ".join([row] * self.ROWS)
+        self.count = count
+        self.buffer = b"["
+
+    def read(self, size: int, /) -> bytes:
+        while len(self.buffer) < size and self.count:
+            self.count -= 1
+            self.buffer += self.part + (b"," if self.count else b"]")
+        data, self.buffer = self.buffer[:size], self.buffer[size:]
+        return data
+
+
+def test_memory_is_flat() -> None:
+    stream = ListAsLines(Parts(300), NAME)
+    tracemalloc.start()
+    lines = sum(raw.data.count(b"\n") for raw in read_blocks(stream, 0, -1, 128 * 1024))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert lines == 300 * Parts.ROWS - 1
+    assert peak < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("a.json", True),
+        ("gs://b/a.JSON", True),
+        ("a.json.gz", True),
+        ("a.json.zst", True),
+        ("a.json.bz2", True),
+        ("a.jsonl", False),
+        ("a.jsonl.gz", False),
+        ("a.gz", False),
+        ("a.json/b", False),
+        ("a.json.txt", False),
+    ],
+)
+def test_which_files(path: str, answer: bool) -> None:
+    assert is_json_file(path) is answer

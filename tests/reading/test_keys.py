@@ -1,0 +1,101 @@
+"""Digests of records: equal values have equal ones, whatever a record holds that can be read."""
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from beam_prep.data.block import InputFile
+from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.json_line import MAX_DEPTH
+from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, canonical, key_records, normalized
+from beam_prep.reading.records import Records, parse
+from tests.compose import naive
+from tests.compose.oracle import key_of
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+def read(*lines: bytes) -> Records:
+    data = b"".join(line + b"\n" for line in lines)
+    raw = RawBlock(0, len(data), 0, data, b"")
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536))
+
+
+@given(VALUES)
+def test_the_canonical_text_is_json_with_sorted_keys(value: Any) -> None:
+    assert json.loads(canonical(value)) == value
+    shuffled = json.loads(json.dumps(value), object_pairs_hook=lambda pairs: dict(reversed(pairs)))
+    assert canonical(shuffled) == canonical(value)
+    big = [value, 10**30]  # integers that orjson does not write
+    assert canonical(big) == json.dumps(big, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@given(VALUES, VALUES)
+def test_a_value_is_equal_to_those_that_the_oracle_says(one: Any, other: Any) -> None:
+    for how in ("none", "whitespace", "nfkc_casefold"):
+        before = json.dumps(one)
+        same = canonical(normalized([one], how)) == canonical(normalized([other], how))
+        assert same == (key_of({"a": one}, ["a"], how) == key_of({"a": other}, ["a"], how))
+        lines = [json.dumps({"a": value, "b": 1}).encode() for value in (one, other)]
+        keys = Keys(duplicate=("a", "b"), normalize=how)
+        found = key_records(read(*lines), keys).ledger
+        if not found.status.any():  # numbers beyond a double are rejects
+            first, second = found.digests[DUPLICATE].tolist()
+            assert (first == second) == same
+        assert canonical(normalized(normalized(one, how), how)) == canonical(normalized(one, how))
+        assert json.dumps(one) == before
+
+
+@pytest.mark.parametrize("brackets", [b"[]", b'{"a":}'])
+@pytest.mark.parametrize("normalize", ["none", "whitespace", "nfkc_casefold"])
+def test_a_record_may_be_nested_as_deep_as_one_that_can_be_read(brackets: bytes, normalize: Any) -> None:
+    opened, closed = brackets[:-1], brackets[-1:]
+    inner = [
+        opened * depth + end + closed * depth for depth, end in ((MAX_DEPTH - 2, b'"x"'), (MAX_DEPTH - 2, b'" x"'))
+    ]
+    lines = [b'{"text": %s}' % text for text in inner]
+    found = key_records(read(*lines, lines[0]), Keys(split=True, duplicate=("text",), normalize=normalize)).ledger
+    assert found.status.tolist() == [0, 0, 0]
+    first, spaced, again = found.digests[DUPLICATE].tolist()
+    assert first == again
+    assert (first == spaced) == (normalize != "none")
+    assert found.digests[SPLIT][0] == found.digests[SPLIT][2] != found.digests[SPLIT][1]
+
+
+def test_digests_are_what_earlier_versions_made() -> None:
+    """Another digest would put other records into each split."""
+    lines = ['{"b": 1, "a": "é"}', '{"a": null}', '{"a": 2.50, "big": 123456789012345678901234567890}']
+    records = read(*(line.encode() for line in lines))
+    whole = key_records(records, Keys(split=True)).ledger.digests[SPLIT]
+    assert whole.tolist() == [naive.split_digest(json.loads(line)) for line in lines]
+    assert whole.tolist() == [8328051787880320142, 13723916651595322929, 12574773168616205508]
+    named = key_records(records, Keys(split=True, split_key="a", reject_missing=False)).ledger.digests[SPLIT]
+    assert named.tolist() == [naive.key_digest("é"), NO_KEY, naive.key_digest(2.5)]
+
+
+def test_records_without_what_is_digested_are_rejected_or_have_no_key() -> None:
+    records = read(b'{"a": null, "b": 1}', b'{"a": 0, "b": null}', b'{"a": false}', b'{"a": "", "c": 1}')
+    found = key_records(records, Keys(split=True, split_key="a", duplicate=("b", "c")))
+    assert [found.ledger.messages.get(line) for line in range(4)] == [
+        "the record has no 'a', which decides its split",
+        "the record has no 'b' and 'c', by which records are compared",
+        "the record has no 'b' and 'c', by which records are compared",
+        None,
+    ]
+    assert [found.ledger.outcomes[code - 1][1] for code in found.ledger.status[:3]] == [
+        "no_split_key",
+        "no_key",
+        "no_key",
+    ]
+    assert found.line.tolist() == [3]
+    kept = key_records(records, Keys(split=True, split_key="a", reject_missing=False)).ledger
+    assert (kept.digests[SPLIT] == NO_KEY).tolist() == [True, False, False, False]
+    assert not kept.status.any()
+    assert np.unique(kept.digests[SPLIT]).size == 4

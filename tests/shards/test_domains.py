@@ -1,0 +1,170 @@
+"""Domain names as folders: nothing leaves the output, no two domains meet, on any file system."""
+
+import re
+import string
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given
+
+from beam_prep.data.rendered import DEFAULT_DOMAIN
+from beam_prep.shards.compose import folder_of, folders
+
+PLAIN = [
+    "wiki",
+    "code_python",
+    "a.b",
+    "2024",
+    "en-us",
+    "_x",
+    "0",
+    "a" * 60,
+    "x-0123456789abcde",
+    "shards",
+    DEFAULT_DOMAIN,
+]
+
+# The names of the output's own files and folders, and of devices on Windows.
+RESERVED = [
+    "rejects",
+    "tokenizer",
+    "manifest.json",
+    "run.json",
+    "report.html",
+    "features.json",
+    "dataset_dict.json",
+    "shard_0000",
+    "shard_",
+]
+DEVICES = ["con", "prn", "aux", "nul", "com1", "lpt9", "con.txt", "nul.tar.gz"]
+
+UNSAFE = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/..",
+    "/etc/passwd",
+    "//",
+    "a/b",
+    "a\\b",
+    "C:\\x",
+    "c:",
+    "a\0b",
+    "\0",
+    "a\nb",
+    ".hidden",
+    "-rf",
+    "~",
+    "$HOME",
+    "%2e%2e%2f",
+    "a b",
+    " a",
+    "a ",
+    "a.",
+    "a..",
+    "*",
+    "Wiki",
+    "ＷＩＫＩ",
+    "wiki\u200b",
+    "é",
+    "e\u0301",
+    "K",  # the Kelvin sign
+    "ſ",
+    "ß",
+    "\ud800",
+    "日本語",
+    "x" * 61,
+    "x" * 100_000,
+    "日" * 500,
+]
+
+names = st.one_of(
+    st.text(max_size=12),
+    st.text(alphabet="aA/._- \\0b", max_size=4),
+    st.sampled_from([*PLAIN, *RESERVED, *DEVICES, *UNSAFE]),
+    st.from_regex(r"[a-c]{0,2}-[0-9a-f]{16}", fullmatch=True),
+)
+
+
+def assert_one_safe_component(folder: str) -> None:
+    assert re.fullmatch(r"[a-z0-9_][a-z0-9_.-]*", folder), folder
+    assert len(folder.encode()) <= 64
+    assert not folder.endswith(".")
+    assert folder.split(".")[0] not in {device.split(".")[0] for device in DEVICES}
+    assert folder not in RESERVED
+    assert not re.fullmatch(r"shard_[0-9]+", folder)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_name_is_its_own_folder(name: str) -> None:
+    assert folder_of(name) == name
+    assert_one_safe_component(name)
+
+
+@pytest.mark.parametrize("name", [*RESERVED, *DEVICES, *UNSAFE])
+def test_any_other_name_is_a_slug_and_a_hash(name: str) -> None:
+    folder = folder_of(name)
+    assert_one_safe_component(folder)
+    assert re.fullmatch(r"[a-z0-9_]{1,40}-[0-9a-f]{16}", folder)
+
+
+def test_the_slug_lets_a_reader_know_the_domain() -> None:
+    assert folder_of("Wiki EN/2024").startswith("wiki_en_2024-")
+    assert folder_of("日本語").startswith("domain-")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("a/b", "a_b"),
+        ("A", "a"),
+        ("A/b", "a/B"),
+        ("ß", "ss"),
+        ("K", "k"),
+        ("é", "e\u0301"),
+        ("", "domain"),
+        ("a", "a "),
+        ("a", "a."),
+        (None, "__default__ "),
+    ],
+)
+def test_names_that_look_alike_stay_apart(pair: tuple[str | None, str]) -> None:
+    one, other = (DEFAULT_DOMAIN if name is None else name for name in pair)
+    assert folder_of(one).casefold() != folder_of(other).casefold()
+
+
+@pytest.mark.parametrize("name", ["A", "a/b", "", "..", "x" * 100, "rejects"])
+def test_a_domain_named_like_the_folder_of_another_is_hashed_again(name: str) -> None:
+    taken = folder_of(name)
+    again = folder_of(taken)
+    assert again != taken
+    assert len(set(folders([name, taken, again]).values())) == 3
+
+
+@given(st.sets(names, max_size=8))
+@example({"a/b", "a_b", "A/B", "A_B", folder_of("a/b")})
+def test_distinct_domains_have_distinct_folders_on_any_file_system(domains: set[str]) -> None:
+    found = folders(domains)
+    assert list(found) == sorted(domains)
+    assert len({folder.casefold() for folder in found.values()}) == len(domains)
+    for folder in found.values():
+        assert_one_safe_component(folder)
+
+
+def test_the_folder_is_the_same_in_every_run() -> None:
+    """Written down once: a changed rule would move every output."""
+    assert folder_of("a/b") == "a_b-c14cddc033f64b9d"
+    assert folder_of("Wiki") == "wiki-63ec69fde300e6d6"
+
+
+def test_two_domains_in_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beam_prep.shards.slices.folder_of", lambda domain, in_splits: "same")
+    with pytest.raises(ValueError, match="two domains have the same folder name"):
+        folders(["a", "b"])
+
+
+def test_every_ascii_character_alone() -> None:
+    assert len({folder.casefold() for folder in folders(map(chr, range(128))).values()}) == 128
+    own = {character for character in map(chr, range(128)) if folder_of(character) == character}
+    assert own == set(string.ascii_lowercase + string.digits + "_")

@@ -1,0 +1,227 @@
+"""What becomes of a shard's rows before they are written: cut, dropped, packed. Beside a model in plain lists."""
+
+import itertools
+from collections import Counter
+from typing import Any, get_args
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import CUTTING, Column, Strategy
+from beam_prep.errors import RunError
+from beam_prep.shards.layout import CUT, Layout, settle
+from beam_prep.shards.pack import PackStats, plan_packs
+from beam_prep.tokens import rows as padding
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.rows import Padding, TruncationMode, pad, to_labels, truncate
+from tests.chars import outcomes
+from tests.tokens.batches import made_of
+
+STRATEGIES = get_args(Strategy)
+MODES = get_args(TruncationMode)
+
+Row = list[tuple[int, int]]
+"""(id, trained) of each token."""
+
+
+@st.composite
+def masked(draw: st.DrawFn) -> list[Row]:
+    """Rows of ids that stand in no other row; in many nothing, or only the end or the beginning, is trained."""
+    rows, first = [], 0
+    for length in draw(st.lists(st.integers(0, 25), min_size=1, max_size=25)):
+        border, flip = draw(st.integers(0, length)), draw(st.booleans())
+        rows.append([(first + place, int((place < border) != flip)) for place in range(length)])
+        first += length
+    return rows
+
+
+def batch_from(rows: list[Row]) -> Batch:
+    return made_of([[token for token, _ in row] for row in rows], [[train for _, train in row] for row in rows])
+
+
+def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list[Row], PackStats]:
+    """(packed rows, documents in them, what was counted) of the rows of a shard that comes in some parts."""
+    borders = np.linspace(0, len(batch), parts + 1).astype(int)
+    cut = batch.counters.get(CUT)
+    given = [
+        ({name: rows[a:b] for name, rows in batch.columns.items()}, None if cut is None else cut[a:b])
+        for a, b in itertools.pairwise(borders)
+    ]
+    packs: list[Row] = []
+    documents: list[Row] = []
+    total = PackStats(layout.capacity)
+    for found, stats in layout.rows(given, tuple(batch.schema.values())):
+        (packed,) = stats
+        assert isinstance(packed, PackStats)
+        total += packed
+        columns = (found[name].to_lists() for name in ("sequence", "loss_mask", "seq_lens"))
+        for ids, mask, lengths in zip(*columns, strict=True):
+            packs.append(list(zip(ids, mask, strict=True)))
+            documents += [packs[-1][a:b] for a, b in itertools.pairwise(itertools.accumulate(lengths, initial=0))]
+    return packs, documents, total
+
+
+def trains(row: Row) -> bool:
+    return any(train for _, train in row)
+
+
+@given(
+    masked(),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from(MODES),
+    st.integers(1, 30),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(20, 30),
+)
+def test_what_is_cut_is_cut_before_it_is_settled(
+    rows: list[Row], strategy: Any, mode: Any, capacity: int, group: int, parts: int, longest: int
+) -> None:
+    layout = Layout(strategy, capacity, group, truncation_mode=mode)
+    came = truncate(batch_from(rows), longest)
+    rows = [row[:longest] for row in rows]
+    too_long = [strategy in CUTTING and len(row) > capacity for row in rows]
+    if mode == "error" and any(too_long):
+        with pytest.raises(RunError, match=f"longer than max_packed_len {capacity} .*: raise max_packed_len"):
+            layout.fit(came)
+        return
+    batch = settle(layout.fit(came), "drop", {})
+    wanted: dict[int, Row] = {}
+    for place, (row, long) in enumerate(zip(rows, too_long, strict=True)):
+        left = row[:capacity] if long and mode == "keep_start" else row[-capacity:] if long else row
+        if not (long and mode == "drop") and trains(left):
+            wanted[place] = left
+    assert outcomes(batch) == [
+        "" if place in wanted else "too_long" if too_long[place] and mode == "drop" else "untrained"
+        for place in range(len(rows))
+    ]
+    packs, documents, stats = packed_by(layout, batch, parts)
+    if strategy in CUTTING:
+        assert sorted(documents) == sorted(wanted.values())
+        assert all(map(trains, documents))
+    else:  # no token is lost
+        assert Counter(token for pack in packs for token in pack) == Counter(t for row in wanted.values() for t in row)
+    assert stats.packs_untrained == sum(not trains(pack) for pack in packs)
+    lost = sum(len(rows[place]) - len(left) for place, left in wanted.items())
+    assert (stats.rows, stats.tokens_cut) == (len(wanted), lost)
+    assert stats.rows_cut == sum(len(rows[place]) > len(left) for place, left in wanted.items())
+    assert stats.tokens_cut == batch.counters.get(CUT, np.zeros(1)).sum()
+
+
+@given(masked(), st.integers(1, 25), st.integers(1, 12), st.integers(1, 4), st.sampled_from(["keep_start", "keep_end"]))
+def test_bfd_sorts_by_the_length_before_the_cut(
+    rows: list[Row], capacity: int, group: int, parts: int, mode: Any
+) -> None:
+    layout = Layout("bfd", capacity, group, truncation_mode=mode)
+    batch = layout.fit(batch_from(rows))
+    found, _, _ = packed_by(layout, batch, parts)
+    wanted = []
+    for first in range(0, len(rows), group):
+        some = rows[first : first + group]
+        plan = plan_packs(np.array([len(row) for row in some]), "bfd", capacity)
+        cut = [row[:capacity] if mode == "keep_start" else row[-capacity:] for row in some]
+        for a, b in zip(plan.packs[:-1], plan.packs[1:], strict=True):
+            wanted.append([token for row in plan.piece_row[a:b].tolist() for token in cut[row]])
+    assert found == wanted
+
+
+def test_a_row_that_is_cut_twice_is_counted_once() -> None:
+    layout = Layout("bfd", 2)
+    batch = layout.fit(truncate(made_of([[1, 9, 2, 9], [1, 2, 3], [1]]), 3, eos_id=9), eos_id=9)
+    assert batch["sequence"].to_lists() == [[1, 9], [1, 2], [1]]
+    found = {name: counts.tolist() for name, counts in batch.counters.items()}
+    assert found == {
+        "truncated_tokens": [2, 1, 0],
+        "truncated_rows": [1, 1, 0],
+        "truncated_eos": [1, 0, 0],
+        "truncated_to_pack": [1, 1, 0],
+    }
+
+
+@pytest.mark.parametrize("strategy", ["none", "bfd_split", "wrapped"])
+def test_where_every_token_is_kept_no_row_is_cut(strategy: Any) -> None:
+    batch = made_of([[1, 2, 3], []])
+    assert Layout(strategy, 2, truncation_mode="error").fit(batch) is batch
+
+
+@pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
+@pytest.mark.parametrize("role", ["mask", "labels"])
+def test_packed_rows_without_a_trained_token_are_counted(strategy: Any, role: Any) -> None:
+    batch = made_of([[5, 6, 7, 8, 9, 9]], [[0, 0, 0, 0, 1, 1]])
+    if role == "labels":
+        labels = np.where(batch["loss_mask"].flat != 0, batch["sequence"].flat, -100)
+        batch = batch.assign(Column("loss_mask", "int32", 1, "labels"), Ragged(labels, np.array([0, 6])))
+    packs, _, stats = packed_by(Layout(strategy, 2), batch, 1)
+    assert (len(packs), stats.packs_untrained) == (3, 2)
+
+
+def test_without_a_mask_every_packed_row_is_trained() -> None:
+    batch = made_of([[1, 2, 3]])
+    (_, stats), *_ = Layout("wrapped", 2).rows([(batch.columns, None)], tuple(batch.schema.values()))
+    (packed,) = stats
+    assert isinstance(packed, PackStats)
+    assert (packed.packs, packed.packs_untrained) == (2, 0)
+
+
+@given(masked(), st.integers(1, 30), st.integers(1, 4), st.integers(1, 60), st.booleans())
+def test_rows_are_padded_in_parts_as_a_block_is(
+    rows: list[Row], multiple: int, parts: int, at_once: int, labels: bool
+) -> None:
+    batch = to_labels(batch_from(rows), shift=False) if labels else batch_from(rows)
+    wanted = pad(batch, multiple, 7)
+    layout = Layout(padding=Padding(multiple, 7), names={"attention_mask": "real"}, position_ids="doc_reset")
+    written = layout.columns(tuple(batch.schema.values()))
+    borders = np.linspace(0, len(batch), parts + 1).astype(int)
+    given = [
+        ({name: found[a:b] for name, found in batch.columns.items()}, None) for a, b in itertools.pairwise(borders)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(padding, "TOKENS_AT_ONCE", at_once)
+        found = [part for part, _ in layout.rows(given, written)]
+    ids, *others = wanted.columns
+    assert [column.name for column in written] == [ids, *others[:-1], "real", "position_ids"]
+    assert all(len(part[ids].flat) <= at_once or len(part[ids]) == 1 for part in found)
+    for name, column in wanted.columns.items():
+        joined = Ragged.concat([part[layout.names.get(name, name)] for part in found])
+        assert joined.to_lists() == column.to_lists()
+    assert layout.tokens(batch).tolist() == wanted.tokens.tolist() == wanted[ids].lengths.tolist()
+    positions = [row for part in found for row in part["position_ids"].to_lists()]
+    assert positions == [list(range(length)) for length in wanted[ids].lengths]
+
+
+def test_a_pad_id_that_its_column_cannot_hold_is_refused() -> None:
+    column = Column("sequence", "uint16", 1, "ids")
+    with pytest.raises(ValueError, match="the pad id 70000 does not fit uint16: use int32"):
+        Layout(padding=Padding(8, 70_000)).columns([column])
+
+
+@pytest.mark.parametrize("column", [Column("lists", "int32", 2, "ids"), Column("rewards", "float32", 1, "value")])
+def test_lists_and_values_are_not_padded(column: Column) -> None:
+    with pytest.raises(ValueError, match=f"'{column.name}' holds lists or values"):
+        Layout(padding=Padding(8, 0)).columns([column])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"packing": "ffd"}, "packing is 'ffd', wanted one of none, simple, bfd, bfd_split, wrapped"),
+        ({"position_ids": "reset"}, "position_ids is 'reset', wanted one of none, doc_reset, continuous"),
+        ({"truncation_mode": "cut"}, "truncation_mode is 'cut', wanted one of keep_start, keep_end, drop, error"),
+        ({"capacity": 0}, "capacity is 0, wanted at least 1"),
+        ({"group": 0}, "group is 0, wanted at least 1"),
+        ({"packing": "bfd", "padding": Padding(8, 0)}, "padding is .+ beside packing 'bfd', wanted one of them"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_when_it_is_made(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Layout(**wrong)
+
+
+def test_rows_of_two_lengths_are_not_padded_under_one_attention_mask() -> None:
+    columns = {"a": Ragged.from_lists([[1, 2], [3]]), "b": Ragged.from_lists([[1], [2, 3]])}
+    schema = {name: Column(name, "int32", 1, "ids") for name in columns}
+    with pytest.raises(ValueError, match="column 'b' has other lengths than the first"):
+        Padding(4, 0).rows(columns, schema)

@@ -1,0 +1,310 @@
+"""Chains of steps: each line is one row or has its outcome, whatever the steps."""
+
+import ast
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import Voice
+from beam_prep.data.block import ALIVE, Block, InputFile
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column, Output, Section
+from beam_prep.errors import RunError
+from beam_prep.formats.spool import encode_block
+from beam_prep.reading.adapters import adapt_records, adapter
+from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.carry import carry_fields
+from beam_prep.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
+from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.reading.keys import Keys, Normalize, key_records
+from beam_prep.reading.records import Record, Records, parse
+from beam_prep.reading.rollouts import RolloutFields
+from beam_prep.shards.layout import add_carried, settle
+from beam_prep.tokens.batch import Batch, in_domain
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.rows import TruncationMode, pad, split_prompt, to_labels, truncate
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenized import from_rollouts, from_tokens
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.conftest import ROOT
+
+TOKENIZER = Tokenizer.load(ROOT / "examples" / "tokenizer")
+SOURCE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
+VOICE = Voice(ChatTemplate(SOURCE, {"bos_token": "<s>", "eos_token": "</s>"}, CONTROLS), CONTROLS)
+
+TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
+CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+EACH = Output("sequence", "ids", (Section("messages", "$role", "message"),), "loss_mask")
+BOTH = Output("sequence", "ids", (Section("text", "mask"), Section("messages", "$role", "message")), "loss_mask")
+
+
+def read(lines: list[bytes]) -> Records:
+    data = b"".join(line + b"\n" for line in lines)
+    raw = RawBlock(0, len(data), 0, data, b"")
+    return parse(raw, raw.origin(0, InputFile("x.jsonl", len(data), 0.0), 65536))
+
+
+def pick(record: Record) -> bool | str:
+    answers: list[bool | str] = [True, True, False, "refused"]
+    return answers[len(json.dumps(record)) % 4]
+
+
+def louder(record: Record) -> Record | str:
+    if len(json.dumps(record)) % 5 == 0:
+        return "refused"
+    text = record.get("text")
+    return {**record, "text": text.upper()} if isinstance(text, str) else record
+
+
+def references(ngram: int, text: str) -> Index:
+    builder = IndexBuilder(ngram)
+    builder.add("eval.jsonl", [1], [[text]])
+    return builder.build()
+
+
+REFERENCES = [references(1, "hello, b!"), references(2, "LONG long"), references(1, "四字の語 a")]
+SPANS = st.sampled_from([(0, 5), (2, 9), (3, 3), (0, 0), (20, 30)])
+FIELDS = st.sampled_from([("text",), ("messages",), ("text", "messages"), ("messages", "text"), ("other",), ("id",)])
+KEYS = st.builds(
+    Keys,
+    st.booleans(),
+    st.sampled_from([None, "id", "text"]),
+    st.booleans(),
+    FIELDS,
+    st.sampled_from(get_args(Normalize)),
+)
+MODES: tuple[TruncationMode, ...] = ("keep_start", "keep_end", "drop")
+Step = Callable[[Any], Any]
+ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
+    st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
+    st.sampled_from([lambda records: carry_fields(records, {"id": "string"})]),
+    KEYS.map(lambda keys: lambda records: key_records(records, keys)),
+    st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
+    st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(
+        lambda given: lambda records: decontaminate(records, *given)
+    ),
+)
+ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(st.integers(1, 12), st.sampled_from(MODES)).map(lambda given: lambda batch: truncate(batch, *given)),
+    st.sampled_from([lambda batch: batch.drop(batch["sequence"].lengths % 3 == 0, "thirds")]),
+    st.sampled_from([lambda batch: batch.reject(batch["sequence"].lengths % 3 == 1, "thirds", "more")]),
+    st.sampled_from([lambda batch: in_domain(batch, "math")]),
+)
+LAST: st.SearchStrategy[Step] = st.one_of(
+    st.booleans().map(lambda shift: lambda batch: to_labels(batch, shift)),
+    st.just(lambda batch: pad(batch, 4, 0)),
+    st.booleans().map(lambda provenance: lambda batch: add_carried(batch, provenance)),
+    st.just(lambda batch: batch),
+)
+
+SAID = st.sampled_from(["", "a", "Hello", " b ", "四字の語", "long " * 5, "\u00a0"])
+ROLE = st.sampled_from(["user", "assistant"])
+MESSAGE = st.fixed_dictionaries({"role": ROLE, "content": SAID})
+PLAIN_TEXT = st.fixed_dictionaries({"text": SAID}, optional={"topic": st.sampled_from(["x", "y"])})
+PLAIN_CHAT = st.fixed_dictionaries({"messages": st.lists(MESSAGE, min_size=1, max_size=4)})
+ODD = st.one_of(
+    st.fixed_dictionaries({}, optional={"text": st.sampled_from([None, 3, "", "a b c"]), "messages": st.none()}),
+    st.fixed_dictionaries({"messages": st.sampled_from([[], "x", [3], [{"role": "user"}], [{"content": "x"}]])}),
+    st.fixed_dictionaries(
+        {"conversations": st.just([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}])}
+    ),
+    st.fixed_dictionaries({"instruction": st.just("Say"), "output": SAID}),
+)
+OTHER_LINES = st.sampled_from([b"", b"  ", b"{", b"[1]", b'{"text": "\\ud800"}', b'{"text": 1, "text": 2}'])
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> list[bytes]:
+    kinds: Any = st.sampled_from([PLAIN_TEXT, PLAIN_CHAT, st.one_of(PLAIN_TEXT, PLAIN_CHAT, ODD)])
+    records = draw(st.lists(draw(kinds), min_size=1, max_size=8))
+    lines = [json.dumps({"id": f"r{number}", **record}).encode() for number, record in enumerate(records)]
+    for place, line in draw(st.lists(st.tuples(st.integers(0, 8), OTHER_LINES), max_size=2)):
+        lines.insert(place, line)
+    return lines
+
+
+def outcomes(block: Block) -> list[Any]:
+    """What became of each line: its row, or why there is none."""
+    ledger = block.ledger
+    found: list[Any] = [
+        "row" if code == ALIVE else (*ledger.outcomes[code - 1], ledger.messages.get(line))
+        for line, code in enumerate(ledger.status.tolist())
+    ]
+    assert [line for line, outcome in enumerate(found) if outcome == "row"] == block.line.tolist()
+    digests = {name: values[block.line].tolist() for name, values in ledger.digests.items()}
+    return [*found, *sorted(ledger.notes.items()), *sorted(digests.items())]
+
+
+def content(block: Block) -> Any:
+    if isinstance(block, Records):
+        return list(map(json.dumps, block.rows))
+    if isinstance(block, Batch):
+        columns = {name: (rows.to_lists(), rows.flat.dtype) for name, rows in block.columns.items()}
+        return columns, block.domain, {name: counts.tolist() for name, counts in block.counters.items()}
+    return [list(pieces.texts) for pieces in block.pieces.values()], block.domain  # type: ignore[attr-defined]
+
+
+@given(
+    lines=blocks(),
+    before=st.lists(ON_RECORDS, max_size=4),
+    output=st.sampled_from([TEXT, CHAT, EACH, BOTH]),
+    between=st.lists(ON_BATCHES, max_size=3),
+    last=LAST,
+    untrained=st.sampled_from(["keep", "drop", "reject"]),
+)
+@example(
+    lines=[b'{"messages": [{"role": "user", "content": "a"}]}', b'{"messages": [{"role": "user", "content": "b"}]}'],
+    before=[lambda records: filter_by_chars(records, 2, 9, ("messages",))],
+    output=CHAT,
+    between=[],
+    last=lambda batch: batch,
+    untrained="keep",
+)
+def test_no_line_is_lost(
+    lines: list[bytes], before: list[Step], output: Output, between: list[Step], last: Step, untrained: Any
+) -> None:
+    block: Any = read(lines)
+    steps: list[Step] = [
+        *before,
+        lambda records: apply_template(records, (output,), VOICE, "topic"),
+        lambda rendered: tokenize(rendered, TOKENIZER, 1),
+        lambda batch: build_mask(batch, RoleMask({"assistant": "train"})),
+        *between,
+        last,
+        lambda batch: settle(batch, untrained, {}),
+    ]
+    for work in steps:
+        given = outcomes(block), content(block)
+        made = work(block)
+        assert (outcomes(block), content(block)) == given  # it may have a second consumer
+        block = made
+        assert len(outcomes(block)) >= len(block.ledger.status) == len(lines)
+
+
+SIDES = tuple(
+    Output(side, "ids", (Section("prompt", "mask"), Section(side, "train")), f"{side}_mask")
+    for side in ("chosen", "rejected")
+)
+SAID = st.sampled_from(["", "a", "b", "a b", " ", None, 3])
+
+
+@given(st.lists(st.fixed_dictionaries({"prompt": SAID, "chosen": SAID, "rejected": SAID}), min_size=1, max_size=8))
+def test_no_line_of_preference_pairs_is_lost(records: list[Record]) -> None:
+    lines = [json.dumps(record).encode() for record in records]
+    rendered = apply_template(read(lines), SIDES, VOICE, "topic")
+    batch = split_prompt(build_mask(tokenize(rendered, TOKENIZER, 1), RoleMask({})))
+    assert len(batch) == np.count_nonzero(batch.ledger.status == ALIVE)
+    assert len(batch.ledger.status) == len(lines)
+    assert all(rows.lengths.all() for name, rows in batch.columns.items() if name != "prompt_ids")
+
+
+def test_every_step_is_among_them() -> None:
+    steps = {
+        work.name
+        for path in (ROOT / "beam_prep").rglob("*.py")
+        for work in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(work, ast.FunctionDef) and "step" in map(ast.unparse, work.decorator_list)
+    }
+    here = ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    called = {node.func.id for node in here if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert len(steps) >= 12
+    assert steps <= called
+
+
+# Steps of the user's own
+
+
+def records() -> Records:
+    return read([b'{"text": "one"}', b"", b'{"text": "two"}', b'{"text": "three"}'])
+
+
+def batch() -> Batch:
+    return build_mask(tokenize(apply_template(records(), (TEXT,), VOICE), TOKENIZER, None), RoleMask())
+
+
+WEIGHTS = Column("weights", "float32", 1, "value")
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (lambda batch: batch.take(np.array([True, False, True])), r"2 rows .+ 3 lines .+x.jsonl \(byte offset 17\)"),
+        (lambda batch: replace(batch, line=batch.line[[0, 0, 2]]), r"3 rows .+ 3 lines .+byte offset 17"),
+        (lambda batch: replace(batch, line=batch.line[::-1]), "in another order or twice"),
+        (lambda batch: replace(batch, line=np.append(batch.line, 0)), "4 rows .+ 3 lines .+ in another order or twice"),
+        (lambda batch: replace(batch, domain=["x"]), "3 rows with 1 of domains"),
+        (lambda batch: replace(batch, counters={"cut": np.zeros(2, int)}), "3 rows with 2 of counter 'cut'"),
+        (
+            lambda batch: replace(batch, columns={**batch.columns, "weights": Ragged.from_lists([[1.0]])}),
+            "3 rows with 1 of column 'weights'",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda batch: truncate(batch, 4),
+        lambda batch: to_labels(batch, False),
+        lambda batch: pad(batch, 4, 0),
+        lambda batch: settle(batch, "keep", {}),
+    ],
+)
+def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str, then: Step) -> None:
+    """It says which step found it, and how rows are taken out."""
+    with pytest.raises(RunError, match=rf"^\w+ was given a block of .*{message}"):
+        then(lose(batch()))
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (lambda records: replace(records, rows=records.rows[:1], line=records.line[:1]), "1 rows .+ 3 lines"),
+        (lambda records: replace(records, rows=[*records.rows][:1]), "3 rows with 1 of rows"),
+    ],
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda records: filter_by_chars(records, 1, 9, ("text",)),
+        lambda records: filter_records(records, pick),
+        lambda records: map_records(records, louder),
+        lambda records: adapt_records(records, adapter("alpaca")),
+        lambda records: decontaminate(records, REFERENCES[0]),
+        lambda records: apply_template(records, (TEXT,), VOICE),
+        lambda records: from_tokens(records, TEXT, 100),
+        lambda records: from_rollouts(records, RolloutFields(response_ids="input_ids", grouped=False), 100),
+    ],
+)
+def test_a_step_on_records_that_loses_rows_ends_the_run(lose: Step, message: str, then: Step) -> None:
+    with pytest.raises(RunError, match=rf"^\w+ was given a block of .*{message}"):
+        then(lose(records()))
+
+
+def test_rows_that_leave_by_drop_or_reject_are_no_error() -> None:
+    given = batch()
+    left = truncate(given.drop(np.array([True, False, False]), "why").reject(np.array([True, False]), "b", "c"), 4)
+    assert outcomes(left) == [("dropped", "why", None), ("blank", "blank", None), ("rejected", "b", "c"), "row"]
+    assert outcomes(given).count("row") == 3
+
+
+def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = settle(batch(), "keep", {})
+    _, files = encode_block(settled, settled.tokens, 0, "a block")
+    assert files
+    monkeypatch.setattr("beam_prep.data.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
+    with pytest.raises(RunError, match="values in one column of a block"):
+        encode_block(settled, settled.tokens, 0, "a block")

@@ -1,0 +1,297 @@
+"""Ids and masks of whole conversations beside transformers' own: real tokenizers, real chats."""
+
+import functools
+import gzip
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import Voice, template_of
+from beam_prep.data.schema import Output, Section, TextRules
+from beam_prep.reading.adapters import adapter
+from beam_prep.tokens.backends import FastEncoder, choose
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.conftest import shared
+from tests.reference import auto
+
+pytestmark = pytest.mark.long
+
+WITH_VARIANT = ("qwen2.5", "gpt2", "mistral-v1", "mistral-v3", "minimind")
+MARKED = ("chatml-12k", "tekken-32k", "mistral-v1-conversations")
+"""Tokenizers whose own template has generation blocks."""
+
+FILES = {
+    "chat_messages_sgd": ("chat_messages_sgd.jsonl.gz", 100),
+    "dpo_hh_messages": ("dpo_hh_messages.jsonl", 300),
+    "tool_messages_glaive_en": ("tool_messages_glaive_en.jsonl", 300),
+    "sharegpt_vicuna_dummy": ("sharegpt_vicuna_dummy.jsonl", 500),
+}
+ROW = (Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask"),)
+
+Row = tuple[list[int], list[int]]
+"""(ids, mask) of a record."""
+
+
+@functools.cache
+def tokenizer(name: str) -> Tokenizer:
+    return Tokenizer.load(shared("tokenizers", name))
+
+
+def template(name: str, marked: bool) -> str:
+    folder = shared("tokenizers", name)
+    source = (folder / "chat_template.jinja").read_text()
+    if name in WITH_VARIANT:
+        return (folder / "chat_template_generation.jinja").read_text() if marked else source
+    # The same without its marks; a block in their place, which treats white space in the same way.
+    unmarked = re.sub(
+        r"({%-? *)(end)?generation( *-?%})", lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], source
+    )
+    return source if marked else unmarked
+
+
+@functools.cache
+def records(file: str) -> list[dict[str, Any]]:
+    name, count = FILES[file]
+    path = shared("data", name)
+    with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as lines:
+        rows = [json.loads(line) for line in itertools.islice(lines, count)]
+    if file == "dpo_hh_messages":
+        return [{"messages": row["chosen"]} for row in rows]
+    adapt = adapter("sharegpt")
+    return [adapt(row) for row in rows] if file == "sharegpt_vicuna_dummy" else rows
+
+
+def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
+    """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)
+
+    The fast ways (gigatoken, byte lengths, chats of a kind that comes again) give the same.
+    """
+    found = in_one_way(name, rows, source, fast=False)
+    assert in_one_way(name, rows, source, fast=True) == found
+    return found
+
+
+def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: bool) -> list[Row | str]:
+    made = tokenizer(name)
+    encoder = FastEncoder(made, choose(made, "auto")[0]) if fast else made
+    tokens = made.special_tokens
+    rules = TextRules(chat_template=source, tool_arguments="as_is", not_rendered="keep")
+    voice = Voice(
+        template_of(made, rules.chat_template, tool_arguments=rules.tool_arguments),
+        made.controls,
+        tokens.get("bos_token", ""),
+        tokens.get("eos_token", ""),
+        rules,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if not fast:
+            patch.setattr(ChatTemplate, "replay", lambda *_, **__: None)
+        rendered = apply_template(testing.records(rows), ROW, voice)
+    batch = build_mask(tokenize(rendered, encoder, made.bos_id), RoleMask({"assistant": "train"}))
+    found: dict[int, Row | str] = dict(testing.rejects(batch))
+    columns = (batch["sequence"].to_lists(), batch["loss_mask"].to_lists())
+    found.update(zip(batch.line.tolist(), zip(*columns, strict=True), strict=True))
+    return [found[line] for line in range(len(rows))]
+
+
+def theirs(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
+    """What transformers gives for each record; `template_error` where its template refuses it."""
+    from jinja2 import TemplateError
+
+    reference = auto(shared("tokenizers", name))
+    found: list[Row | str] = []
+    for row in rows:
+        try:
+            encoded = reference.apply_chat_template(
+                row["messages"],
+                tools=row.get("tools"),
+                chat_template=source,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+            )
+        except (TemplateError, TypeError):
+            found.append("template_error")
+        else:
+            found.append((encoded["input_ids"], encoded["assistant_masks"]))
+    return found
+
+
+def trained(name: str, row: Row | str) -> str:
+    assert not isinstance(row, str), row
+    return tokenizer(name).decode([token for token, mark in zip(*row, strict=True) if mark])
+
+
+@functools.cache
+def marked(name: str, file: str) -> list[Row | str]:
+    return ours(name, records(file), template(name, True))
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", WITH_VARIANT + MARKED)
+def test_ids_and_masks_are_those_of_transformers(name: str, file: str) -> None:
+    mine = marked(name, file)
+    assert mine == theirs(name, records(file), template(name, True))
+    # 153 of the tool files' records have a role `tool`, or calls without content or ids.
+    refuses = file.startswith("tool") and name in ("mistral-v1", "mistral-v3", "mistral-v1-conversations")
+    assert sum(isinstance(row, str) for row in mine) == (153 if refuses else 0)
+    assert all(1 in row[1] for row in mine if not isinstance(row, str))
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", ["qwen2.5", "gpt2", "mistral-v1", "mistral-v3", "chatml-12k", "tekken-32k"])
+def test_derived_spans_are_the_marked_ones(name: str, file: str) -> None:
+    assert ours(name, records(file), template(name, False)) == marked(name, file)
+
+
+EMPTY_THINK = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_minimind_derived_without_the_empty_think_header(file: str) -> None:
+    """Its generation prompt ends in an empty think header, which its generation blocks train: nothing else differs."""
+    made = tokenizer("minimind")
+    header = made.encode([EMPTY_THINK], False).flat.tolist()
+    derived = ours("minimind", records(file), template("minimind", False))
+    for row, other in zip(derived, marked("minimind", file), strict=True):
+        assert not isinstance(row, str)
+        assert not isinstance(other, str)
+        assert row[0] == other[0]
+        mask = np.array(other[1])
+        starts = np.flatnonzero(np.diff(mask, prepend=0) == 1)
+        assert len(starts)
+        for start in starts.tolist():
+            assert row[0][start : start + len(header)] == header
+            mask[start : start + len(header)] = 0
+        assert row[1] == mask.tolist()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_space_that_the_template_says_for_the_assistant(file: str) -> None:
+    """mistral-v1-conversations marks the space before an answer, and has no generation prompt that would tell.
+
+    Derived, the answer begins with its content; only where that space is a token of its own is it left out.
+    """
+    name = "mistral-v1-conversations"
+    space = tokenizer(name).encode([" [INST] x [/INST] 1"], False).flat.tolist()[-2]
+    differ = 0
+    for row, other in zip(ours(name, records(file), template(name, False)), marked(name, file), strict=True):
+        if isinstance(row, str) or isinstance(other, str):
+            assert row == other == "template_error"
+            continue
+        assert row[0] == other[0]
+        places = np.flatnonzero(np.array(row[1]) != np.array(other[1]))
+        assert all(row[0][place] == space and other[1][place] and not other[1][place - 1] for place in places.tolist())
+        differ += bool(len(places))
+    assert differ <= 0.1 * len(records(file))
+
+
+@pytest.mark.parametrize("file", ["dpo_hh_messages", "tool_messages_glaive_en"])
+@pytest.mark.parametrize("name", WITH_VARIANT)
+def test_what_is_trained_is_what_the_assistant_says(name: str, file: str) -> None:
+    for record, row in zip(records(file), marked(name, file), strict=True):
+        if isinstance(row, str):
+            continue
+        text = trained(name, row)
+        said = [message for message in record["messages"] if message["role"] == "assistant"]
+        place = 0
+        for message in said:
+            content = (message.get("content") or "").strip()
+            place = text.index(content, place) + len(content)
+            for call in message.get("tool_calls") or []:
+                if name != "gpt2":  # whose template writes none
+                    place = text.index(call["function"]["name"], place)
+
+
+# Where transformers is wrong, or was: 5.24 masks every token that overlaps a block, as we do.
+
+MENDED = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
+
+
+def two_turns(answer: str) -> list[tuple[str, str]]:
+    return [("user", "Hi"), ("assistant", answer), ("user", "More"), ("assistant", "Bye.")]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "qwen2.5"])
+def trimming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(name, a tokenizer's folder with `trim_offsets: true` where it counts, as Llama 3 and RoBERTa have it)."""
+    folder = shared("tokenizers", request.param)
+    backend = json.loads((folder / "tokenizer.json").read_text())
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    backend["post_processor"] = {"type": "Sequence", "processors": [byte_level]}
+    made = tmp_path_factory.mktemp("trimming")
+    (made / "tokenizer.json").write_text(json.dumps(backend))
+    (made / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
+    return request.param, str(made)
+
+
+@pytest.mark.parametrize("answer", [" Hello.", "    Hello."])
+def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], answer: str) -> None:
+    """With `trim_offsets: true`, a space at a token's edge belongs to no token.
+
+    Before 5.24 transformers looks for the token of a block's first character, finds none, and masks nothing from there
+    on: not this answer, and no later one. Ours covers both, whether the spans are marked or derived.
+    """
+    name, folder = trimming
+    rows = [{"messages": [{"role": role, "content": content} for role, content in two_turns(answer)]}]
+    reference = theirs(folder, rows, template(name, True))[0]
+    untrimmed = theirs(name, rows, template(name, True))[0]
+    assert reference[0] == untrimmed[0]
+    assert 1 in untrimmed[1]
+    assert reference == untrimmed if MENDED else 1 not in reference[1]
+    for is_marked in (True, False):
+        mine = ours(folder, rows, template(name, is_marked))[0]
+        assert mine == untrimmed
+        wanted = f" {answer}<|endoftext|> Bye.<|endoftext|>" if name == "gpt2" else f"{answer}<|im_end|>Bye.<|im_end|>"
+        assert trained(folder, mine) == wanted
+
+
+def test_with_trimmed_offsets_gpt2s_template_never_trained_in_transformers(trimming: tuple[str, str]) -> None:
+    """gpt2's block begins with a space, always; in qwen2.5's, nothing is lost where answers begin with a word."""
+    name, folder = trimming
+    rows = [{"messages": [{"role": role, "content": content} for role, content in two_turns("Hello.")]}]
+    mine, reference = ours(folder, rows, template(name, True))[0], theirs(folder, rows, template(name, True))[0]
+    assert mine == theirs(name, rows, template(name, True))[0]
+    assert (1 in reference[1]) == (MENDED or name == "qwen2.5")
+
+
+def test_a_block_that_ends_within_a_character() -> None:
+    """The last character of a block may be several tokens: before 5.24 transformers masks the first, we mask all."""
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
+    rows = [{"messages": [{"role": "assistant", "content": "ok \U0001f9d1\u200d\U0001f680"}]}]
+    mine, reference = ours("gpt2", rows, source)[0], theirs("gpt2", rows, source)[0]
+    assert trained("gpt2", mine) == rows[0]["messages"][0]["content"]
+    assert reference == mine if MENDED else trained("gpt2", reference).endswith("\ufffd")
+
+
+def test_a_block_inside_a_capture() -> None:
+    """transformers counts from what is written already, and so a span inside `set` is shifted by its header."""
+    source = (
+        "{% for m in messages %}{% set x %}HDR{% generation %}{{ m.content }};{% endgeneration %}{% endset %}{{ x }}"
+        "{% endfor %}"
+    )
+    rows = [{"messages": [{"role": "assistant", "content": "alpha beta"}]}]
+    mine, reference = ours("qwen2.5", rows, source)[0], theirs("qwen2.5", rows, source)[0]
+    assert trained("qwen2.5", mine).endswith("alpha beta;")
+    assert not trained("qwen2.5", reference).endswith("beta;")
+
+
+def test_a_block_at_the_very_beginning() -> None:
+    """Before 5.24 transformers takes an end token of 0 for none, and masks to the row's end (transformers#47325)."""
+    source = "{% for m in messages %}{% if loop.first %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}"
+    source += "{{ m.content }}{% endif %}{% endfor %}"
+    messages = [{"role": "assistant", "content": "<|im_end|>"}, {"role": "user", "content": "secret"}]
+    mine, reference = (made("qwen2.5", [{"messages": messages}], source)[0] for made in (ours, theirs))
+    assert trained("qwen2.5", mine) == "<|im_end|>"
+    assert reference == mine if MENDED else trained("qwen2.5", reference) == "<|im_end|>secret"

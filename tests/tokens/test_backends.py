@@ -1,0 +1,440 @@
+"""The fast backend behind its gate: the reference's ids and spans, or the reference itself."""
+
+import functools
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.chat.voice import Voice
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.rendered import Rendered
+from beam_prep.data.schema import Output, Section
+from beam_prep.errors import TokenizerError
+from beam_prep.tokens import backends as module
+from beam_prep.tokens import with_gigatoken
+from beam_prep.tokens.backends import PROBES, FastEncoder, choose, encoder_of
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.token_bytes import token_bytes
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, TokenSpans
+from tests.conftest import shared
+from tests.tokens.test_tokenizer import OURS, _folders, verify_texts
+from tests.tokens.test_tokenizer import copy_of as changed_copy
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ROW = (Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask"),)
+NOT_FOR_GIGATOKEN = {"t5-small": "Unigram"}
+LOSSY = {"t5-small"}
+
+
+@pytest.fixture(scope="module", params=_folders())
+def folder(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+@functools.cache
+def loaded(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+@functools.cache
+def ours() -> Tokenizer:
+    return loaded(OURS)
+
+
+def spans_of(texts: Sequence[str], seed: int = 0) -> CharSpans:
+    """Some spans of each text, empty ones too, in no order inside a text."""
+    choose_ = np.random.default_rng(seed)
+    places = [
+        (place, *sorted(choose_.integers(0, len(text) + 1, 2))) for place, text in enumerate(texts) for _ in "abc"
+    ]
+    return CharSpans.of(places)
+
+
+def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path) -> None:
+    if folder.name in NOT_FOR_GIGATOKEN:
+        backend, problem = choose(loaded(folder), "auto", ["first record"])
+        assert backend == "transformers"
+        assert "gigatoken is not used" in str(problem)
+        with pytest.raises(TokenizerError, match=NOT_FOR_GIGATOKEN[folder.name]):
+            choose(loaded(folder), "gigatoken", ["first record"])
+    else:
+        assert choose(loaded(folder), "auto", ["first record"]) == ("gigatoken", None)
+
+
+@pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
+def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
+    if backend == "gigatoken" and folder.name in NOT_FOR_GIGATOKEN:
+        pytest.skip("not a tokenizer for gigatoken")
+    tokenizer, fast = loaded(folder), FastEncoder(loaded(folder), backend)
+    texts = [text[:400] for text in [*PROBES, *verify_texts()]] + list(tokenizer.controls) + [""]
+    spans = spans_of(texts)
+    for special in (False, True):
+        assert fast.encode(texts, special).to_lists() == tokenizer.encode(texts, special).to_lists()
+        mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (fast, tokenizer))
+        assert mine[0].to_lists() == theirs[0].to_lists()
+        assert mine[1].to_list() == theirs[1].to_list()
+    assert (fast.fell_back == 2 * len(texts)) == (folder.name in LOSSY)
+    assert mine[0].flat.dtype == np.int32
+
+
+@given(st.lists(st.text(max_size=30), max_size=5), st.integers(0, 2**32 - 1), st.booleans())
+@example(["a\u0301 <|im_end|>\u2126", "", "\U0001f9d1\u200d\U0001f680x"], 1, True)
+def test_spans_of_any_text_are_the_references(texts: list[str], seed: int, special: bool) -> None:
+    spans = spans_of(texts, seed)
+    mine, theirs = (
+        encoder.encode_spans(texts, special, spans) for encoder in (FastEncoder(ours(), "gigatoken"), ours())
+    )
+    assert mine[0].to_lists() == theirs[0].to_lists()
+    assert mine[1].to_list() == theirs[1].to_list()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5), *[st.lists(st.integers(10, 19), max_size=2)] * 2)
+def test_every_row_gets_what_stands_around_a_text(rows: list[list[int]], before: list[int], behind: list[int]) -> None:
+    wanted = [[*before, *row, *behind] for row in rows]
+    assert module._around(Ragged.from_lists(rows), before, behind).to_lists() == wanted
+
+
+def test_unsupported_tokenizers_fail_only_where_gigatoken_was_asked_for() -> None:
+    unigram = loaded(shared("tokenizers", "t5-small"))
+    with pytest.raises(TokenizerError, match=r"Unigram.*pass --tokenizer_backend auto"):
+        choose(unigram, "gigatoken")
+    assert choose(unigram, "transformers") == ("transformers", None)
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """The backends are looked for anew."""
+    module._loaded.cache_clear()
+    yield
+    module._loaded.cache_clear()
+
+
+def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    backend, problem = choose(ours(), "auto")
+    assert backend == "transformers"
+    assert "not installed" in str(problem)
+    assert encoder_of(ours(), "gigatoken").backend == "transformers"  # a worker without the launcher's wheel
+
+
+def test_another_version_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    monkeypatch.setattr(with_gigatoken, "VERSION", "0.0.1")
+    assert choose(ours(), "auto")[0] == "transformers"
+    with pytest.raises(TokenizerError, match=r"version .* is installed, wanted 0\.0\.1"):
+        choose(ours(), "gigatoken")
+
+
+def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = FastEncoder.encode
+
+    def wrong(self: FastEncoder, texts: Sequence[str], special: bool) -> Ragged:
+        ids = whole(self, texts, special)
+        flat = ids.flat.copy()
+        flat[ids.offsets[[place for place, text in enumerate(texts) if text == "of the input"]]] += 1
+        return ids.with_flat(flat)
+
+    monkeypatch.setattr(FastEncoder, "encode", wrong)
+    assert choose(ours(), "auto") == ("gigatoken", None)
+    backend, problem = choose(ours(), "auto", ["of the input"])
+    assert backend == "transformers"
+    assert "'of the input'" in str(problem)
+
+
+CONTROLS = ("<|im_start|>", "<|im_end|>")
+VOICE = Voice(ChatTemplate(CHATML, {}, CONTROLS), CONTROLS)
+
+
+def rendered(*texts: str) -> Rendered:
+    """A block of conversations, each with one user message and one answer."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"{text} {place}"}, {"role": "assistant", "content": text}]}
+        for place, text in enumerate(texts)
+    ]
+    return apply_template(testing.records(rows), ROW, VOICE)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    one, other = (build_mask(batch, RoleMask({"assistant": "train"})) for batch in (one, other))
+    return all(one[name].to_lists() == other[name].to_lists() for name in ("sequence", "loss_mask"))
+
+
+def test_a_block_whose_sample_differs_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = rendered(*["some words"] * 5)
+    wanted = tokenize(block, ours(), None)
+    right = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
+    assert same(right, wanted)
+    assert "blocks_encoded_again" not in right.made
+    wrong = FastEncoder.encode_spans
+
+    def late(self: FastEncoder, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
+        ids, tokens = wrong(self, texts, special, spans)
+        late = spans.start > 0
+        return ids, TokenSpans(tokens.start + late, tokens.stop + late)
+
+    monkeypatch.setattr(FastEncoder, "encode_spans", late)
+    again = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
+    assert same(again, wanted)
+    assert again.made["blocks_encoded_again"] == 1
+
+
+def test_a_block_of_long_texts_has_a_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        FastEncoder,
+        "encode_spans",
+        lambda self, texts, special, spans: (
+            Ragged.from_lists([[1]] * len(texts)),
+            TokenSpans(spans.start * 0, spans.stop * 0),
+        ),
+    )
+    block = rendered("word " * 50_000)
+    made = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
+    assert same(made, tokenize(block, ours(), None))
+
+
+class Sampled:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode_spans(self, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
+        self.texts += texts
+        return ours().encode_spans(texts, special, spans)
+
+
+def test_the_sample_is_a_small_part_and_always_the_same() -> None:
+    block = rendered(*(f"words of {place}" for place in range(500)))
+    samples = []
+    for _ in range(2):
+        reference: Any = Sampled()
+        tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=reference)
+        samples.append(reference.texts)
+    assert samples[0] == samples[1]
+    assert len(samples[0]) == 16
+
+
+def test_sums_that_cancel_out_shift_no_mask() -> None:
+    """NFC makes two code points of one and other bytes of others: one turn grows, another shrinks by as much."""
+    tokenizer = loaded(shared("tokenizers", "qwen2.5"))
+    grows, shrinks = "x\u0344", "\u2126\u2126"
+    text = f"<|im_start|>user\n{grows}<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n{shrinks}"
+    ids = tokenizer.encode([text], False).flat
+    table = token_bytes(tokenizer)
+    assert table is not None
+    assert table.lengths[ids].sum() == len(text.encode())  # so the sums alone would not tell
+    rows = [
+        {"messages": [
+            {"role": "user", "content": grows}, {"role": "assistant", "content": "yes"},
+            {"role": "user", "content": shrinks}, {"role": "assistant", "content": "no"},
+        ]}
+    ]  # fmt: skip
+    block = apply_template(testing.records(rows), ROW, VOICE)
+    fast = FastEncoder(tokenizer, "gigatoken")
+    assert same(tokenize(block, fast, None), tokenize(block, tokenizer, None))
+    assert fast.fell_back == 1
+
+
+NFC_TOO = ("ours", "ours, NFC", "qwen2.5", "gpt2", "tekken-32k", "mistral-v1")
+
+
+@functools.cache
+def normalising(name: str) -> Tokenizer:
+    """A tokenizer of the test material, or ours with a normaliser."""
+    if not name.startswith("ours"):
+        return loaded(shared("tokenizers", name))
+    if name == "ours":
+        return ours()
+    return Tokenizer.load(changed_copy(OURS, Path(tempfile.mkdtemp(), "tokenizer"), normalizer={"type": "NFC"}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NFC_TOO[:3])
+def test_every_character_has_the_references_ids(name: str) -> None:
+    """gigatoken knows more letters, more marks and more compositions than the reference."""
+    tokenizer = normalising(name)
+    assert choose(tokenizer, "auto")[0] == "gigatoken"
+    fast = FastEncoder(tokenizer, "gigatoken")
+    points = [*range(0x80, 0xD800), *range(0xE000, 0x33500), *range(0xE0000, 0xE0200)]
+    ways = ("x{0}'s {0}{0}1{0}\n{0} ", "a\u0301{0}\u0316\u05b0{0}\u0301", "{0}{1}")
+    for start in range(0, len(points), 20_000):
+        some = points[start : start + 20_000]
+        texts = [way.format(chr(point), chr(point + 5)) for point in some for way in ways if point + 5 != 0xD800]
+        texts = [text for text in texts if not any("\ud800" <= letter <= "\udfff" for letter in text)]
+        mine, theirs = fast.encode(texts, False), tokenizer.encode(texts, False)
+        assert np.array_equal(mine.offsets, theirs.offsets)
+        assert np.array_equal(mine.flat, theirs.flat)
+
+
+@pytest.mark.parametrize("name", NFC_TOO)
+@given(st.lists(st.text(st.characters(min_codepoint=0x80, exclude_categories=["Cs"]), max_size=8), max_size=4))
+@example(["\u0628\u08d3\u0651", "\u09b9\u09fe\u09cd", "\U00011935\U00011930", "\u0c5c's \U000323b0's"])
+def test_so_have_texts_of_any_characters(name: str, texts: list[str]) -> None:
+    tokenizer = normalising(name)
+    fast = FastEncoder(tokenizer, "gigatoken")
+    assert fast.encode(texts, True).to_lists() == tokenizer.encode(texts, True).to_lists()
+
+
+def test_characters_that_both_know_are_not_left_to_the_reference() -> None:
+    fast = FastEncoder(normalising("ours, NFC"), "gigatoken")
+    fast.encode(["\u0416\u4f60\u597d \u00e9 \u0928\u094d \U0001f600\U0001f9d1\u200d\U0001f680 \u20bf"], False)
+    assert fast.fell_back == 0
+    fast.encode(["plain", "\u0628\u08d3\u0651", "plain \u4f60"], False)
+    assert fast.fell_back == 1
+
+
+def with_added(folder: Path, *tokens: dict[str, Any], **changes: Any) -> Tokenizer:
+    """Ours, with more added tokens."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    plain = {**source["added_tokens"][0], "special": False}
+    added = [*source["added_tokens"], *({**plain, "id": 5000 + at, **each} for at, each in enumerate(tokens))]
+    return Tokenizer.load(changed_copy(OURS, folder, added_tokens=added, **changes))
+
+
+MASK: dict[str, Any] = {"content": "[MASK]", "lstrip": True, "special": True}
+NFC = {"type": "NFC"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes", "reason"),
+    [
+        ([MASK, {"content": "  ", "normalized": True}], {}, "takes blanks beside it"),
+        ([{**MASK, "lstrip": False, "rstrip": True}, {"content": "\t"}], {}, "takes blanks beside it"),
+        ([{"content": "ab", "normalized": True}, {"content": "b<x>"}], {}, "overlap"),
+        ([{"content": "b<x>", "normalized": True}, {"content": "ab"}], {}, "overlap"),
+        ([{"content": "\u2126", "normalized": True}], {"normalizer": NFC}, "is not NFC"),
+        ([{"content": "\u1fef", "normalized": True}], {}, "is not NFC"),
+        (
+            [],
+            {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},
+            "splits no words",
+        ),
+    ],
+)
+def test_added_tokens_that_gigatoken_finds_elsewhere_close_its_gate(
+    tokens: list[dict[str, Any]], changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    changes = {name: {"trim_offsets": True, **value} for name, value in changes.items()}
+    backend, problem = choose(with_added(tmp_path / "t", *tokens, **changes), "auto")
+    assert backend == "transformers"
+    assert reason in str(problem)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_token_that_nfc_can_make_is_the_references(nested: bool, tmp_path: Path) -> None:
+    steps: Any = {"type": "Sequence", "normalizers": [NFC]} if nested else NFC
+    tokenizer = with_added(tmp_path / "t", {"content": "\u226e"}, normalizer=steps)
+    assert choose(tokenizer, "auto")[0] == "gigatoken"
+    texts = ["<\u0338", "a \u226e b", "\u0628\u08d3\u0651", "\U000105d2\u0307"]
+    assert (
+        FastEncoder(tokenizer, "gigatoken").encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
+    )
+
+
+FLAGS = ("normalized", "single_word", "lstrip", "rstrip", "special")
+CONTENTS = (
+    "<t>", "ab", "b<x>", "[M]", "  ", "\n\n", "\t", "the", "\u00e9", "e\u0301", "\u226e", " b", "<t>x", "a", "\u2126"
+)  # fmt: skip
+AROUND = (*CONTENTS, " ", "\n", "x", "e", "<", "\u0301", "\u0338", "\u03a9", "\u08d3\u0651", "the end")
+ADDED = st.lists(
+    st.tuples(st.sampled_from(CONTENTS), st.frozensets(st.sampled_from(FLAGS), max_size=3)),
+    min_size=1, max_size=3, unique_by=lambda token: token[0],
+)  # fmt: skip
+
+
+@pytest.mark.long
+@given(ADDED, st.booleans(), st.lists(st.lists(st.sampled_from(AROUND), max_size=6).map("".join), max_size=8))
+def test_with_any_added_tokens_ids_are_the_references_or_the_gate_is_closed(
+    tokens: list[tuple[str, frozenset[str]]], nfc: bool, texts: list[str]
+) -> None:
+    added = [{"content": content, **dict.fromkeys(flags, True)} for content, flags in tokens]
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = with_added(Path(folder, "t"), *added, **({"normalizer": NFC} if nfc else {}))
+        if choose(tokenizer, "auto")[0] == "gigatoken":
+            found = FastEncoder(tokenizer, "gigatoken").encode(texts, False)
+            assert found.to_lists() == tokenizer.encode(texts, False).to_lists()
+
+
+TOKENS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
+
+
+@given(TOKENS, TOKENS)
+def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], others: list[str]) -> None:
+    def overlap(one: str, other: str) -> bool:
+        return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
+
+    wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
+    assert with_gigatoken._overlapping(some, others) == (wanted[0] if wanted else None)
+
+
+def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    for special in (True, False):
+        token = {**source["added_tokens"][0], "id": 5000, "content": "[w]", "special": special, "single_word": True}
+        folder = changed_copy(OURS, tmp_path / str(special), added_tokens=[*source["added_tokens"], token])
+        backend, problem = choose(Tokenizer.load(folder), "auto")
+        assert backend == "transformers"
+        assert "'[w]' is matched as a word" in str(problem)
+
+
+def test_a_token_that_is_found_in_normalised_text_is_the_references(tmp_path: Path) -> None:
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    token = {**source["added_tokens"][0], "id": 5000, "content": "the", "special": False, "normalized": True}
+    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*source["added_tokens"], token]}
+    tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", **changes))
+    assert choose(tokenizer, "auto")[0] == "gigatoken"
+    texts = ["the\u0301", "the \u4f60", "\u00e9the", "e\u0301the"]
+    fast = FastEncoder(tokenizer, "gigatoken")
+    assert fast.encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
+    assert fast.fell_back == 2
+
+
+def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: Path) -> None:
+    """A space that is put before a text is in its tokens, and not in the text."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    steps = json.dumps(source["pre_tokenizer"]).replace('"add_prefix_space": false', '"add_prefix_space": true')
+    tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", pre_tokenizer=json.loads(steps)))
+    texts = ["one two", "three"]
+    fast = FastEncoder(tokenizer, "transformers")
+    spans = spans_of(texts)
+    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].to_list() for encoder in (fast, tokenizer))
+    assert mine == theirs
+    assert fast.fell_back == 2
+
+
+def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
+    table = token_bytes(ours())
+    assert table is not None
+    wide = replace(table, lengths=np.full(len(table.lengths), (1 << 29) + 1, np.int32))
+    monkeypatch.setattr(module, "token_bytes", lambda tokenizer: wide)
+    fast = FastEncoder(ours(), "gigatoken")
+    spans = CharSpans.of([(0, 2, 5)])
+    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].to_list() for encoder in (fast, ours()))
+    assert mine == theirs
+    assert fast.fell_back == 1

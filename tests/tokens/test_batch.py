@@ -1,0 +1,381 @@
+"""Pieces of text -> rows of tokens: the exact ids, where BOS and special tokens go, and which records are left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.voice import voice_of
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column, Section
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.chars import (
+    BOS,
+    Chars,
+    batch_of,
+    chat,
+    messages,
+    outcomes,
+    render,
+    row,
+    text,
+    texts,
+)
+
+
+def test_ids_are_int32_and_one_token_a_character() -> None:
+    batch = batch_of([{"text": "ab"}, {"text": "c"}], row(text("text", special=False)))
+    assert batch["sequence"].to_lists() == [[97, 98], [99]]
+    assert batch["sequence"].flat.dtype == np.int32
+    assert batch.schema == {"sequence": Column("sequence", "int32", 1, "ids")}
+
+
+def test_ids_of_our_own_tokenizer_are_those_of_its_pieces_alone(tokenizer_path: str) -> None:
+    """By the Rust library itself: each message encoded alone, BOS (id 0) once in front of all."""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_file(str(Path(tokenizer_path, "tokenizer.json")))
+    tokenizer = Tokenizer.load(tokenizer_path)
+    said = [{"role": "user", "content": "How far is it?"}, {"role": "assistant", "content": " Not far."}]
+    outputs = (row(messages(), text("more")),)
+    records = testing.records([{"messages": said, "more": "Thanks!"}])
+    batch = tokenize(apply_template(records, outputs, voice_of(outputs, tokenizer, _rules())), tokenizer, 0)
+    parts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in said]
+    wanted = [0] + [id for part in [*parts, "Thanks!"] for id in backend.encode(part, add_special_tokens=False).ids]
+    assert batch["sequence"].to_lists() == [wanted]
+
+
+def _rules() -> Any:
+    from beam_prep.data.schema import TextRules
+
+    return TextRules()
+
+
+# BOS
+
+
+def test_bos_stands_once_before_all_messages() -> None:
+    batch = batch_of([{"messages": chat("s x", "u hi", "a yo")}, {"messages": chat("u q")}], row(messages()))
+    assert texts(batch) == ["^s:x;u:hi;a:yo;", "^u:q;"]
+    assert "double_bos" not in batch.counters
+
+
+def test_bos_is_not_added_where_the_first_rendering_brings_it() -> None:
+    template = "{% for m in messages %}{% if m.role == 'system' %}^{% endif %}{{ m.content }}{% endfor %}"
+    batch = batch_of(
+        [{"messages": chat("s x", "u hi")}, {"messages": chat("u hi", "s x")}], row(messages()), template=template
+    )
+    assert texts(batch) == ["^xhi", "^hi^x"]
+
+
+def test_bos_goes_before_a_first_message_that_renders_to_nothing() -> None:
+    template = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    batch = batch_of([{"messages": chat("s x", "u hi")}], row(messages()), template=template)
+    assert texts(batch) == ["^hi"]
+
+
+def test_bos_that_comes_behind_an_empty_first_rendering_still_counts() -> None:
+    template = "{% for m in messages %}{% if m.role != 'system' %}^{{ m.content }}{% endif %}{% endfor %}"
+    batch = batch_of([{"messages": chat("s x", "u hi")}], row(messages()), template=template)
+    assert texts(batch) == ["^hi"]
+
+
+def test_a_text_sections_own_bos_stays_and_the_double_is_counted() -> None:
+    """No golden shows it: BOS of the template sections, then the text section's own."""
+    outputs = row(text("text"), messages())
+    batch = batch_of([{"text": "ab", "messages": chat("u q")}, {"messages": chat("u q")}], outputs)
+    assert texts(batch) == ["^^ab$u:q;", "^u:q;"]
+    assert batch.counters["double_bos"].tolist() == [1, 0]
+
+
+def test_a_bos_in_the_text_itself_is_no_rendered_one() -> None:
+    batch = batch_of([{"text": "^ab", "messages": chat("u q")}], row(text("text", special=False), messages()))
+    assert texts(batch) == ["^^abu:q;"]
+    assert batch.counters["double_bos"].tolist() == [1]
+
+
+def test_rows_of_text_alone_get_no_bos_of_ours() -> None:
+    assert texts(batch_of([{"a": "x", "b": "y"}], row(text("a", special=False), text("b")))) == ["xy"]
+
+
+def test_a_tokenizer_without_bos_gives_none() -> None:
+    batch = batch_of([{"messages": chat("u hi", "a ^^")}], row(messages()), bos=None)
+    assert texts(batch) == ["u:hi;a:^^;"]
+    assert not batch.counters
+
+
+def test_each_output_has_its_own_bos_and_a_doubled_row_is_counted_once_each() -> None:
+    sides = row(text("p"), messages("x"), name="one"), row(text("p"), messages("y"), name="two", mask="two_mask")
+    batch = batch_of([{"p": "p", "x": chat("u a"), "y": chat("u b")}], *sides)
+    assert (texts(batch, "one"), texts(batch, "two")) == (["^^p$u:a;"], ["^^p$u:b;"])
+    assert batch.counters["double_bos"].tolist() == [2]
+
+
+# Special tokens
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        ({"a": "x", "b": "y"}, "^x$y"),
+        ({"a": "", "b": "y"}, "^y$"),
+        ({"a": " \n\t ", "b": "y"}, "^y$"),
+        ({"a": None, "b": "y"}, "^y$"),
+        ({"b": "y"}, "^y$"),
+        ({"a": "x"}, "^x$"),
+        ({"a": " x ", "b": "y"}, "^ x $y"),
+    ],
+)
+def test_special_tokens_go_to_the_first_section_that_yields(record: dict[str, Any], wanted: str) -> None:
+    assert texts(batch_of([record], row(text("a", "mask"), text("b")))) == [wanted]
+
+
+def test_a_null_text_field_is_missing_and_not_the_word_none() -> None:
+    """No golden shows it: the reference writes str(None)."""
+    batch = batch_of([{"a": None, "b": "y"}, {"a": None, "b": None}, {"b": None}], row(text("a"), text("b")))
+    assert texts(batch) == ["^y$"]
+    assert outcomes(batch) == ["", "empty", "empty"]
+
+
+@pytest.mark.parametrize("value", [1, 0, 1.5, True, False, [], ["x"], {}, {"a": "b"}])
+def test_what_is_no_string_is_rejected_and_not_written_out(value: Any) -> None:
+    batch = batch_of([{"a": value, "b": "y"}], row(text("a"), text("b")))
+    assert outcomes(batch) == ["wrong_type"]
+    assert len(batch) == 0
+
+
+def test_messages_that_yield_take_the_special_tokens_from_the_text_behind_them() -> None:
+    sections = row(messages(), text("b"))
+    batch = batch_of([{"messages": chat("u q"), "b": "y"}, {"messages": [], "b": "y"}, {"b": "y"}], sections)
+    assert texts(batch) == ["^u:q;y", "^^y$", "^^y$"]
+
+
+def test_a_section_that_says_so_gets_special_tokens_anywhere() -> None:
+    outputs = row(text("a", special=False), text("b", special=True), text("c"))
+    assert texts(batch_of([{"a": "x", "b": "y", "c": "z"}, {"c": "z"}], outputs)) == ["x^y$z", "^z$"]
+
+
+# Which records are left
+
+
+def test_a_record_that_yields_nothing_is_dropped_as_empty() -> None:
+    rows = [{"messages": []}, {"messages": None}, {"other": 1}, {}, {"messages": chat("u q")}]
+    batch = batch_of(rows, row(messages()))
+    assert outcomes(batch) == ["empty"] * 4 + [""]
+    assert batch.line.tolist() == [4]
+    assert texts(batch) == ["^u:q;"]
+
+
+def test_a_lone_bos_is_an_empty_record() -> None:
+    template = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    batch = batch_of(
+        [{"messages": chat("s x")}, {"messages": chat("u q")}, {"messages": chat("u q", "s x")}],
+        row(messages()),
+        template=template,
+    )
+    assert outcomes(batch) == ["empty", "", ""]
+    assert texts(batch) == ["^q", "^q"]
+
+
+class Picky(Chars):
+    """Has no token for `#`."""
+
+    def encode(self, texts: Any, add_special_tokens: bool) -> Ragged:
+        return super().encode([text.replace("#", "") for text in texts], add_special_tokens)
+
+
+def test_a_record_whose_text_has_no_token_is_empty_and_takes_its_segments_with_it() -> None:
+    batch = batch_of(
+        [{"a": "xx"}, {"a": "#"}, {"a": "yyy"}, {"a": "##"}, {"a": "z"}],
+        row(text("a", special=False)),
+        encoder=Picky(),
+    )
+    assert texts(batch) == ["xx", "yyy", "z"]
+    assert outcomes(batch) == ["", "empty", "", "empty", ""]
+    segments = batch.segments["sequence"]
+    assert list(zip(segments.start.tolist(), segments.stop.tolist(), segments.sequence.tolist(), strict=True)) == [
+        (0, 2, 0),
+        (2, 5, 1),
+        (5, 6, 2),
+    ]
+
+
+def test_segments_keep_their_places_where_rows_of_lists_go() -> None:
+    outputs = row(text("a"), name="a", kind="list", mask="m"), row(text("b", special=False), name="b", mask=None)
+    rows = [
+        {"a": ["x", "#"], "b": "q"},
+        {"a": ["#", ""], "b": "q"},
+        {"a": ["yy", "", "zzz"], "b": "#"},
+        {"a": ["u", "vv"], "b": "r"},
+    ]
+    batch = batch_of(rows, *outputs, encoder=Picky())
+    assert outcomes(batch) == ["", "missing_source", "missing_source", ""]
+    assert texts(batch, "a") == [["x", ""], ["u", "vv"]]
+    segments = batch.segments["a"]
+    assert list(zip(segments.start.tolist(), segments.stop.tolist(), segments.sequence.tolist(), strict=True)) == [
+        (0, 1, 0),
+        (1, 1, 1),
+        (1, 2, 2),
+        (2, 4, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        ({"x": "a", "y": "b"}, ""),
+        ({"x": "a"}, "missing_source"),
+        ({"y": "b"}, "missing_source"),
+        ({"x": " ", "y": "b"}, "missing_source"),
+        ({"x": "", "y": None}, "empty"),
+        ({"x": "a", "y": "#"}, "missing_source"),
+        ({"x": "#", "y": "#"}, "empty"),
+    ],
+)
+def test_a_record_needs_all_of_its_outputs_or_none(record: dict[str, Any], wanted: str) -> None:
+    outputs = row(text("x", special=False), name="x", mask=None), row(text("y", special=False), name="y", mask=None)
+    batch = batch_of([{"x": "k", "y": "l"}, record, {"x": "m", "y": "n"}], *outputs, encoder=Picky())
+    assert outcomes(batch) == ["", wanted, ""]
+    kept = ["k", record["x"], "m"] if not wanted else ["k", "m"]
+    assert texts(batch, "x") == kept
+    assert batch.line.tolist() == [line for line in range(3) if not wanted or line != 1]
+
+
+def test_a_missing_source_is_named() -> None:
+    outputs = row(text("x"), name="chosen", mask=None), row(text("y"), name="rejected", mask=None)
+    batch = batch_of([{"x": "a"}], *outputs)
+    assert batch.ledger.messages == {0: "nothing for 'rejected': 'y' absent or empty"}
+
+
+# Lists
+
+
+def lists() -> tuple[Any, ...]:
+    rewards = row(Section("rewards", "value"), name="rewards", kind="value", mask=None)
+    return row(text("responses"), name="responses", kind="list", mask="masks"), rewards
+
+
+def test_list_elements_keep_their_borders_and_empty_ones_their_place() -> None:
+    rows = [
+        {"responses": ["ab", "", "c"], "rewards": [1, 0.5, -2]},
+        {"responses": ["", " "], "rewards": [0, 0]},
+        {"responses": [None, "d"], "rewards": [0, 1]},
+    ]
+    batch = batch_of(rows, *lists())
+    assert batch["responses"].to_lists() == [[[97, 98], [], [99]], [[], [100]]]
+    assert batch["rewards"].to_lists() == [[1.0, 0.5, -2.0], [0.0, 1.0]]
+    assert batch["responses"].depth == batch.schema["responses"].depth == 2
+    assert outcomes(batch) == ["", "missing_source", ""]
+
+
+def test_list_elements_get_special_tokens_only_where_they_are_asked_for() -> None:
+    with_them = row(text("r", special=True), name="r", kind="list", mask="m")
+    assert texts(batch_of([{"r": ["a", "", "b"]}], with_them), "r") == [["^a$", "", "^b$"]]
+
+
+def test_lists_and_values_of_different_lengths_are_rejected() -> None:
+    batch = batch_of([{"responses": ["a", "b"], "rewards": [1]}, {"responses": ["a"], "rewards": [1]}], *lists())
+    assert outcomes(batch) == ["count_mismatch", ""]
+
+
+def test_a_list_of_conversations_renders_each_alone_without_bos() -> None:
+    outputs = row(messages("r"), name="r", kind="list", mask="m")
+    batch = batch_of([{"r": [chat("u a", "a b"), [], chat("a c")]}, {"r": [[]]}], outputs)
+    assert texts(batch, "r") == [["u:a;a:b;", "", "a:c;"]]
+    assert outcomes(batch) == ["", "empty"]
+
+
+def test_double_bos_of_list_elements_counts_their_row_once() -> None:
+    outputs = row(text("r", special=True), name="r", kind="list", mask="m")
+    batch = batch_of([{"r": ["a"]}, {"r": ["^a", "^b", "c"]}, {"r": ["d", "^e"]}], outputs)
+    assert batch.counters["double_bos"].tolist() == [0, 1, 1]
+
+
+# Encoding
+
+
+def test_equal_pieces_are_encoded_once() -> None:
+    encoder = Chars()
+    rows = [{"a": "same", "b": "x"}, {"a": "same", "b": "same"}, {"a": "x", "b": "same"}]
+    batch = batch_of(rows, row(text("a"), text("b")), encoder=encoder)
+    assert texts(batch) == ["^same$x", "^same$same", "^x$same"]
+    asked = sorted((one, special) for some, special in encoder.calls for one in some)
+    assert asked == [("same", False), ("same", True), ("x", False), ("x", True)]
+
+
+def test_a_block_without_records_has_every_column() -> None:
+    batch = batch_of([b"{", b"", b"[]"], *lists(), row(messages(), name="p", mask="pm"))
+    assert outcomes(batch) == ["bad_json", "blank", "not_an_object"]
+    assert {name: rows.to_lists() for name, rows in batch.columns.items()} == {"responses": [], "rewards": [], "p": []}
+    assert {name: rows.depth for name, rows in batch.columns.items()} == {"responses": 2, "rewards": 1, "p": 1}
+
+
+# Batch
+
+
+def two_rows() -> Batch:
+    batch = batch_of([{"a": "x", "d": 1}, {"a": "yy"}, {"a": "zzz"}], row(text("a", special=False)))
+    batch.segments = {}
+    return batch
+
+
+def test_dropped_and_rejected_rows_leave_the_batch_and_enter_the_ledger() -> None:
+    batch = two_rows()
+    batch.count("seen", np.array([1, 2, 3]))
+    left = batch.drop(np.array([True, False, False]), "tired").reject(np.array([False, True]), "wrong", "it is")
+    assert texts(left) == ["yy"]
+    assert outcomes(left) == ["tired", "", "wrong"]
+    assert left.ledger.messages == {2: "it is"}
+    assert left.line.tolist() == [1]
+    assert left.domain == ["__default__"]
+    assert left.counters["seen"].tolist() == [2]
+
+
+def test_counters_add_up_and_zeros_leave_none() -> None:
+    batch = two_rows()
+    batch.count("a", np.array([0, 0, 0]))
+    batch.count("b", np.array([True, False, True]))
+    batch.count("b", np.array([1, 1, 0]))
+    assert {name: counts.tolist() for name, counts in batch.counters.items()} == {"b": [2, 1, 1]}
+
+
+def test_counting_on_a_batch_made_of_another_leaves_that_alone() -> None:
+    batch = two_rows()
+    batch.assign(Column("c", "int32", 1, "value"), batch["sequence"]).count("seen", np.ones(3, bool))
+    assert not batch.counters
+
+
+def test_two_consumers_of_one_batch_have_ledgers_of_their_own() -> None:
+    """`batches | Truncate(...)` beside `batches | Shard(...)`: what one drops, the other keeps."""
+    batch = two_rows()
+    one = batch.drop(np.array([True, False, False]), "tired")
+    other = batch.reject(np.array([False, True, True]), "wrong", "it is")
+    assert [outcomes(each) for each in (batch, one, other)] == [["", "", ""], ["tired", "", ""], ["", "wrong", "wrong"]]
+    assert (batch.ledger.messages, other.ledger.messages) == ({}, {1: "it is", 2: "it is"})
+    rendered = render([{"messages": chat("s x")}], row(messages()), template="")
+    assert outcomes(tokenize(rendered, Chars(), None)) == ["empty"]
+    assert outcomes(rendered) == [""]
+
+
+def test_a_column_of_another_length_is_refused() -> None:
+    batch = two_rows()
+    with pytest.raises(ValueError, match="column 'c' has 2 rows, the batch 3"):
+        batch.assign(Column("c", "int32", 1, "value"), batch["sequence"][:2])
+
+
+def test_a_row_says_where_it_comes_from() -> None:
+    lines = [json.dumps({"a": "x"}), json.dumps({"a": "yy"})]
+    batch = batch_of(lines, row(text("a")))
+    assert batch.where(1) == f"test.jsonl (byte offset {len(lines[0]) + 1})"
+
+
+def test_bos_is_the_tokenizers_and_not_a_character() -> None:
+    rendered = render([{"messages": chat("u q")}], row(messages()))
+    assert tokenize(rendered, Chars(), 7)["sequence"].to_lists() == [[7, *map(ord, "u:q;")]]
+    assert BOS == "^"

@@ -1,0 +1,109 @@
+"""Messages and tokens by role = what one counts who looks at every token of every row."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given, settings
+
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import RoleMask, build_mask, settle_untrained
+from beam_prep.tokens.rows import truncate
+from beam_prep.tokens.segments import NAME_LIMIT, RoleCounts, Roles
+from beam_prep.tokens.tokenize import tokenize
+from tests.chars import Chars, messages, render, row, text
+
+ROLES = ("user", "assistant", "tool", "gpt")
+RULES = {"assistant": "train", "user": "mask", "tool": "last"}
+
+chats = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(ROLES), "content": st.text("ab", max_size=4)},
+        optional={"train": st.booleans()},
+    ),
+    max_size=5,
+)
+
+
+def counted(rows: list[Any], outputs: list[Any], length: int, mode: Any) -> Batch:
+    """What is left of rows, in their masks, after cutting."""
+    whole = build_mask(tokenize(render(rows, *outputs), Chars(), ord("^")), RoleMask(RULES))  # type: ignore[arg-type]
+    return settle_untrained(truncate(whole, length, mode), "drop")
+
+
+def by_hand(rows: list[Any], outputs: list[Any], left: Batch, length: int, mode: str) -> dict[str, tuple[int, ...]]:
+    """Role -> (messages, tokens, trained), message by message and token by token."""
+    found: dict[str, list[int]] = {}
+    alive = left.line.tolist()
+    rendered = [line for line in range(len(rows)) if _is_rendered(rows[line], outputs)]
+    for line in rendered:
+        for output in outputs:
+            owners: list[str | None] = [None]  # the BOS
+            for message in rows[line][output.sections[0].field]:
+                found.setdefault(message["role"], [0, 0, 0])[0] += 1
+                owners += [message["role"]] * len(f"{message['role'][0]}:{message['content']};")
+            if line not in alive:
+                continue
+            owners = owners[:length] if mode == "keep_start" else owners[-length:]
+            mask = np.asarray(left[f"{output.name}_mask"][alive.index(line)]).tolist()
+            for owner, trained in zip(owners, mask, strict=True):
+                if owner is not None:
+                    found[owner][1] += 1
+                    found[owner][2] += trained
+    return {role: tuple(counts) for role, counts in found.items()}
+
+
+def _is_rendered(record: Any, outputs: list[Any]) -> bool:
+    return all(record[output.sections[0].field] for output in outputs)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.fixed_dictionaries({"one": chats, "other": chats}), min_size=1, max_size=6),
+    st.integers(1, 2),
+    st.integers(1, 20),
+    st.sampled_from(["keep_start", "keep_end"]),
+)
+def test_counts_are_those_of_every_message_and_token(rows: list[Any], outputs: int, length: int, mode: str) -> None:
+    made = [row(messages(name), name=name, mask=f"{name}_mask") for name in ("one", "other")[:outputs]]
+    left = counted(rows, made, length, mode)
+    counts = left.roles.count(left.line, len(rows))
+    assert counts.sums() == by_hand(rows, made, left, length, mode)
+    # What a cut at any line counts is what the lines before it have.
+    for cut in range(len(rows) + 1):
+        few = left.roles.count(left.line[left.line < cut], len(rows))
+        inside = few.line < cut
+        assert (
+            counts.sums(cut) == RoleCounts(few.names, few.line[inside], few.role[inside], few.counts[:, inside]).sums()
+        )
+    trained = sum(int(left[output.mask_name or ""].flat.sum()) for output in made)
+    assert sum(each[2] for each in counts.sums().values()) == trained
+
+
+def test_rows_that_leave_are_still_found() -> None:
+    rows = [{"m": [{"role": "gpt", "content": "hello"}]}, {"m": [{"role": "assistant", "content": "yes"}]}]
+    left = counted(rows, [row(messages("m"), name="m", mask="m_mask")], 100, "keep_start")
+    assert left.line.tolist() == [1]
+    assert left.roles.count(left.line, 2).sums() == {"gpt": (1, 0, 0), "assistant": (1, 6, 6)}
+
+
+def test_a_block_in_which_every_message_has_a_role_of_its_own_is_counted_too() -> None:
+    count = 3_000
+    line = np.arange(count)
+    roles = Roles(tuple(map(str, line)), line, line)
+    sums = roles.count(line[:0].astype(np.int32), count).sums()
+    assert sums == {str(place): (1, 0, 0) for place in line}
+
+
+def test_names_fit_a_receipt() -> None:
+    rows = [{"m": [{"role": "x" * 1000 + end, "content": ""}]} for end in "ab"]
+    batch = tokenize(render(rows, row(messages("m")), template="{{ messages[0].content }}!"), Chars(), None)
+    assert batch.roles.count(batch.line, 2).sums() == {"x" * NAME_LIMIT: (2, 0, 0)}
+    place = np.zeros(1, np.int64)
+    half = Roles(("\ud800",), place, place)  # a step of the user's own may make it
+    assert half.count(batch.line, 2).sums() == {"\\ud800": (1, 0, 0)}
+
+
+def test_texts_have_no_roles() -> None:
+    batch = tokenize(render([{"text": "a"}], row(text("text"))), Chars(), None)
+    assert batch.roles.count(batch.line, 1).sums() == {}

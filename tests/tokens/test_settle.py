@@ -1,0 +1,109 @@
+"""Rows that are stored in their dtypes."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
+from beam_prep.shards.layout import store_as
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.rows import to_labels
+from tests.chars import batch_of, outcomes, row, text
+from tests.tokens.batches import made_of
+
+
+def stored(values: list[list[float]], dtype: str, role: Any = "value") -> Batch:
+    batch = made_of([[1]] * len(values))
+    column = Column("v", "float32", 1, role)
+    return store_as(batch.assign(column, Ragged.from_lists(values, np.float64)), {"v": dtype})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        ("int8", [-128, 127, 0], [-129, 128, 0.5]),
+        ("uint8", [0, 255], [-1, 256, 1e-9]),
+        ("int16", [-32768, 32767], [-32769, 32768]),
+        ("uint16", [0, 65535], [-1, 65536]),
+        ("int32", [-(2**31), 2**31 - 1], [-(2**31) - 1, 2**31, 1.5]),
+        ("uint32", [0, 2**32 - 1], [-1, 2**32]),
+        ("int64", [-(2**63), 2**63 - 1024], [2**63, -(2**63) - 2048, 1e300]),
+        ("uint64", [0, 2**64 - 2048], [-1, 2**64]),
+        ("float16", [65504, 0.5, -1], [65520, -1e5]),
+        ("float32", [3.4e38, 0.1, 16777217], [3.5e38, -1e300]),
+        ("float64", [1.7e308, 0.1], []),
+    ],
+)
+def test_numbers_are_stored_as_they_are_or_their_record_is_rejected(
+    dtype: str, good: list[float], bad: list[float]
+) -> None:
+    batch = stored([[number] for number in good + bad], dtype)
+    assert outcomes(batch) == [""] * len(good) + ["bad_number"] * len(bad)
+    assert batch["v"].flat.dtype == dtype
+    assert batch["v"].flat.tolist() == np.array(good).astype(dtype).tolist()
+    assert batch.schema["v"].dtype == dtype
+
+
+def test_one_bad_number_takes_its_whole_record() -> None:
+    batch = stored([[1, 2], [3, 300], [], [4]], "uint8")
+    assert outcomes(batch) == ["", "bad_number", "", ""]
+    assert batch["v"].to_lists() == [[1, 2], [], [4]]
+    assert len(batch["sequence"]) == 3
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3), max_size=5))
+def test_a_stored_integer_is_the_number_that_was_given(values: list[list[float]]) -> None:
+    for dtype in ("int8", "int64", "uint64"):
+        limits = np.iinfo(dtype)
+        fits = [all(v == int(v) and limits.min <= int(v) <= limits.max for v in row) for row in values]
+        batch = stored(values, dtype)
+        assert batch["v"].to_lists() == [[int(v) for v in row] for row, fit in zip(values, fits, strict=True) if fit]
+
+
+def test_columns_take_the_dtype_of_the_config_or_their_own() -> None:
+    batch = store_as(made_of([[1, 300]], [[1, 0]]), {"sequence": "uint16"})
+    assert {name: (rows.flat.dtype.name, batch.schema[name].dtype) for name, rows in batch.columns.items()} == {
+        "sequence": ("uint16", "uint16"),
+        "loss_mask": ("int32", "int32"),
+    }
+    assert batch["sequence"].to_lists() == [[1, 300]]
+
+
+def test_bool_masks_are_bytes_of_zero_and_one() -> None:
+    batch = store_as(made_of([[1, 2]], [[1, 0]]), {"loss_mask": "bool"})
+    assert batch["loss_mask"].flat.tobytes() == b"\x01\x00"
+    assert batch.schema["loss_mask"].dtype == "bool"
+
+
+@pytest.mark.parametrize(("dtype", "ids"), [("int16", [5, 32768]), ("uint8", [256]), ("int8", [128, 1])])
+def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"column 'sequence' holds {max(ids)}, which does not fit {dtype}: use int32"):
+        store_as(made_of([ids]), {"sequence": dtype})
+
+
+def test_labels_keep_minus_100_in_narrow_integers() -> None:
+    batch = store_as(to_labels(made_of([[5, 6]], [[0, 1]]), shift=False), {"labels": "int8"})
+    assert batch["labels"].to_lists() == [[-100, 6]]
+
+
+def test_labels_that_a_dtype_cannot_hold_are_named_by_value() -> None:
+    with pytest.raises(ValueError, match="column 'labels' holds -100, which does not fit uint16"):
+        store_as(to_labels(made_of([[5, 6]], [[0, 1]]), shift=False), {"labels": "uint16"})
+
+
+def test_lists_of_lists_are_stored_with_their_borders() -> None:
+    outputs = row(text("r"), name="r", kind="list", mask="m")
+    batch = store_as(build_mask(batch_of([{"r": ["ab", "", "c"]}], outputs), RoleMask({})), {"r": "int16", "m": "bool"})
+    assert batch["r"].to_lists() == [[[97, 98], [], [99]]]
+    assert batch["r"].flat.dtype == np.int16
+    assert batch["m"].to_lists() == [[[1, 1], [], [1]]]
+
+
+def test_a_block_without_rows_is_stored_with_its_dtypes() -> None:
+    batch = store_as(stored([], "float16"), {"v": "int8", "sequence": "int64"})
+    assert {name: rows.flat.dtype.name for name, rows in batch.columns.items()} == {"sequence": "int64", "v": "int8"}

@@ -1,0 +1,209 @@
+"""Offsets from byte lengths of tokens that SentencePiece made: the reference's, or the reference itself."""
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+from beam_prep.data.ragged import Ragged
+from beam_prep.tokens.backends import PROBES, FastEncoder, choose
+from beam_prep.tokens.token_bytes import TokenBytes, token_bytes
+from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+from tests.tokens.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made
+from tests.tokens.test_tokenizer import OURS, copy_of
+
+BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+REMOVES = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+ODD = [" ", "  ", "\n", BLANK, "<0x0A>", "<0x41>", "\u00e9", "\u4f60\u597d", "\U0001f600", "word", " the", "\x00", "\t"]
+WORDS = st.lists(st.sampled_from([*ODD, *CONTROLS, "a", "x\u0344"]), max_size=8).map("".join)
+PREFIXES = {"llama-2": "parts", "first": "text", "first, split": "text", "always": None}
+
+
+@functools.cache
+def tokenizer(kind: str) -> Tokenizer:
+    return Tokenizer.load(made(Path(tempfile.mkdtemp(), "tokenizer"), kind))
+
+
+def all_spans(texts: Sequence[str]) -> CharSpans:
+    """All spans of short texts, every span of one character of others."""
+    places = []
+    for place, text in enumerate(texts):
+        for start in range(len(text) + 1):
+            stops = range(start, len(text) + 1) if len(text) < 12 else (start + 1, len(text))
+            places += [(place, start, stop) for stop in stops if stop <= len(text)]
+    return CharSpans.of(places)
+
+
+def compare(reference: Tokenizer, texts: Sequence[str], backend: Any = "gigatoken") -> int:
+    """Compares ids and spans with the reference's. Returns how many texts it had to encode."""
+    spans = all_spans(texts)
+    for special in (False, True):
+        ids, tokens = reference.encode_spans(texts, special, spans)
+        fast = FastEncoder(reference, backend)
+        found, mine = fast.encode_spans(texts, special, spans)
+        assert found.to_lists() == ids.to_lists()
+        assert mine.to_list() == tokens.to_list()
+    return fast.fell_back
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probes_have_the_references_offsets(kind: str) -> None:
+    found = token_bytes(tokenizer(kind))
+    assert (None if found is None else found.prefix) == PREFIXES.get(kind, "none")
+    texts = [text[:120] for text in PROBES]
+    texts += [f"<s>{text}[/INST]{text} </s> [INST]" for text in texts[:12]] + [*CONTROLS, *ODD]
+    backend, problem = choose(tokenizer(kind), "auto")
+    assert backend == "gigatoken", problem
+    fell_back = compare(tokenizer(kind), texts)
+    if found is not None:
+        assert fell_back == sum(BLANK in text for text in texts)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([*KINDS]), st.lists(st.one_of(WORDS, st.text(max_size=9)), min_size=1, max_size=4))
+@example("llama-2", ["", "\n", " \n", "\n ", "<s>\n<s>", "<s> a", BLANK, f" {BLANK}"])
+@example("first", ["", "\n", " a", "<s>a", "a<s>a", f"{BLANK}a"])
+def test_any_text_has_the_references_offsets(kind: str, texts: list[str]) -> None:
+    compare(tokenizer(kind), texts, "transformers")
+
+
+ADDED: dict[str, dict[str, Any]] = {
+    "blanks": {"content": BLANK * 2},
+    "lines": {"content": "\n\n"},
+    "byte": {"content": "<0x0A>"},
+    "left": {"content": "[L]", "lstrip": True},
+    "right": {"content": "[R]", "rstrip": True},
+    "both": {"content": "[B]", "lstrip": True, "rstrip": True},
+    "word": {"content": "[W]", "single_word": True},
+    "normalized": {"content": "[N]", "normalized": True},
+    "blank inside": {"content": "[a b]"},
+    "piece": {"content": "the"},
+}
+
+
+@functools.cache
+def with_added(kind: str, names: frozenset[str]) -> Tokenizer:
+    added = tuple(ADDED[name] for name in sorted(names))
+    return Tokenizer.load(made(Path(tempfile.mkdtemp(), "tokenizer"), kind, added))
+
+
+TEXTS = st.lists(
+    st.sampled_from([*(token["content"] for token in ADDED.values()), *ODD, "<s>", "the", "a", "[/INST]"]), max_size=9
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([*KINDS]),
+    st.frozensets(st.sampled_from([*ADDED]), max_size=1),
+    st.lists(TEXTS.map("".join), min_size=1, max_size=4),
+)
+@example("llama-2", frozenset(["blanks"]), ["\n\n", BLANK * 2])
+@example("llama-2", frozenset(ADDED), ["[N]a [L] a[R] [B] <0x0A>\n\n\n  [a b]"])
+def test_added_tokens_of_any_kind_move_no_offset(kind: str, names: frozenset[str], texts: list[str]) -> None:
+    compare(with_added(kind, names), texts, "transformers")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, REPLACE]}},
+        {"normalizer": {"type": "Sequence", "normalizers": [REPLACE, PREPEND]}},
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Removed", "invert": False}},
+    ],
+)
+def test_what_changes_a_text_in_another_way_is_left_to_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
+    other = Tokenizer.load(made(tmp_path / "tokenizer", "llama-2", **changes))
+    assert token_bytes(other) is None
+    assert compare(other, ["A text of \ufb01ve words", " a"], "transformers") == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, BYTES]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [REMOVES, BYTES]}},
+        {"pre_tokenizer": {**BYTES, "add_prefix_space": True}},
+        {"normalizer": {"type": "NFKC"}},
+    ],
+)
+def test_so_is_a_byte_level_one_whose_tokens_are_not_all_of_the_text(changes: dict[str, Any], tmp_path: Path) -> None:
+    other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", **changes))
+    assert token_bytes(other) is None
+    assert compare(other, ["A text of \ufb01ve words", " a"], "transformers") == 2
+
+
+def test_unknown_bytes_and_blanks_that_a_token_takes_move_no_offset(tmp_path: Path) -> None:
+    """Sums of bytes may be right where two tokens are wrong: one is longer than its text, the other shorter."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    vocabulary = {token: number for token, number in source["model"]["vocab"].items() if "z" not in token}
+    merges = [pair for pair in source["model"]["merges"] if "z" not in "".join(pair)]
+    model = {**source["model"], "vocab": {**vocabulary, "<unk>": 5000}, "merges": merges}
+    unknown = Tokenizer.load(
+        copy_of(OURS, tmp_path / "unknown", model={**model, "unk_token": "<unk>", "fuse_unk": True})
+    )
+    assert compare(unknown, ["azzzbcdzzzzzzzend of it", "azzzzbzzzzzzthe end", "plain"], "transformers") == 2
+    tokens = [
+        {**source["added_tokens"][0], "id": 5001 + at, "content": content, "rstrip": at == 0}
+        for at, content in enumerate(("<t>", "  "))
+    ]
+    spaced = Tokenizer.load(copy_of(OURS, tmp_path / "spaced", added_tokens=[*source["added_tokens"], *tokens]))
+    assert compare(spaced, ["<t>  y", "<t>   y", "plain"], "transformers") == 2
+
+
+@pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "single_word"])
+def test_added_tokens_of_byte_level_move_no_offset(flag: str, tmp_path: Path) -> None:
+    """With a normaliser, a token that is found in normalised text may stand for more or fewer bytes than its own."""
+    import json
+
+    source = json.loads((OURS / "tokenizer.json").read_text())
+    tokens = [
+        {**source["added_tokens"][0], "id": 5000 + at, "content": content, "special": False, flag: True}
+        for at, content in enumerate(("e\u0301", "[T]"))
+    ]
+    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*source["added_tokens"], *tokens]}
+    other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", **changes))
+    texts = ["-' \u00e9!", "e\u0301x [T] y", "a[T]b  [T]  ", "\u212b\u00e9\u2126"]
+    for backend in ("transformers", choose(other, "auto")[0]):
+        compare(other, texts, backend)
+
+
+def test_a_vocabulary_that_lacks_a_byte_is_left_to_the_reference(tmp_path: Path) -> None:
+    import json
+
+    folder = made(tmp_path / "tokenizer", "gemma")
+    source = json.loads((folder / "tokenizer.json").read_text())
+    source["model"]["vocab"]["<0xGG>"] = source["model"]["vocab"].pop("<0xE2>")
+    (folder / "tokenizer.json").write_text(json.dumps(source))
+    assert token_bytes(Tokenizer.load(folder)) is None
+
+
+def test_lengths_are_bytes_of_the_text() -> None:
+    table, (ids,) = token_bytes(tokenizer("llama-2")), tokenizer("llama-2").encode(["a \u4f60<s>b"], False).to_lists()
+    assert table is not None
+    found = table.of(tokenizer("llama-2").encode(["a \u4f60<s>b"], False), ["a \u4f60<s>b"])
+    assert found.dtype == np.uint8
+    assert found.sum() == len("a \u4f60<s>b".encode())
+    assert len(found) == len(ids)
+
+
+def test_tokens_of_more_bytes_than_a_byte_counts_keep_their_length() -> None:
+    table = TokenBytes(np.array([3, 256, 0], np.int32))
+    assert table.of(Ragged.from_lists([[1, 0], [], [1]]), ["", "", ""]).tolist() == [256, 3, 256]
+
+
+@pytest.mark.parametrize("number", [3, -1])
+def test_an_id_that_the_vocabulary_does_not_have_is_an_error(number: int) -> None:
+    table = TokenBytes(np.array([1, 2, 3], np.uint8))
+    with pytest.raises(IndexError, match="the vocabulary ends at 2"):
+        table.of(Ragged.from_lists([[0, number]]), ["ab"])

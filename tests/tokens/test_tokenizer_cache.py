@@ -1,0 +1,276 @@
+"""A resolved tokenizer that is used again: only where asking would give the same."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from beam_prep.errors import TokenizerError
+from beam_prep.tokens import tokenizer_cache as resolve
+
+Ask = Callable[[], str]
+Said = Callable[[], list[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    made = tmp_path / "tokenizer"
+    made.mkdir()
+    (made / "tokenizer.json").write_text("{}")
+    return made
+
+
+def kept(name: str) -> resolve.ResolvedTokenizer:
+    contents = {"tokenizer.json": name.encode()}
+    return resolve.ResolvedTokenizer(str(resolve.keep(name, contents)), name, resolve.digest_of(contents))
+
+
+@pytest.fixture
+def ask(folder: Path) -> Ask:
+    """Resolves the folder; the answer says how often it was worked out."""
+    count = 0
+
+    def work() -> resolve.ResolvedTokenizer:
+        nonlocal count
+        count += 1
+        return kept(f"{count}")
+
+    return lambda: resolve.resolved(str(folder), work).fingerprint
+
+
+def test_the_second_time_nobody_is_asked(ask: Ask) -> None:
+    assert [ask(), ask()] == ["1", "1"]
+
+
+def test_a_changed_file_is_another_tokenizer(folder: Path, ask: Ask) -> None:
+    assert ask() == "1"
+    (folder / "tokenizer.json").write_text("{ }")
+    assert ask() == "2"
+
+
+def test_a_file_more_is_another_tokenizer(folder: Path, ask: Ask) -> None:
+    assert ask() == "1"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("")
+    assert ask() == "2"
+
+
+def test_weights_beside_it_do_not_matter(folder: Path, ask: Ask) -> None:
+    assert ask() == "1"
+    (folder / "model.safetensors").write_text("x")
+    assert ask() == "1"
+
+
+def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask() == "1"
+    monkeypatch.setattr("beam_prep.tokens.tokenizer_cache._version", lambda name: "0")
+    assert ask() == "2"
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("[]")])
+def test_a_damaged_bundle_is_made_again(ask: Ask, damage: Callable[[Path], None]) -> None:
+    assert ask() == "1"
+    damage(resolve.bundles() / "1" / "tokenizer.json")
+    assert ask() == "2"
+
+
+def test_a_damaged_note_is_none(ask: Ask) -> None:
+    assert ask() == "1"
+    (note,) = (resolve.cache() / "resolved").iterdir()
+    note.write_text("{")
+    assert ask() == "2"
+
+
+def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may know classes that another process does not."""
+    assert ask() == "1"
+    monkeypatch.setitem(sys.modules, "transformers", sys)
+    assert ask() == "2"
+
+
+def test_a_file_that_changes_meanwhile_is_not_remembered(folder: Path) -> None:
+    def work() -> resolve.ResolvedTokenizer:
+        (folder / "tokenizer.json").write_text("{ }")
+        return kept("new")
+
+    assert resolve.resolved(str(folder), work).fingerprint == "new"
+    assert not (resolve.cache() / "resolved").exists()
+
+
+def test_a_name_on_the_hub_is_asked_each_time(folder: Path) -> None:
+    answers = iter(["1", "2"])
+    asked = [resolve.resolved("org/name", lambda: kept(next(answers))).fingerprint for _ in range(2)]
+    assert asked == ["1", "2"]
+
+
+def test_what_is_derived_is_made_once_for_each_key(folder: Path) -> None:
+    made: list[str] = []
+
+    def derived(key: str) -> str:
+        return resolve.derived(key, lambda: made.append(key) or kept(f"of {key}")).fingerprint  # type: ignore[func-returns-value]
+
+    assert [derived("a"), derived("b"), derived("a")] == ["of a", "of b", "of a"]
+    assert made == ["a", "b"]
+    (resolve.bundles() / "of a" / "tokenizer.json").write_text("damaged")
+    assert derived("a") == "of a"
+    assert made == ["a", "b", "a"]
+
+
+def test_a_note_of_somebody_else_is_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which tokenizer a folder stands for: nothing in it can be checked."""
+    assert ask() == "1"
+    (note,) = (resolve.cache() / "resolved").iterdir()
+    real = Path.lstat
+    stranger = os.stat_result((0o100600, 0, 0, 1, os.geteuid() + 1, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "lstat", lambda path: stranger if path == note else real(path))
+    assert ask() == "2"
+
+
+# The folder
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Said]:
+    """The messages of a process of its own, whose temporary files lie in `tmp`."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(resolve, "_made", [])
+    resolve._warn_once.cache_clear()
+    yield lambda: caplog.messages
+    resolve._warn_once.cache_clear()
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_it_is_the_users_alone(folder: Path, tmp_path: Path, said: Said) -> None:
+    before = os.umask(0)
+    try:
+        found = resolve.cache()
+    finally:
+        os.umask(before)
+    assert (found, mode(found)) == (tmp_path / "cache" / "beam_prep", 0o700)
+    found.chmod(0o755)
+    assert (resolve.cache(), mode(found)) == (found, 0o700)
+    assert said() == []
+
+
+def assert_private(said: Said, reason: str) -> None:
+    """Another folder is used, of this user alone, that nobody could have made before; and that is said once."""
+    first, second = resolve.cache(), resolve.cache()
+    assert first == second
+    assert first.parent.name == "tmp"
+    assert (mode(first), first.stat().st_uid) == (0o700, os.geteuid())
+    assert kept("x").folder.startswith(str(first))
+    (message,) = said()
+    assert re.search(reason, message)
+    assert "XDG_CACHE_HOME" in message or "rm -r" in message
+
+
+@pytest.mark.parametrize("bits", [0o720, 0o702, 0o777, 0o1777])
+def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: Said, bits: int) -> None:
+    resolve.cache().chmod(bits)
+    assert_private(said, "others may have written into")
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    folder: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve.cache()
+    stranger = os.stat_result((0o40700, 0, 0, 1, os.geteuid() + 1, 0, 0, 0, 0, 0))
+    real = Path.lstat
+    theirs = tmp_path / "cache" / "beam_prep"
+    monkeypatch.setattr(Path, "lstat", lambda path: stranger if path == theirs else real(path))
+    assert_private(said, f"belongs to user {os.geteuid() + 1}, you are {os.geteuid()}")
+
+
+def test_a_link_is_not_followed(folder: Path, said: Said, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "beam_prep").symlink_to(folder)
+    assert_private(said, "is a link")
+
+
+@pytest.mark.parametrize(
+    ("home", "reason"),
+    [("/proc/self/exe", "Not a directory"), ("/proc/nowhere", "No such file")],
+)
+def test_without_a_home_folder_there_is_still_one(
+    folder: Path, said: Said, home: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers on Flink and Dataflow may have none, or one that cannot be written."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", home)
+    assert_private(said, reason)
+
+
+def test_a_home_folder_that_is_not_known_is_not_the_current_one(
+    folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user without an entry in /etc/passwd, as containers have, may get `~/.cache` as it stands."""
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *names, **options: "~/.cache/beam_prep")
+    assert_private(said, "no home folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_not_used(folder: Path, said: Said) -> None:
+    resolve.cache().chmod(0o500)
+    assert_private(said, "cannot be written")
+
+
+def test_a_full_disk_is_said_and_another_one_used(folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.write_bytes
+
+    def write(path: Path, data: bytes) -> int:
+        if "cache" in path.parts:
+            raise OSError(28, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert "tmp" in Path(kept("x").folder).parts
+    assert said() == ["resolved tokenizers are kept for this run only: [Errno 28] No space left on device"]
+
+
+def test_no_folder_at_all_is_an_error_that_says_what_to_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "_made", [])
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(TokenizerError, match="set XDG_CACHE_HOME"):
+        resolve.cache()
+
+
+def test_the_folder_of_a_process_goes_with_it(tmp_path: Path) -> None:
+    """Not with one that was forked from it."""
+    code = """
+import os
+from beam_prep.tokens import tokenizer_cache as resolve
+made = resolve.cache()
+if (child := os.fork()) == 0:
+    raise SystemExit  # with the functions that run at exit
+os.waitpid(child, 0)
+assert made.is_dir()
+print(made)
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": "", "HOME": "/proc/nowhere", "TMPDIR": str(tmp_path)}
+    made = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE).stdout
+    assert Path(made.decode().strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writers_at_once_leave_whole_files(folder: Path) -> None:
+    contents = {name: name.encode() * 100_000 for name in resolve.FILES}
+    resolve.keep("f", {**contents, "tokenizer.json": b"damaged"})
+    with ThreadPoolExecutor(8) as pool:
+        places = list(pool.map(lambda _: resolve.keep("f", contents), range(32)))
+    assert len(set(places)) == 1
+    assert {path.name: path.read_bytes() for path in places[0].iterdir()} == contents
