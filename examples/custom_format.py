@@ -10,14 +10,14 @@ from pathlib import Path
 import apache_beam as beam
 
 import beam_prep as bp
-from beam_prep.formats import FORMATS
+from beam_prep.formats import FORMATS, Format
 from beam_prep.recipe import Prepare
 
 HERE = Path(__file__).resolve().parent
 
 
-class JsonLines:  # fulfils the contract beam_prep.formats.Format
-    name, sizes_in = "my_lines", "values"
+class JsonLines(Format):
+    name = "my_lines"
 
     def writer(self, open_file, columns, shard, shards):
         return Writer(open_file(f"shard_{shard:04d}.jsonl"))

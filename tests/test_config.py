@@ -15,8 +15,9 @@ from hypothesis import settings
 
 from beam_prep import errors
 from beam_prep.config import OutputSpec, PipelineConfig, pipeline_config
-from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
+from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.formats import FORMATS
 from beam_prep.formats.megatron import CODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -773,7 +774,7 @@ def test_megatron_has_no_code_for_some_dtypes() -> None:
             wanted = f"found {dtype!r}; the format 'megatron' has all dtypes but uint32, uint64, float16"
             assert the_problem(given, "output.dtype.sequence") == wanted
     every = {dtype for dtypes in ALLOWED_DTYPES.values() for dtype in dtypes}
-    assert every - CODES.keys() == set(UNKNOWN_DTYPES["megatron"])
+    assert every - CODES.keys() == set(FORMATS["megatron"].unknown_dtypes)
 
 
 def test_a_shard_of_mds_has_less_than_4_gib() -> None:
@@ -781,7 +782,8 @@ def test_a_shard_of_mds_has_less_than_4_gib() -> None:
     assert load(sections(TEXT, output=output)).output.formats == ("mds",)
     problem = the_problem(sections(CHAT, output=output), "output.max_tokens_per_shard")
     assert problem == (
-        f"found {7 * 2**27}, of 5 bytes each; at most {7 * 2**29 // 5}, because a shard of 'mds' has less than 4 GiB"
+        f"found {7 * 2**27}, of 5 bytes each; at most {7 * 2**29 // 5}, "
+        f"because a shard of 'mds' has at most {7 * 2**29} bytes of values"
     )
     assert load(sections(CHAT, output={**output, "storage_format": "bin"})).output.formats == ("bin",)
 

@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "chat.template": {"data", "errors"},
     "chat": {"chat.template", "data", "tokens", "reading", "errors"},
     "shards": {"data", "reading", "tokens", "errors"},
-    "config": {"data", "reading", "errors"},
+    "config": {"data", "reading", "errors", "formats"},
     "formats": {"data", "reading", "shards", "tokens", "errors"},
     "verify": {"data", "tokens", "shards", "errors", "formats"},
     "readers": {"data", "tokens", "shards", "errors", "formats", "storage", "verify", "process"},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
+from beam_prep.formats import Format
 from beam_prep.formats.manifest import output_columns
 from beam_prep.formats.mmap_bin import Bin
 from beam_prep.pipeline import Pipeline
@@ -175,7 +176,7 @@ def test_what_changes_the_bytes_or_the_trust_links_nothing(
 
 
 def test_a_format_that_does_not_name_its_files_is_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bin, "files", None)
+    monkeypatch.setattr(Bin, "files", Format.files)
     jobs.run()
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
     assert jobs.run()["shards_linked"] == 0

@@ -16,7 +16,6 @@ from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, mds
-from beam_prep.formats.contract import FilesOfShard
 from beam_prep.formats.manifest import output_columns, receipts_of
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
@@ -106,7 +105,8 @@ def list_again(output: Path) -> None:
         if file["path"].endswith(f"/{mds.INDEX}"):  # it has digests, too; the shards come first
             folder = file["path"].removesuffix(f"/{mds.INDEX}")
             shards = [each for each in receipts_of(manifest) if manifest["domains"][each.domain] == folder]
-            (output / file["path"]).write_bytes(mds.index_text(output_columns(manifest), folder, shards))
+            described = FORMATS["mds"].described(output_columns(manifest), manifest["domains"], shards)
+            (output / file["path"]).write_bytes(described[file["path"]])
         data = (output / file["path"]).read_bytes()
         file.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     write(output, manifest)
@@ -335,10 +335,7 @@ def test_rows_and_tokens_are_counted_in_every_format(name: str, output: Path, to
     first, last = shards[0], shards[-1]
     assert first["rows"] != last["rows"]
     columns = output_columns(manifest_of(output))
-    named: list[FilesOfShard] = [
-        FORMATS[name].files(columns, each["shard"], len(shards))  # type: ignore[attr-defined]
-        for each in (first, last)
-    ]
+    named = [FORMATS[name].files(columns, each["shard"], len(shards)) or {} for each in (first, last)]
     for old, new in zip(*([file for file, text in files.items() if text is None] for files in named), strict=True):
         shutil.copy(output / "near" / old, output / "near" / new)
     list_again(output)

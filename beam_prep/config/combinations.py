@@ -12,14 +12,13 @@ from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import Location, Problem, shown, unknown_name
 from beam_prep.config.sections import prompt_first
-from beam_prep.config.values import ALLOWED_DTYPES, UNKNOWN_DTYPES
+from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.data.carried import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
+from beam_prep.formats import FORMATS
 
 MAX_PADDED = 1 << 22
 """Tokens that rows are padded to: a row is in memory with its padding."""
-MAX_MDS = 7 << 29
-"""Bytes of the values in a shard of mosaicml-streaming. Its offsets are uint32; an eighth is left for rows' borders."""
 
 
 def joint_problems(
@@ -42,10 +41,11 @@ def joint_problems(
                 "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
             )
             yield ("preprocessing", "decontaminate"), text
-        if "mds" in output.formats and preprocessing.packing_strategy != "none" and "string" in output.carry.values():
-            name = next(name for name, kind in output.carry.items() if kind == "string")
-            text = f"found the string {name!r}; a packed row has a list of them, which the format 'mds' cannot hold"
-            yield ("output", "carry"), text
+        strings = [name for name, kind in output.carry.items() if kind == "string"]
+        for kind in output.formats if strings and preprocessing.packing_strategy != "none" else ():
+            if FORMATS[kind].strings == "single":
+                of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
+                yield ("output", "carry"), f"found the string {strings[0]!r}; {of}"
         mode = preprocessing.truncation_mode
         if given.rollouts is not None and mode in ("keep_start", "keep_end"):
             text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
@@ -152,24 +152,27 @@ def _carry_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Pr
             why = "columns become file names, so upper and lower case count as equal; use output.names"
             yield ("output", "carry"), f"found {name!r} beside column {other!r}; {why}"
     strings = [name for name, kind in output.carry.items() if kind == "string"]
-    if strings and "megatron" in output.formats:
-        text = f"found the string {strings[0]!r}; the format 'megatron' holds numbers alone: leave out one of them"
-        yield ("output", "carry"), text
+    for kind in output.formats if strings else ():
+        if FORMATS[kind].strings == "none":
+            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
+            yield ("output", "carry"), text
 
 
 def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: bool) -> Iterator[Problem]:
     """Problems of formats that cannot hold everything."""
     for kind in output.formats:
         for name, dtype in dtypes.items():
-            if dtype in (unknown := UNKNOWN_DTYPES.get(kind, ())):
+            if dtype in (unknown := FORMATS[kind].unknown_dtypes):
                 text = f"found {dtype!r}; the format {kind!r} has all dtypes but {', '.join(unknown)}"
                 yield ("output", "dtype", name), text
     # Every column but these has a value for each token; of lists the number of values is not known here.
     others = {"seq_lens", *output.carried()}
     width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
-    if "mds" in output.formats and not lists and output.max_tokens_per_shard > (most := MAX_MDS // width):
-        text = f"found {output.max_tokens_per_shard}, of {width} bytes each; at most {most}, because a shard of 'mds'"
-        yield ("output", "max_tokens_per_shard"), f"{text} has less than 4 GiB"
+    for kind in output.formats if not lists else ():
+        largest = FORMATS[kind].largest
+        if largest is not None and output.max_tokens_per_shard > (most := largest // width):
+            text = f"found {output.max_tokens_per_shard}, of {width} bytes each; at most {most}, because a shard of"
+            yield ("output", "max_tokens_per_shard"), f"{text} {kind!r} has at most {largest} bytes of values"
 
 
 def mask_problems(given: InputConfig, output: OutputConfig) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ from beam_prep.config.sections import OutputSpec
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, RoleRule
 from beam_prep.errors import ConfigError
+from beam_prep.formats import FORMATS
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 """Bytes of a config, and of a chat template's file."""
@@ -280,8 +281,9 @@ class PipelineConfig(Strict):
             found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
         if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
             found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
-        if "npy" in self.output.formats and self.output.columns == "labels":
-            found.append("output.storage_format 'npy': OLMo-core reads a mask, and no labels: use columns 'loss_mask'")
+        for name in self.output.formats:
+            for text in FORMATS[name].warnings([self.output.columns]):
+                found.append(f"output.storage_format {name!r}: {text}")
         if self.output.domain_key is not None and _all_have_domains(self.input):
             found.append("output.domain_key is ignored, because every one of input.groups has a domain")
         return found

@@ -9,23 +9,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from beam_prep.config.problems import Problem, ProblemsError, shown
+from beam_prep.formats import FORMATS
 
 OutputKind = Literal["ids", "list", "value", "token_value", "text"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
-FORMAT_NAMES = (
-    "bin",
-    "tfrecord",
-    "arrow",
-    "h5",
-    "parquet",
-    "megatron",
-    "mds",
-    "npy",
-    "array_record",
-)
-UNKNOWN_DTYPES = {"megatron": ("uint32", "uint64", "float16")}
-"""Format to the dtypes that it cannot hold. (bool it holds as uint8.)"""
+FORMAT_NAMES = tuple(FORMATS)
 LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
 ALLOWED_DTYPES = {
     "token ids": tuple(LARGEST),

@@ -39,14 +39,14 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
     FilesOfShard,
+    Format,
     OpenFile,
     Row,
-    SizeUnit,
     check_rows,
     in_temporary_folder,
     row_number,
 )
-from beam_prep.formats.example import Examples, decode_example
+from beam_prep.formats.example import Examples, decode_example, stored_in_example
 from beam_prep.formats.tfrecord import chunks
 
 __all__ = ["ArrayRecord", "ArrayRecordReader", "ArrayRecordWriter"]
@@ -64,11 +64,16 @@ _AT_ONCE = 1000
 """Records that are read at once for their sizes."""
 
 
-class ArrayRecord:
+class ArrayRecord(Format):
     """The format `array_record`; see the module."""
 
     name = "array_record"
-    sizes_in: SizeUnit = "bytes"
+    sizes_in = "bytes"
+    libraries = ("array_record",)
+
+    def stored(self, column: Column) -> str:
+        """See `Format`. An Example rounds to float32."""
+        return stored_in_example(column)
 
     def require(self) -> None:
         """See `Format`."""

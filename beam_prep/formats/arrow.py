@@ -32,10 +32,10 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import Batches, BatchView, check_types, features, sizes_of
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, row_number
-from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt
+from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, row_number
+from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt, dump
 
-__all__ = ["Arrow", "ArrowReader", "ArrowWriter", "dataset_files"]
+__all__ = ["Arrow", "ArrowReader", "ArrowWriter"]
 
 STATE, INFO = "state.json", "dataset_info.json"
 
@@ -48,11 +48,10 @@ BATCH_BYTES = 1 << 22
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-class Arrow:
+class Arrow(Format):
     """The format `arrow`; see the module."""
 
     name = "arrow"
-    sizes_in: SizeUnit = "values"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrowWriter":
         """See `Format.writer`. Shard 0 writes the domain's `state.json` and `dataset_info.json` as well."""
@@ -61,6 +60,23 @@ class Arrow:
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
         """See `Format`."""
         return {_file_name(shard, shards): None, **_described(columns, shard, shards)}
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+    ) -> dict[str, bytes]:
+        """See `Format`. Where there are splits, the folder of each opens as one dataset, of all of its domains."""
+        splits = list(dict.fromkeys(shard.split for shard in shards if shard.split is not None))
+        found = {DATASET_DICT: dump(dict(_dataset_dict(splits or sorted(domains.values()))))}
+        of_part = Counter(shard.part for shard in shards)
+        for split in splits:
+            names = [
+                f"{domains[shard.domain]}/{_file_name(shard.shard, of_part[shard.part])}"
+                for shard in shards
+                if shard.split == split
+            ]
+            state = {**_state(0), "_data_files": [{"filename": name} for name in names]}
+            found |= {f"{split}/{STATE}": dump(state), f"{split}/{INFO}": dump(_info(columns))}
+        return found
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrowReader":
         """See `Format.read`. Reads the heads of the record batches; values are read when they are touched."""
@@ -73,32 +89,6 @@ def _dataset_dict(folders: Sequence[str]) -> dict[str, list[str]]:
     With it `datasets.load_from_disk` opens the folder above them, too, as a `DatasetDict` of these.
     """
     return {"splits": list(folders)}
-
-
-def dataset_files(
-    columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
-) -> dict[str, dict[str, Any]]:
-    """Name -> content of the files that describe an output to `datasets` as a whole.
-
-    Where there are splits, the folder of each opens as one dataset, of all of its domains.
-
-    Args:
-        columns: of the output.
-        domains: domain -> folder.
-        shards: all, in order.
-    """
-    splits = list(dict.fromkeys(shard.split for shard in shards if shard.split is not None))
-    found: dict[str, dict[str, Any]] = {DATASET_DICT: dict(_dataset_dict(splits or sorted(domains.values())))}
-    of_part = Counter(shard.part for shard in shards)
-    for split in splits:
-        names = [
-            f"{domains[shard.domain]}/{_file_name(shard.shard, of_part[shard.part])}"
-            for shard in shards
-            if shard.split == split
-        ]
-        found[f"{split}/{STATE}"] = {**_state(0), "_data_files": [{"filename": name} for name in names]}
-        found[f"{split}/{INFO}"] = _info(columns)
-    return found
 
 
 def _file_name(shard: int, shards: int) -> str:

@@ -1,15 +1,18 @@
 """The contract of a format (one shard <-> bytes), and the checks that all formats share."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, StorageError
+
+if TYPE_CHECKING:
+    from beam_prep.formats.manifest import ShardReceipt
 
 OpenFile = Callable[[str], BinaryIO]
 """Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""
@@ -135,24 +138,63 @@ FilesOfShard = dict[str, bytes | None]
 rows and the columns alone. Always in the same order."""
 
 
-class Format(Protocol):
-    """A way to keep one shard in files.
-
-    A format may also have `files(columns, shard, shards) -> FilesOfShard`: then a shard whose rows did not change is
-    linked from the output that is replaced, and not written again. And it may have `require() -> None`, which raises an
-    ImportError that says what to install: it is called before anything runs.
+class Format:
+    """A way to keep one shard in files: a class derived from this, of which `FORMATS` has an object.
 
     Attributes:
         name: as a config and a manifest say it, and the key in `FORMATS`.
         sizes_in: the unit of `ShardReader.sizes`: bytes where the values of a row are not known without reading it.
+        unknown_dtypes: that it cannot hold. (bool may be kept as uint8.)
+        strings: which it can hold: none, one a row, or lists of them, as packed rows have.
+        largest: bytes of the values of a shard; None: any.
+        libraries: those besides numpy and pyarrow on whose versions its bytes depend.
     """
 
     name: str
-    sizes_in: SizeUnit
+    sizes_in: SizeUnit = "values"
+    unknown_dtypes: tuple[str, ...] = ()
+    strings: Literal["none", "single", "lists"] = "lists"
+    largest: int | None = None
+    libraries: tuple[str, ...] = ()
+
+    def require(self) -> None:
+        """Is called before anything runs.
+
+        Raises:
+            ImportError: something is not installed; the message says what to type.
+        """
+
+    def warnings(self, holds: Collection[str]) -> Iterator[str]:
+        """What users of a config may not expect of an output that holds "labels", "masks" ..."""
+        yield from ()
+
+    def stored(self, column: Column) -> str:
+        """The dtype of a column's values in its files."""
+        return column.dtype
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
+        """The files of a shard. None: it does not name them; then a shard is written even if its rows did not change,
+        and not linked from the output that is replaced."""
+        return None
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: "Sequence[ShardReceipt]"
+    ) -> dict[str, bytes]:
+        """Name -> content (JSON) of the files that describe an output as a whole.
+
+        Args:
+            columns: of the output.
+            domains: domain -> folder.
+            shards: all, in order.
+
+        Raises:
+            FormatError: a shard has not the files of this format.
+        """
+        return {}
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> ShardWriter:
         """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows, same bytes."""
-        ...
+        raise NotImplementedError
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> ShardReader:
         """Opens a shard of the domain in the local `folder`, as `writer` left it.
@@ -160,7 +202,7 @@ class Format(Protocol):
         Raises:
             FormatError: a file is missing, cut, or does not hold these columns.
         """
-        ...
+        raise NotImplementedError
 
 
 @contextmanager

@@ -30,6 +30,11 @@ _MAP_VALUE = b"\x12"
 _LIST_FIELD = {"string": 1, "float32": 2, "int64": 3}
 
 
+def stored_in_example(column: Column) -> str:
+    """The dtype of a column's values in an Example, whose floats are float32."""
+    return "float32" if column.dtype == "float64" else column.dtype
+
+
 def feature_type(column: Column) -> str:
     """The type of a column's values in an Example: "int64", "float32" or "string" (bytes, in UTF-8)."""
     if column.role == "string":

@@ -14,35 +14,23 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
     ColumnsReader,
-    FilesOfShard,
+    Format,
     OpenFile,
     Row,
-    SizeUnit,
     cast,
     check_rows,
     map_file,
 )
 
 
-class FlatFormat:
+class FlatFormat(Format):
     """A format of little-endian values, one row after the other, without header; bool is one byte, 0 or 1.
 
     A subclass says how its files are called, and writes and reads the borders of rows.
     """
 
-    name: str
-    sizes_in: SizeUnit = "values"
-
-    def stored(self, column: Column) -> str:
-        """The dtype of a column in its file."""
-        return column.dtype
-
     def values_file(self, column: Column, shard: int, shards: int) -> str:
         """The file of a column's values, relative to the domain's folder."""
-        raise NotImplementedError
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
         raise NotImplementedError
 
     def borders(

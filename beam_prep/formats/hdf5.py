@@ -36,8 +36,8 @@ from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
     ColumnsReader,
     FilesOfShard,
+    Format,
     OpenFile,
-    SizeUnit,
     cast,
     check_rows,
     map_file,
@@ -51,11 +51,11 @@ PIECE = 1 << 20
 _OFFSETS, _LISTS, _INNER = "offsets", "list_offsets", "inner_offsets"
 
 
-class HDF5:
+class HDF5(Format):
     """The format `h5`; see the module."""
 
     name = "h5"
-    sizes_in: SizeUnit = "values"
+    libraries = ("h5py",)
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Writer":
         """See `Format.writer`. Takes the shard's size in the folder of temporary files (`TMPDIR`).

@@ -18,6 +18,7 @@
 Source: streaming/base/format/mds, `MDSWriter` (size_limit=None, hashes=["sha256"]), `NDArray`; base/format/writer.py.
 """
 
+import itertools
 import json
 import shutil
 import tempfile
@@ -33,18 +34,19 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
     FilesOfShard,
+    Format,
     OpenFile,
     Row,
-    SizeUnit,
     cast,
     check_rows,
     in_temporary_folder,
     map_file,
     row_number,
 )
-from beam_prep.formats.manifest import ShardReceipt
+from beam_prep.formats.manifest import MANIFEST, ShardReceipt
+from beam_prep.shards.compose import part_of
 
-__all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter", "index", "index_text"]
+__all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter"]
 
 INDEX = "index.json"
 
@@ -55,11 +57,14 @@ _COPY_BYTES = 1 << 20
 _MAX_BYTES = 2**32 - 1
 
 
-class MDS:
+class MDS(Format):
     """The format `mds`; see the module."""
 
     name = "mds"
-    sizes_in: SizeUnit = "bytes"
+    sizes_in = "bytes"
+    strings = "single"
+    largest = 7 << 29
+    """The offsets are uint32, and as much is left for what is beside the values."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
         """See `Format.writer`."""
@@ -68,6 +73,17 @@ class MDS:
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
         """See `Format`."""
         return {_file_name(shard): None}
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+    ) -> dict[str, bytes]:
+        """See `Format`: an `index.json` of each domain, as `MDSWriter` writes it."""
+        found = {}
+        for (split, domain), some in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
+            folder = part_of(split, domains[domain])
+            text = json.dumps(_index(columns, folder, list(some)), sort_keys=True)
+            found[f"{folder}/{INDEX}"] = text.encode()
+        return found
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "MDSReader":
         """See `Format.read`. The file is mapped; rows are decoded when they are asked for."""
@@ -78,26 +94,17 @@ def _file_name(shard: int) -> str:
     return f"shard.{shard:05d}.mds"
 
 
-def index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
-    """The content of a domain's `index.json`.
-
-    Args:
-        columns: of the output.
-        folder: of the domain, in the output.
-        shards: of the domain, in order.
-    """
+def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
+    """The content of a domain's `index.json`; `folder`: of the domain, in the output."""
     entries = []
     for shard in shards:
         name = _file_name(shard.shard)
-        file = {file.path: file for file in shard.files}[f"{folder}/{name}"]
+        file = {file.path: file for file in shard.files}.get(f"{folder}/{name}")
+        if file is None:
+            raise FormatError(f"{MANIFEST}: does not list {folder}/{name}, which {folder}/{INDEX} is about")
         raw = {"basename": name, "bytes": file.bytes, "hashes": {"sha256": file.sha256}}
         entries.append({**_description(columns), "raw_data": raw, "samples": shard.rows, "zip_data": None})
     return {"shards": entries, "version": 2}
-
-
-def index_text(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> bytes:
-    """The bytes of a domain's `index.json`, as `MDSWriter` writes them; see `index`."""
-    return json.dumps(index(columns, folder, shards), sort_keys=True).encode()
 
 
 def _fields(columns: Sequence[Column]) -> dict[str, tuple[Column, str]]:

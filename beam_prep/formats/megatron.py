@@ -55,6 +55,8 @@ class Megatron(FlatFormat):
     """The format `megatron`; see the module."""
 
     name = "megatron"
+    unknown_dtypes = ("uint32", "uint64", "float16")
+    strings = "none"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> FlatWriter:
         """See `Format.writer`.

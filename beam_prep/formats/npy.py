@@ -27,7 +27,7 @@ the first two fields of a line; olmo_core/data/numpy_dataset.py.
 import gzip
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,6 +52,11 @@ class Npy(FlatFormat):
     """The format `npy`; see the module."""
 
     name = "npy"
+
+    def warnings(self, holds: Collection[str]) -> Iterator[str]:
+        """See `Format`."""
+        if "labels" in holds:
+            yield "OLMo-core reads a mask, and no labels: use columns 'loss_mask'"
 
     def stored(self, column: Column) -> str:
         if column.role != "mask" or column.dtype == "bool":

@@ -42,7 +42,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import Batches, BatchView, check_types, sizes_of
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, row_number
+from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, row_number
 
 __all__ = ["Parquet", "ParquetReader", "ParquetWriter"]
 
@@ -53,11 +53,10 @@ GROUP_BYTES = 1 << 23
 """Bytes of a row group's values, at most (a bool counted as one); a row that has more is a row group of its own."""
 
 
-class Parquet:
+class Parquet(Format):
     """The format `parquet`; see the module."""
 
     name = "parquet"
-    sizes_in: SizeUnit = "values"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ParquetWriter":
         """See `Format.writer`."""

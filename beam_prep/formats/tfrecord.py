@@ -35,8 +35,9 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, Row, SizeUnit, check_rows, map_file, row_number
-from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key
+from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, check_rows, map_file, row_number
+from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key, stored_in_example
+from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
 __all__ = ["TFRecord", "decode_example", "encode_rows", "features", "require_fast_crc32c"]
 
@@ -46,11 +47,21 @@ CHUNK_VALUES = 1 << 19
 _HEAD, _FOOT = 12, 4
 
 
-class TFRecord:
+class TFRecord(Format):
     """The format `tfrecord`; see the module."""
 
     name = "tfrecord"
-    sizes_in: SizeUnit = "bytes"
+    sizes_in = "bytes"
+
+    def stored(self, column: Column) -> str:
+        """See `Format`. An Example rounds to float32."""
+        return stored_in_example(column)
+
+    def described(
+        self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
+    ) -> dict[str, bytes]:
+        """See `Format`."""
+        return {FEATURES: dump(features(columns))}
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordWriter":
         """See `Format.writer`.

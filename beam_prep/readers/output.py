@@ -250,4 +250,4 @@ def _format_of(path: Path | str, manifest: Mapping[str, Any]) -> Format:
             f"{path} is in {', '.join(manifest['formats'])}, which this version cannot read: "
             "pip install --upgrade beam-prep"
         )
-    return FORMATS["bin" if "bin" in known else known[0]]
+    return FORMATS[known[0]]

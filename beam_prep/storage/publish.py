@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import itertools
 import json
 import logging
 import platform
@@ -15,11 +14,9 @@ from typing import Any
 from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import EngineError, OutputError, RunError
-from beam_prep.formats import FORMATS, mds
-from beam_prep.formats.arrow import dataset_files
+from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
     FAILURE,
-    FEATURES,
     MANIFEST,
     SLICES,
     TOKENIZER,
@@ -31,9 +28,7 @@ from beam_prep.formats.manifest import (
     load,
     output_columns,
 )
-from beam_prep.formats.tfrecord import features
 from beam_prep.shards.chunk import ChunkStats
-from beam_prep.shards.compose import part_of
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.pack import PackStats
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
@@ -365,15 +360,9 @@ class Publisher:
 
     def _others(self, plan: Plan, shards: Sequence[ShardReceipt]) -> dict[str, bytes]:
         """The files that belong to no shard."""
-        others = {}
-        if "tfrecord" in self.formats:
-            others[FEATURES] = dump(features(plan.columns))
-        if "arrow" in self.formats:
-            others |= {name: dump(found) for name, found in dataset_files(plan.columns, plan.domains, shards).items()}
-        if "mds" in self.formats:
-            for (split, domain), found in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
-                folder = part_of(split, plan.domains[domain])
-                others[f"{folder}/{mds.INDEX}"] = mds.index_text(plan.columns, folder, list(found))
+        others: dict[str, bytes] = {}
+        for name in self.formats:
+            others |= FORMATS[name].described(plan.columns, plan.domains, shards)
         if self.tokenizer is not None:
             others |= {f"{TOKENIZER}/{name}": content for name, content in self.tokenizer.contents().items()}
         return others

@@ -52,7 +52,6 @@ SHARD_VERSION = 1
 """Rises with every change of what is written for the same rows; older shards are then not linked."""
 
 _WRITING_LIBRARIES = ("numpy", "pyarrow")
-_BY_FORMAT = {"h5": ("h5py",), "array_record": ("array_record",)}
 _READ_BYTES = 1 << 20
 
 
@@ -128,7 +127,7 @@ class Keys:
 
     def of(self, plan: ShardPlan) -> str:
         """The key of a shard. The names of blocks are digests of their bytes, in part; and of the recipe."""
-        libraries = [*_WRITING_LIBRARIES, *(name for each in self.formats for name in _BY_FORMAT.get(each, ()))]
+        libraries = [*_WRITING_LIBRARIES, *(name for each in self.formats for name in FORMATS[each].libraries)]
         facts = {
             "version": SHARD_VERSION,
             "libraries": {name: library_version(name) for name in libraries},
@@ -236,10 +235,10 @@ def _files(formats: Sequence[str], columns: Sequence[Column], shard: int, shards
     """The files of a shard in all formats; None: a format does not name them."""
     found: FilesOfShard = {}
     for name in formats:
-        files = getattr(FORMATS[name], "files", None)
+        files = FORMATS[name].files(columns, shard, shards)
         if files is None:
             return None
-        found |= files(columns, shard, shards)
+        found |= files
     return found
 
 

@@ -352,10 +352,9 @@ class Shard(beam.PTransform):
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
             raise ValueError(f"formats are {self.formats!r}, wanted one or more of {', '.join(FORMATS)}")
-        for require in (getattr(FORMATS[name], "require", None) for name in self.formats):
+        for name in self.formats:
             try:
-                if require is not None:
-                    require()
+                FORMATS[name].require()
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
         for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):

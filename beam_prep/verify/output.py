@@ -5,7 +5,6 @@ see whether the rows are possible. docs/formats.md lists what is checked, and wh
 """
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -15,9 +14,8 @@ from typing import Any
 
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.arrow import INFO, STATE, Arrow, dataset_files
+from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
-    FEATURES,
     MANIFEST,
     REPORT,
     RUN,
@@ -30,8 +28,6 @@ from beam_prep.formats.manifest import (
     output_columns,
     receipts_of,
 )
-from beam_prep.formats.mds import INDEX, index
-from beam_prep.formats.tfrecord import features
 from beam_prep.tokens import tokenizer_cache
 from beam_prep.tokens.resolver import expected_files
 from beam_prep.verify.counts import count_problems, cut_problems
@@ -180,58 +176,20 @@ class Rejects:
         return ""
 
 
-def described_problems(
-    folder: Path, name: str, manifest: Mapping[str, Any], columns: Sequence[Column]
-) -> Iterator[str]:
-    """Compares `features.json`, `dataset_dict.json` and every `index.json`; other files are none of these."""
-    if name == FEATURES:
-        yield from _compared(folder, name, features(columns))
-    elif "arrow" in manifest["formats"] and name in (
-        wanted := dataset_files(columns, manifest["domains"], receipts_of(manifest))
-    ):
-        yield from _compared(folder, name, wanted[name])
-    elif name.endswith(f"/{INDEX}") and "mds" in manifest["formats"]:
-        place = name.removesuffix(f"/{INDEX}")
-        shards = [shard for shard in manifest["shards"] if _folder(manifest, shard) == place]
+def described(manifest: Mapping[str, Any], columns: Sequence[Column]) -> Generator[str, None, dict[str, bytes]]:
+    """The files that describe the output to other libraries: yields problems, returns name -> content."""
+    wanted: dict[str, bytes] = {}
+    listed = {file["path"] for file in manifest["files"]}
+    for name in manifest["formats"]:
         try:
-            wanted_index = index(columns, place, receipts_of({"shards": shards}))
-        except KeyError as error:
-            yield f"{MANIFEST}: does not list {error.args[0]}, which {name} is about"
-            return
-        yield from _compared(folder, name, wanted_index)
-
-
-def unlisted(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt], columns: Sequence[Column]) -> Iterator[str]:
-    """What describes an output to `datasets`, and the manifest does not list."""
-    if "arrow" in manifest["formats"]:
-        listed = {file["path"] for file in manifest["files"]}
-        for name in dataset_files(columns, manifest["domains"], shards).keys() - listed:
-            yield f"{MANIFEST}: does not list {name}, which describes the shards to other libraries"
-
-
-def _folder(manifest: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
-    return folder_of_shard(manifest, shard["domain"], shard.get("split"))
-
-
-def arrow_problems(folder: Path, place: str, columns: Sequence[Column], shards: int) -> Iterator[str]:
-    """Compares what `datasets.load_from_disk` reads of a domain before its shards."""
-    wanted: dict[str, _Kept] = {}
-
-    def kept(name: str) -> Any:
-        wanted[name] = _Kept()
-        return wanted[name]
-
-    Arrow().writer(kept, columns, 0, shards).close()  # the writer describes; without rows it is soon done
-    for name in (STATE, INFO):
-        yield from _compared(folder, f"{place}/{name}", json.loads(wanted[name].text))
-
-
-class _Kept(io.BytesIO):
-    text = b""
-
-    def close(self) -> None:
-        self.text = self.getvalue()
-        super().close()
+            found = FORMATS[name].described(columns, manifest["domains"], receipts_of(manifest))
+        except FormatError as error:
+            yield str(error)
+            continue
+        for file in found.keys() - listed:
+            yield f"{MANIFEST}: does not list {file}, which describes the shards to other libraries"
+        wanted |= found
+    return wanted
 
 
 def _compared(folder: Path, name: str, wanted: Any) -> Iterator[str]:
@@ -306,7 +264,7 @@ def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     tokenizer = find_tokenizer(files, manifest)
     columns = output_columns(manifest)
     promises = promises_of(manifest, columns, tokenizer.vocabulary)
-    yield from unlisted(manifest, shards, columns)
+    describing = yield from described(manifest, columns)
     full: int | None = 0
     shards_of = Counter(shard.part for shard in shards)
     for shard in shards:
@@ -323,8 +281,8 @@ def _problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
             if (folder / file.path).is_file():
                 if file.path in rejects.names:
                     yield from rejects.problems(folder, file.path, reasons)
-                elif not damaged:
-                    yield from described_problems(folder, file.path, manifest, columns)
+                elif not damaged and file.path in describing:
+                    yield from _compared(folder, file.path, json.loads(describing[file.path]))
     yield from tokenizer.problems
     wanted = manifest["ledger"]["rejected"]
     for reason in sorted({*reasons, *wanted}):
@@ -364,6 +322,8 @@ def _shard(
                 # Of a damaged file it is no news that it cannot be read.
                 problems = [] if damaged else [str(error)]
             yield from (f"{place}: shard {shard.shard} ({name}): {problem}" for problem in problems)
-        if shard.shard == 0 and "arrow" in formats and not damaged:
-            yield from arrow_problems(folder, place, columns, shards)
+            if not damaged and (named := FORMATS[name].files(columns, shard.shard, shards)) is not None:
+                for file, content in named.items():  # what libraries read before the rows
+                    if content is not None:
+                        yield from _compared(folder, f"{place}/{file}", json.loads(content))
     return full

@@ -99,8 +99,7 @@ class FoundShard:
                 self.sums[column.name] = tuple(map(_crc, arrays, before))
 
     def _arrays(self, column: Column, rows: Ragged) -> tuple[Array, Array, Array]:
-        # An Example rounds to float32.
-        narrow = column.dtype == "float64" and not {"tfrecord", "array_record"}.isdisjoint(self._formats)
+        narrow = column.dtype == "float64" and any(FORMATS[name].stored(column) == "float32" for name in self._formats)
         with np.errstate(over="ignore"):
             values = rows.flat.astype(np.float32) if narrow else rows.flat
         inner = rows.values.lengths if isinstance(rows.values, Ragged) else np.zeros(0, np.int64)

@@ -22,7 +22,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow, batches
-from beam_prep.formats.arrow import Arrow, ArrowReader, dataset_files
+from beam_prep.formats.arrow import Arrow, ArrowReader
 from beam_prep.formats.manifest import ShardReceipt
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
@@ -185,7 +185,8 @@ def receipt(domain: str, shard: int, split: str | None = None) -> ShardReceipt:
 def describe(folder: Path, shards: Sequence[ShardReceipt]) -> list[str]:
     """Writes what describes the shards; gives the names of the files."""
     domains = {shard.domain: f"of_{shard.domain}" for shard in shards}
-    found = dataset_files([SEQUENCE, MASK], domains, shards)
+    described = Arrow().described([SEQUENCE, MASK], domains, shards)
+    found = {name: json.loads(text) for name, text in described.items()}
     for name, content in found.items():
         (folder / name).write_text(json.dumps(content))
     return list(found)

@@ -156,12 +156,13 @@ def test_an_index_lists_the_shards_of_a_domain() -> None:
         )
         for number in range(2)
     ]
-    index = mds.index([SEQUENCE], "wiki", receipts)
+    (name, text), *others = MDS().described([SEQUENCE], {"Wiki": "wiki"}, receipts).items()
+    index = json.loads(text)
+    assert (name, others) == ("wiki/index.json", [])
     assert index["version"] == 2
     assert [shard["samples"] for shard in index["shards"]] == [3, 4]
     assert index["shards"][1]["raw_data"] == {"basename": "shard.00001.mds", "bytes": 9, "hashes": {"sha256": "1"}}
     assert index["shards"][0]["column_names"] == ["sequence"]
-    text = mds.index_text([SEQUENCE], "wiki", receipts)
     assert text == json.dumps(index, sort_keys=True).encode()
 
 

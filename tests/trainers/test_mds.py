@@ -85,7 +85,7 @@ def test_streaming_reads_empty_rows_and_every_dtype(tmp_path: Path) -> None:
     data = (tmp_path / name).read_bytes()
     file = WrittenFile(f"d/{name}", len(data), hashlib.sha256(data).hexdigest())
     receipt = ShardReceipt("d", 0, len(lengths), {}, {}, None, (file,))
-    (tmp_path / mds.INDEX).write_bytes(mds.index_text(columns, "d", [receipt]))
+    (tmp_path / mds.INDEX).write_bytes(MDS().described(columns, {"d": "d"}, [receipt])[f"d/{mds.INDEX}"])
     found = theirs([(tmp_path, "-")])
     reader = MDS().read(tmp_path, columns, 0, 1)
     assert found == [[ours(reader.row(index)) for index in range(len(lengths))]]
