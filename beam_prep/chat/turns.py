@@ -159,7 +159,7 @@ class Facts:
                     behind.append(tail)
         if not self.prompts:
             self.headers = frozenset(special.findall(" ".join(before)))
-            self.headers -= {eos, *special.findall(" ".join(behind))}
+            self.headers -= {eos, *special.findall(" ".join(behind + last))}
         for tail in behind:
             if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
                 continue
@@ -427,7 +427,8 @@ class Turns:
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further on
         said = [each for each in self._trace.segments if place.begin <= each.begin < place.end]
-        constants = (text[one.end : other.begin] for one, other in itertools.pairwise(said))
+        pairs = ((one, other) for one, other in itertools.pairwise(said) if one.keys == other.keys)  # said twice
+        constants = (text[one.end : other.begin] for one, other in pairs)
         if left in text[begin : place.begin] or any(left in constant for constant in constants):
             return None  # something stands within the header
         if not header.prompted:  # no more is the header's than what is written without an answer

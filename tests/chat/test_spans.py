@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat.trained import CHATML, END, HEADER, PROMPT, each, outcome, runs, say, talk, trained
+from tests.chat.trained import CHATML, END, HEADER, PROMPT, each, outcome, runs, said, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 
@@ -299,3 +299,59 @@ def test_a_constant_turn_behind_an_answer_without_an_end_refuses_it() -> None:
     """A token that words follow in the prompt begins a header: it is no end, as one before another token may be."""
     behind = "{{ '<|im_start|>system\nStay polite.<|im_end|>\n' if m.role == 'assistant' }}"
     assert trained(each(HEADER + "{{ m.content }}" + behind) + PROMPT, talk("q", "x", "r", "a")) == "turn_end"
+
+
+# What generated templates found
+
+BARE = "{% for m in messages %}{% if m.role == 'assistant' %}<answer>{% else %}[INST] {{ m.content }} [/INST]{% endif %}"
+
+
+@pytest.mark.parametrize("more", ["", " It is by the sea."])
+def test_words_before_an_end_are_nobodys_where_no_prompt_is_known(more: str) -> None:
+    source = BARE.replace("<answer>", "{{ m.content }}system\nStay polite.</s>") + "{% endfor %}"
+    assert trained(source, talk("Where?", "Here." + more)) == "turn_end"
+    assert trained(source.replace("system\nStay polite.", " "), talk("Where?", "Here." + more)) == [f"Here.{more} </s>"]
+
+
+def test_eos_behind_a_question_is_no_header() -> None:
+    """Answers of this template end at the next header, and only the last one has EOS, behind all."""
+    answer = "<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' if loop.last }}{{ m.content }}\n"
+    question = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}" + question
+    source += "{% endif %}{% endfor %}<|im_end|>"
+    whole = "<|im_start|>assistant\n<think>\n\n</think>\n\nHere.\n<|im_end|>"
+    assert trained(source, talk("q", "Here.")) != [whole]
+    assert trained(source, talk("q", "Here."), tokens={"eos_token": "<|im_end|>"}) != [whole]
+
+
+def test_a_silent_turn_without_an_end_says_nothing() -> None:
+    answer = "{{ '</s>' if loop.last }} {{ m.content.strip() }}</s>22 Nov 2026\n"
+    source = BARE.replace("<answer>", answer) + "{% endfor %}"
+    messages = [say("assistant", " "), say("user", "q")]
+    assert trained(source, messages) in ([], ["</s>"], "untrained")
+
+
+@pytest.mark.parametrize("content", ["<think>\n<think>", "Here."])
+def test_what_the_answer_says_within_its_header_is_not_trained(content: str) -> None:
+    header = "<|im_start|>assistant{{ messages[-1].content * 2 }}<|end|>\n"
+    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + header + "{{ m.content }}<|im_end|>"
+    source += "{% else %}<|im_start|>{{ m.role }}<|end|>\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    source += "{% if add_generation_prompt %}<|im_start|>assistant<|end|>\n{% endif %}"
+    assert trained(source, talk("q", content)) == "turn_begin"
+
+
+def test_a_header_that_only_ends_as_that_of_a_plain_answer_is_refused() -> None:
+    """A number stands in it, and the prompt is a line end: whose the header is cannot be told."""
+    header = "{{ m.content | length }}Assistant: "
+    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + header + "{{ m.content }}</s>{% else %}"
+    source += "User: {{ m.content }} {% endif %}\n{% endfor %}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"
+    assert trained(source, talk("Where?", "Here it is.")) == "turn_begin"
+
+
+def test_a_word_that_an_index_loop_writes_again_refuses_the_question() -> None:
+    source = "{% set ns = namespace(q='') %}{% for i in range(messages | length) %}{% set m = messages[i] %}"
+    source += "{% if m.role == 'assistant' %}{{ ns.q }}\nASSISTANT: {{ m.content }}</s>"
+    source += "{% else %}USER: {{ m.content }}\n{% set ns.q = m.content.split(' ')[-1] %}{% endif %}{% endfor %}"
+    source += "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+    assert said(source, talk("Say where", "Here."), user="train") == "turn_apart"
+    assert said(source, talk("Say where", "Here.")) == ["Here.</s>"]
