@@ -303,7 +303,9 @@ def test_a_constant_turn_behind_an_answer_without_an_end_refuses_it() -> None:
 
 # What generated templates found
 
-BARE = "{% for m in messages %}{% if m.role == 'assistant' %}<answer>{% else %}[INST] {{ m.content }} [/INST]{% endif %}"
+BARE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<answer>{% else %}[INST] {{ m.content }} [/INST]{% endif %}"
+)
 
 
 @pytest.mark.parametrize("more", ["", " It is by the sea."])
