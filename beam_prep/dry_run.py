@@ -22,7 +22,7 @@ from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import output_at
 from beam_prep.storage.preflight import free_bytes, output_ratio
 from beam_prep.storage.publish import same_facts
-from beam_prep.storage.reuse import EarlierOutput, Keys
+from beam_prep.storage.reuse import EarlierOutput, ShardKeys
 from beam_prep.storage.splits import blocks_of, first_records, split_file
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores.client import is_local
@@ -186,7 +186,7 @@ def _shards_that_stay(job: Pipeline, spool: Spool, blocks: list[Block], earlier:
     if not borders:
         return []
     layout = recipe.layout(config, job.tokenizer)
-    keys = Keys(spool, tuple(earlier.manifest["formats"]), layout, layout.columns(receipts.columns))
+    keys = ShardKeys(spool, tuple(earlier.manifest["formats"]), layout, layout.columns(receipts.columns))
     cut = bool(receipts.counts("counter", len(receipts)).get(CUT)) or CUT in earlier.manifest["counters"]
     shards = Shards(receipts, borders)
     found = (keys.of(dataclasses.replace(shard, cut=cut)) for shard in shards)

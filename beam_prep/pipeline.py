@@ -60,7 +60,7 @@ from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.uses import Launch
 from beam_prep.tokens.backends import Backend, choose
-from beam_prep.tokens.check import IN_FULL, Check, Trust
+from beam_prep.tokens.check import IN_FULL, CachePolicy, Check
 from beam_prep.transforms.records import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
@@ -530,7 +530,7 @@ class Pipeline:
     def spool_of_run(self, single_use: bool = False) -> Spool:
         """The spool; for `single_use` see there."""
         folder = self.spool or join(self.staging.root, "spool")
-        trust = Trust(self.tokenizer_backend, self.check)
+        trust = CachePolicy(self.tokenizer_backend, self.check)
         made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
         groups = recipe.group_recipes(self.facts)
         return Spool(

@@ -14,7 +14,7 @@ import apache_beam as beam
 
 from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
-from beam_prep.chat.voice import TEMPLATE_LIMITS, voice_of
+from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.schema import CUTTING, Output, TextRules
@@ -370,7 +370,7 @@ def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
     """Raises what `ApplyTemplate` would raise of a config."""
     for part in config.parts():
         if not part.input.tokenized:
-            voice_of(outputs_of(part), tokenizer, text_rules(part))
+            chat_format_of(outputs_of(part), tokenizer, text_rules(part))
 
 
 def text_rules(config: PipelineConfig) -> TextRules:

@@ -21,7 +21,7 @@ from beam_prep.data.schema import CUTTING
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.shards.replay import Doubt
+from beam_prep.shards.replay import RowsToRecheck
 from beam_prep.storage.files import join
 from beam_prep.storage.generations import Generations
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
@@ -32,7 +32,7 @@ from beam_prep.storage.spool import EarlierBlocks, Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.tokens.check import Trust
+from beam_prep.tokens.check import CachePolicy
 from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
@@ -275,17 +275,17 @@ class Replay:
             for key in {**job.facts, recipe.REFERENCES: None, recipe.GROUP_FILES: None}
             if key in self.manifest
         }
-        trust = Trust(job.tokenizer_backend, job.check)
-        doubt = None
+        trust = CachePolicy(job.tokenizer_backend, job.check)
+        recheck = None
         if job.check != "full" and self._same_vocabulary(job.tokenizer):
-            doubt = doubt_of(facts, job.facts)
+            recheck = rows_to_recheck(facts, job.facts)
         templates = [_read(self.output, TOKENIZER, _TEMPLATE), job.tokenizer.contents().get(_TEMPLATE)]
-        if doubt is not None and templates[0] != templates[1]:
+        if recheck is not None and templates[0] != templates[1]:
             # Which records another template changes is not known. A sample is taken only by request.
-            sampled = with_words(doubt, *(template or b"" for template in templates))
-            doubt = sampled if self._sampled else None
+            sampled = with_words(recheck, *(template or b"" for template in templates))
+            recheck = sampled if self._sampled else None
         spool = Spool(folder, recipe.spool_recipe(facts), trust=trust, groups=recipe.group_recipes(facts))
-        return EarlierBlocks(spool, self._instead, doubt)
+        return EarlierBlocks(spool, self._instead, recheck)
 
     def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
         """True if the tokenizer is that of the output, but maybe for its chat template."""
@@ -298,7 +298,7 @@ _NAME_LIMIT = 64
 """Sidecars have so many characters of a role's name."""
 
 
-def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | None:
+def rows_to_recheck(before: Mapping[str, Any], after: Mapping[str, Any]) -> RowsToRecheck | None:
     """The kept rows that may differ between two jobs with the same vocabulary, besides what another template changes.
 
     Args:
@@ -329,7 +329,7 @@ def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | Non
     if lower or json.dumps(old) != json.dumps(new) or any(len(role) >= _NAME_LIMIT for role in roles):
         return None
     rules = [{role: mask.get(role, default) for role in roles} for mask, default in zip(masks, defaults, strict=True)]
-    return Doubt(
+    return RowsToRecheck(
         frozenset(role for role in roles if rules[0][role] != rules[1][role]),
         defaults[0] != defaults[1],
         frozenset(roles),
@@ -337,10 +337,10 @@ def doubt_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Doubt | Non
     )
 
 
-def with_words(doubt: Doubt, old: bytes, new: bytes) -> Doubt:
-    """The doubt about the rows of a changed chat template."""
+def with_words(recheck: RowsToRecheck, old: bytes, new: bytes) -> RowsToRecheck:
+    """What is to be rechecked, and the rows with words of a changed chat template."""
     before, after = (_words(template.decode("utf-8", "surrogatepass")) for template in (old, new))
-    return replace(doubt, words=tuple(sorted(before | after)), new_words=frozenset(before ^ after))
+    return replace(recheck, words=tuple(sorted(before | after)), new_words=frozenset(before ^ after))
 
 
 def _words(template: str) -> set[str]:

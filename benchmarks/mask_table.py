@@ -22,7 +22,7 @@ from typing import Any
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
-from beam_prep.chat.voice import Voice, template_of
+from beam_prep.chat.chat_format import ChatFormat, template_of
 from beam_prep.data.schema import Output, Section
 from beam_prep.reading.adapters import adapter
 from beam_prep.tokens.mask import RoleMask, build_mask
@@ -68,8 +68,8 @@ def templates(folder: Path) -> tuple[str, str]:
 
 def ours(tokenizer: Tokenizer, source: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
     """What beam_prep gives."""
-    voice = Voice(template_of(tokenizer, source), tokenizer.controls)
-    rendered = apply_template(testing.records(rows), ROW, voice)
+    chat_format = ChatFormat(template_of(tokenizer, source), tokenizer.controls)
+    rendered = apply_template(testing.records(rows), ROW, chat_format)
     batch = build_mask(tokenize(rendered, tokenizer, tokenizer.bos_id), RoleMask({"assistant": "train"}))
     found: dict[int, Row] = dict(testing.rejects(batch))
     columns = (batch["sequence"].to_lists(), batch["loss_mask"].to_lists())

@@ -33,7 +33,7 @@ BOUND = 0.10
 STAGES = {
     "read": ("reading.blocks:read_blocks", "reading.blocks:RawBlock.origin", "storage.spool:Spool.find"),
     "parse": ("reading.records:parse",),
-    "render": ("chat.voice:voice_of", "chat.apply:apply_template"),
+    "render": ("chat.chat_format:chat_format_of", "chat.apply:apply_template"),
     "encode": ("tokens.tokenize:tokenize",),
     "mask": ("tokens.mask:build_mask",),
     "truncate, labels": ("tokens.rows:truncate", "tokens.shift:to_labels", "tokens.settle:settle"),

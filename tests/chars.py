@@ -5,8 +5,8 @@ from typing import Any
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
@@ -58,7 +58,7 @@ def chat(*turns: str, **own: bool) -> list[dict[str, Any]]:
 
 
 def render(rows: Sequence[Any], *outputs: Output, template: str = TEMPLATE) -> Rendered:
-    return apply_template(testing.records(rows), outputs, Voice(ChatTemplate(template, {}, ()), (), BOS, EOS))
+    return apply_template(testing.records(rows), outputs, ChatFormat(ChatTemplate(template, {}, ()), (), BOS, EOS))
 
 
 def batch_of(

@@ -19,7 +19,7 @@ from apache_beam.testing import test_pipeline
 
 import beam_prep as bp
 from beam_prep.chat.apply import apply_template
-from beam_prep.chat.voice import voice_of
+from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import Block
 from beam_prep.errors import InputError, RunError
@@ -457,7 +457,9 @@ def test_an_element_of_a_list_of_chats_that_is_none_is_named_with_its_field(elem
     chat = [{"role": "assistant", "content": "a"}]
     tokenizer = bp.Tokenizer.load(TOKENIZER)
     rendered = apply_template(
-        bp.testing.records([{"responses": [chat, element]}]), (output,), voice_of((output,), tokenizer, bp.TextRules())
+        bp.testing.records([{"responses": [chat, element]}]),
+        (output,),
+        chat_format_of((output,), tokenizer, bp.TextRules()),
     )
     said = f"field 'responses' holds {found} at [1], wanted lists of messages (texts want template: false)"
     assert rendered.ledger.messages == {0: said}
@@ -476,8 +478,8 @@ def test_an_element_of_a_list_of_chats_that_is_none_is_named_with_its_field(elem
 def test_half_a_surrogate_pair_is_the_same_reject_wherever_it_stands(line: bytes) -> None:
     output = bp.Output("sequence", "ids", (bp.Section("messages", "train", "conversation"),), mask_name="loss_mask")
     rules = bp.TextRules(chat_template="{% for m in messages %}{{ m.content }}{{ tools | tojson }}{% endfor %}")
-    voice = voice_of((output,), bp.Tokenizer.load(TOKENIZER), rules)
-    assert bp.testing.rejects(apply_template(bp.testing.records([line]), (output,), voice)) == [(0, "bad_text")]
+    chat_format = chat_format_of((output,), bp.Tokenizer.load(TOKENIZER), rules)
+    assert bp.testing.rejects(apply_template(bp.testing.records([line]), (output,), chat_format)) == [(0, "bad_text")]
 
 
 def test_half_a_surrogate_pair_that_a_step_makes_is_a_reject(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice
 from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column, Output, Section
@@ -43,7 +43,7 @@ SOURCE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
-VOICE = Voice(ChatTemplate(SOURCE, {"bos_token": "<s>", "eos_token": "</s>"}, CONTROLS), CONTROLS)
+VOICE = ChatFormat(ChatTemplate(SOURCE, {"bos_token": "<s>", "eos_token": "</s>"}, CONTROLS), CONTROLS)
 
 TEXT = Output("sequence", "ids", (Section("text", "train"),), "loss_mask")
 CHAT = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")

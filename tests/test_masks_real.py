@@ -14,8 +14,8 @@ import transformers
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat, template_of
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice, template_of
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.reading.adapters import adapter
 from beam_prep.tokens.backends import FastEncoder, choose
@@ -87,7 +87,7 @@ def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: boo
     encoder = FastEncoder(made, choose(made, "auto")[0]) if fast else made
     tokens = made.special_tokens
     rules = TextRules(chat_template=source, tool_arguments="as_is", not_rendered="keep")
-    voice = Voice(
+    chat_format = ChatFormat(
         template_of(made, rules.chat_template, tool_arguments=rules.tool_arguments),
         made.controls,
         tokens.get("bos_token", ""),
@@ -97,7 +97,7 @@ def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: boo
     with pytest.MonkeyPatch.context() as patch:
         if not fast:
             patch.setattr(ChatTemplate, "replay", lambda *_, **__: None)
-        rendered = apply_template(testing.records(rows), ROW, voice)
+        rendered = apply_template(testing.records(rows), ROW, chat_format)
     batch = build_mask(tokenize(rendered, encoder, made.bos_id), RoleMask({"assistant": "train"}))
     found: dict[int, Row | str] = dict(testing.rejects(batch))
     columns = (batch["sequence"].to_lists(), batch["loss_mask"].to_lists())

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, event, given, settings
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
-from beam_prep.replay import doubt_of, with_words
+from beam_prep.replay import rows_to_recheck, with_words
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import read_split, split_file
 from beam_prep.storage.spool import SMALL, EarlierBlocks, Spool
@@ -143,13 +143,13 @@ def test_a_replay_gives_what_a_run_from_scratch_gives_or_is_refused(
         for one, other in zip(was, wanted, strict=True)
         for mine, theirs in zip(one[1], other[1], strict=True)
     )
-    doubt = doubt_of(old.facts, new.facts)
-    if doubt is not None:
+    recheck = rows_to_recheck(old.facts, new.facts)
+    if recheck is not None:
         templates = [each.tokenizer.contents()["chat_template.jinja"] for each in (old, new)]
-        doubt = with_words(doubt, *templates) if templates[0] != templates[1] else doubt
-    earlier = EarlierBlocks(before, "", doubt, SMALL if small else 0)
+        recheck = with_words(recheck, *templates) if templates[0] != templates[1] else recheck
+    earlier = EarlierBlocks(before, "", recheck, SMALL if small else 0)
     spool = Spool(str(folder / "new"), scratch.recipe, earlier=earlier)
-    event(f"{'changed' if changed else 'unchanged'}, {'all' if small or earlier.doubt is None else 'some'} compared")
+    event(f"{'changed' if changed else 'unchanged'}, {'all' if small or earlier.recheck is None else 'some'} compared")
     if changed:
         with pytest.raises(ConfigError, match="this record was kept, and would change"):
             list(new.make(path, spool))
@@ -158,10 +158,10 @@ def test_a_replay_gives_what_a_run_from_scratch_gives_or_is_refused(
 
 
 def test_two_templates_are_no_reason_to_compare_all(chains: list[Chain]) -> None:
-    doubt = doubt_of(chains[0].facts, chains[1].facts)
-    assert doubt is not None
-    assert not doubt.cut
-    assert (doubt.roles, doubt.others) == (frozenset(), False)
+    recheck = rows_to_recheck(chains[0].facts, chains[1].facts)
+    assert recheck is not None
+    assert not recheck.cut
+    assert (recheck.roles, recheck.others) == (frozenset(), False)
 
 
 EXAMPLES = {
@@ -198,9 +198,9 @@ def test_a_larger_limit_for_records_of_every_kind(name: str, tokenizer_path: str
         Spool(str(tmp_path / each), recipe.spool_recipe(new.facts)) for each in ("old", "scratch", "new")
     )
     list(old.make(path, before))
-    doubt = doubt_of(old.facts, new.facts)
-    assert doubt is not None
-    after = dataclasses.replace(after, earlier=EarlierBlocks(before, "", doubt, 0))
+    recheck = rows_to_recheck(old.facts, new.facts)
+    assert recheck is not None
+    after = dataclasses.replace(after, earlier=EarlierBlocks(before, "", recheck, 0))
     found = contents(after, [*new.make(path, after)])
     assert found == contents(scratch, [*new.make(path, scratch)])
     dropped = [

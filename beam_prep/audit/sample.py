@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from beam_prep.audit.draw import NOT_DRAWN, Drawn
+from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import template_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile, count_outcomes
 from beam_prep.data.ragged import Array, Ragged

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from beam_prep.chat.chat_format import ChatFormat, chat_format_of
 from beam_prep.chat.checks import check_size, checked, guarded_messages, list_of, text_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
-from beam_prep.chat.voice import Voice, voice_of
 from beam_prep.data.block import Reject, is_table, sample, step, without_collector
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
@@ -30,7 +30,7 @@ class TextCollector:
 
     Args:
         output: the output.
-        voice: renders it.
+        chat_format: renders it.
         roles: codes of the roles of the block; new ones are added.
         from_table: the records are rows of a table.
 
@@ -40,13 +40,13 @@ class TextCollector:
         conversations: renders the rows, if the sections are a conversation.
     """
 
-    def __init__(self, output: Output, voice: Voice, roles: Codes[str], from_table: bool = False) -> None:
-        self.output, self.voice, self.roles, self.listed = output, voice, roles, output.kind == "list"
+    def __init__(self, output: Output, chat_format: ChatFormat, roles: Codes[str], from_table: bool = False) -> None:
+        self.output, self.chat_format, self.roles, self.listed = output, chat_format, roles, output.kind == "list"
         self.rows: list[Row] = []
         self._weights: Codes[float] = {0.0: 0, 1.0: 1}
         self.conversations = None
         if output.conversation:
-            self.conversations = Conversations(output, voice, roles, self._weights, from_table)
+            self.conversations = Conversations(output, chat_format, roles, self._weights, from_table)
 
     def row(self, record: Record) -> Row:
         """The sequences of a record.
@@ -76,14 +76,16 @@ class TextCollector:
                         raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
                     yield [*self._messages(section, element, where)]
                 else:
-                    text = self.voice.guard(text_of(element, where))
+                    text = self.chat_format.guard(text_of(element, where))
                     yield [_piece(text, bool(section.add_special_tokens), section.action)] if text else []
 
     def _sections(self, record: Record) -> Iterator[Piece]:
         """The text of each section, and of each message, as a piece of its own."""
-        blank = self.voice.rules.eos != "never"
+        blank = self.chat_format.rules.eos != "never"
         texts = [
-            None if section.template else self.voice.guard(text_of(record.get(section.field), section.field, blank))
+            None
+            if section.template
+            else self.chat_format.guard(text_of(record.get(section.field), section.field, blank))
             for section in self.output.sections
         ]
         self._finish(texts)
@@ -103,23 +105,24 @@ class TextCollector:
 
         The EOS token's text is appended to the last text section, even to a blank one, but not to a missing one.
         """
-        rules, eos, fim = self.voice.rules, self.voice.eos, self.voice.fim
+        rules, eos, fim = self.chat_format.rules, self.chat_format.eos, self.chat_format.fim
         if fim is not None and (document := texts[-1]):
             end = eos if eos and document.endswith(eos) else ""
             texts[-1] = fim(document.removesuffix(end)) + end
         text = texts[-1]
         if rules.eos == "never" or self.output.has_template or text is None:
             return
-        if rules.eos == "always" or not text.endswith(self.voice.eos):
-            texts[-1] = text + self.voice.eos
+        if rules.eos == "always" or not text.endswith(self.chat_format.eos):
+            texts[-1] = text + self.chat_format.eos
 
     def _joint(self, record: Record) -> list[Piece]:
         """All sections, joined before they are encoded; the leading `mask` sections are the prompt."""
         sections = self.output.sections
         texts = [
-            self.voice.guard(text_of(record.get(section.field), section.field, blank=True)) for section in sections
+            self.chat_format.guard(text_of(record.get(section.field), section.field, blank=True))
+            for section in sections
         ]
-        if self.voice.rules.eos == "never" and not any(text and text.strip() for text in texts):
+        if self.chat_format.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return []
         self._finish(texts)
         joined = "".join(text or "" for text in texts)
@@ -129,11 +132,11 @@ class TextCollector:
 
     def _messages(self, section: Section, value: Any, where: str) -> Iterator[Piece]:
         """Each message, rendered alone."""
-        template = self.voice.template
+        template = self.chat_format.template
         assert template is not None
-        variables = self.voice.rules.template_variables or {}
+        variables = self.chat_format.rules.template_variables or {}
         for turn, message in enumerate(
-            guarded_messages(self.voice.guard, value, where, self.output.weights_name is not None)
+            guarded_messages(self.chat_format.guard, value, where, self.output.weights_name is not None)
         ):
             try:
                 text = template.text([message], **variables)
@@ -183,14 +186,14 @@ def render_records(
     compared: int | None = COMPARED,
 ) -> Rendered:
     """Renders the records of a block. For arguments see `apply_template`."""
-    return apply_template(records, outputs, voice_of(outputs, tokenizer, rules), domain_key, compared)
+    return apply_template(records, outputs, chat_format_of(outputs, tokenizer, rules), domain_key, compared)
 
 
 @step
 def apply_template(
     records: Records,
     outputs: Sequence[Output],
-    voice: Voice,
+    chat_format: ChatFormat,
     domain_key: str | None = None,
     compared: int | None = 0,
 ) -> Rendered:
@@ -202,7 +205,7 @@ def apply_template(
     Args:
         records: the block.
         outputs: what each row consists of.
-        voice: renders them.
+        chat_format: renders them.
         domain_key: the record's key that names its domain.
         compared: of so many conversations of the block the text is compared with transformers' own, and the spans with
             what prefixes show; where one differs, the whole block is rendered in the plain way, see
@@ -212,21 +215,25 @@ def apply_template(
         RunError: of all are compared, and one differs; or the texts are much larger than the block.
     """
     with without_collector():
-        rendered = _rendered(records, outputs, voice, domain_key, compared)
+        rendered = _rendered(records, outputs, chat_format, domain_key, compared)
         if rendered.made.get(DIFFERENT):
             made = rendered.made
-            rendered = _rendered(records, outputs, replace(voice, plain=True), domain_key)
+            rendered = _rendered(records, outputs, replace(chat_format, plain=True), domain_key)
             rendered.made = {**made, "blocks_rendered_plainly": 1}
     return rendered
 
 
 def _rendered(
-    records: Records, outputs: Sequence[Output], voice: Voice, domain_key: str | None, compared: int | None = 0
+    records: Records,
+    outputs: Sequence[Output],
+    chat_format: ChatFormat,
+    domain_key: str | None,
+    compared: int | None = 0,
 ) -> Rendered:
     roles: Codes[str] = {}
     from_table = is_table(records.origin.source.path)
     collectors: list[Any] = [
-        ValueCollector(output) if output.kind == "value" else TextCollector(output, voice, roles, from_table)
+        ValueCollector(output) if output.kind == "value" else TextCollector(output, chat_format, roles, from_table)
         for output in outputs
     ]
     conversations = [each.conversations for each in collectors if each.conversations]
@@ -241,7 +248,7 @@ def _rendered(
             conversation.begin(place in sampled)
         try:
             weight = record_weight(record) if weighted else 1.0
-            seen = with_prompt(record, outputs) if voice.rules.implicit_prompt else record
+            seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
             rows: list[Any] = [each.row(seen) for each in collectors]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.checks import checked, guarded_messages, variables_of
 from beam_prep.chat.kinds import parts_of, without_history_reasoning
 from beam_prep.chat.messages import Message, without_nulls
@@ -14,7 +15,6 @@ from beam_prep.chat.origins import TOOLS
 from beam_prep.chat.pieces import Codes, Layout, Piece, weight_code
 from beam_prep.chat.replay import Replayed
 from beam_prep.chat.template import RenderedChat
-from beam_prep.chat.voice import Voice
 from beam_prep.data.block import Reject
 from beam_prep.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Segment
 from beam_prep.data.schema import Output, Section
@@ -45,7 +45,7 @@ class Conversations:
 
     Args:
         output: one whose sections are a conversation.
-        voice: with a template.
+        chat_format: with a template.
         roles, weights: codes of roles and of weights of messages; new ones are added.
         from_table: the records are rows of a table, which has a null for each key that another row has.
 
@@ -57,10 +57,10 @@ class Conversations:
     """
 
     def __init__(
-        self, output: Output, voice: Voice, roles: Codes[str], weights: Codes[float], from_table: bool
+        self, output: Output, chat_format: ChatFormat, roles: Codes[str], weights: Codes[float], from_table: bool
     ) -> None:
-        assert voice.template is not None
-        self._output, self._voice, self._template = output, voice, voice.template
+        assert chat_format.template is not None
+        self._output, self._chat_format, self._template = output, chat_format, chat_format.template
         self._roles, self._weights, self._from_table = roles, weights, from_table
         self._layouts: dict[Any, tuple[Any, Layout | None]] = {}  # with the plan, so that its id stays its own
         self.counted: Counter[str] = Counter()
@@ -83,14 +83,14 @@ class Conversations:
         chat = self._chat(record)
         if chat is None:
             return []
-        replays = not self._voice.plain and self._voice.rules.mask_options is None
+        replays = not self._chat_format.plain and self._chat_format.rules.mask_options is None
         replayed = self._template.replay(chat.messages, **chat.variables) if replays else None
         rendered = self._rendered(chat) if replayed is None else replayed
         prompt_end = -2
         if chat.answer is not None:
             prompt = self._template.text(chat.messages[: chat.answer], True, **chat.variables)
             prompt_end = len(prompt) if rendered.text.startswith(prompt) else -1
-        text, cut, special = self._voice.cut_bos(checked(rendered.text))
+        text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
         layout = None if replayed is None else self._layout(replayed, chat, prompt_end, cut)
         segments: Sequence[Segment] = ()
         if layout is None:
@@ -100,8 +100,8 @@ class Conversations:
         return [Piece(text, special, segments, None, end, chat.roles, layout, moved)]
 
     def _chat(self, record: Record) -> _Chat | None:
-        rules, sections, roles = self._voice.rules, self._output.sections, self._roles
-        guard, weighted = self._voice.guard, self._output.weights_name is not None
+        rules, sections, roles = self._chat_format.rules, self._output.sections, self._roles
+        guard, weighted = self._chat_format.guard, self._output.weights_name is not None
         lists = [guarded_messages(guard, record.get(each.field), each.field, weighted) for each in sections]
         messages = [*chain.from_iterable(lists)]
         if not messages:
@@ -133,7 +133,7 @@ class Conversations:
         return self._layouts[key][1]
 
     def _rendered(self, chat: _Chat) -> RenderedChat:
-        render = self._template.render_plainly if self._voice.plain else self._template.render
+        render = self._template.render_plainly if self._chat_format.plain else self._template.render
         fields = " + ".join(section.field for section in self._output.sections)
         try:
             rendered = render(chat.messages, **chat.variables)
@@ -147,7 +147,7 @@ class Conversations:
         for index, key in rendered.not_rendered:
             if index == TOOLS or key == "reasoning":
                 self.counted[f"{key}_not_written"] += 1
-            elif self._voice.rules.not_rendered == "keep":
+            elif self._chat_format.rules.not_rendered == "keep":
                 texts.add(index)
             else:
                 raise Reject(
@@ -174,7 +174,7 @@ class Conversations:
         """The segments that can be trained, `cut` characters of the text being cut off."""
         answer = None if chat.answer is None else self._answer(rendered, chat, chat.answer, prompt_end)
         segments: Sequence[Segment] = [*self._trainable(rendered, chat, answer)]
-        if self._voice.rules.mask_options is not None:
+        if self._chat_format.rules.mask_options is not None:
             segments = [*self._of_kinds(segments, rendered, chat, answer)]
         return [
             each._replace(start=max(each.start - cut, 0), stop=max(each.stop - cut, 0)) if each[:2] != WHOLE else each
@@ -228,7 +228,7 @@ class Conversations:
         self, segments: Sequence[Segment], rendered: RenderedChat, chat: _Chat, answer: Segment | None
     ) -> Iterator[Segment]:
         """The segments, cut where their text becomes another kind."""
-        options, text = self._voice.rules.mask_options, rendered.text
+        options, text = self._chat_format.rules.mask_options, rendered.text
         assert options is not None
         prompt = self._template.generation_prompt(**chat.variables)
         for segment in segments:

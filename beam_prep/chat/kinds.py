@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import REASONING_FIELDS
 from beam_prep.chat.renderer import Tokens
-from beam_prep.chat.trace import Segment
+from beam_prep.chat.trace import SourceSpan
 from beam_prep.data.schema import PART_KINDS, MaskOptions
 
 CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
@@ -24,7 +24,7 @@ _INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
 _INLINE_END, _BLANKS = re.compile(r"</think>\n*"), re.compile(r"\s*")
 
 
-class Part(NamedTuple):
+class KindSpan(NamedTuple):
     """A part of a rendered text: characters [start, stop), and the code of its kind, see `PART_KINDS`."""
 
     start: int
@@ -58,12 +58,12 @@ def without_history_reasoning(messages: Sequence[Message]) -> tuple[list[Message
 def parts_of(
     text: str,
     message: Message,
-    own: Sequence[Segment],
+    own: Sequence[SourceSpan],
     span: tuple[int, int],
     options: MaskOptions,
     prompt: str,
     tokens: Tokens,
-) -> list[Part]:
+) -> list[KindSpan]:
     """A span of a message, in parts of one kind each.
 
     Args:
@@ -86,17 +86,17 @@ def parts_of(
     elif options.generation_prompt == "train" and 0 <= at < start and not text[at + len(prompt) : start].strip():
         cuts.insert(0, (at, GENERATION_PROMPT))
     places = [*accumulate((min(place, stop) for place, _ in cuts), max), stop]
-    return [Part(*part, kind) for part, (_, kind) in zip(pairwise(places), cuts, strict=True) if part[1] > part[0]]
+    return [KindSpan(*part, kind) for part, (_, kind) in zip(pairwise(places), cuts, strict=True) if part[1] > part[0]]
 
 
-def _end(text: str, begin: int, stop: int, own: Sequence[Segment], tokens: Tokens) -> int:
+def _end(text: str, begin: int, stop: int, own: Sequence[SourceSpan], tokens: Tokens) -> int:
     """Where the end tokens, with the white space around them, begin at the end of a span."""
     said = max([begin, *(each.end for each in own if each.end <= stop)])
     found = re.compile(rf"(?:\s*{tokens.special.pattern})+\s*\Z").search(text, said, stop)
     return found.start() if found else stop
 
 
-def _borders(text: str, message: Message, own: Sequence[Segment], tokens: Tokens) -> list[tuple[int, int]]:
+def _borders(text: str, message: Message, own: Sequence[SourceSpan], tokens: Tokens) -> list[tuple[int, int]]:
     """(where a kind begins, the kind), in order; the first one begins with the turn."""
     borders: list[tuple[int, int]] = []
     behind = 0  # of the text before

@@ -18,7 +18,7 @@ from beam_prep.chat.messages import (
 )
 from beam_prep.chat.renderer import Renderer, Tokens
 from beam_prep.chat.replay import Replay, Replayed
-from beam_prep.chat.trace import Segment
+from beam_prep.chat.trace import SourceSpan
 from beam_prep.chat.turns import Facts, Turn, Turns, accounted
 
 Written = Callable[[Sequence[Message], bool], str | None]
@@ -142,7 +142,7 @@ class RenderedChat(NamedTuple):
     changed: int = 0
     marked: bool = False
     reasoned: int = 0
-    said: Sequence[Segment] = ()
+    said: Sequence[SourceSpan] = ()
 
 
 class ChatTemplate:

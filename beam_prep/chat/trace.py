@@ -11,7 +11,7 @@ END = 1 << 60
 """Behind all characters."""
 
 
-class Segment(NamedTuple):
+class SourceSpan(NamedTuple):
     """Characters that a message says.
 
     Attributes:
@@ -42,14 +42,14 @@ class Trace(NamedTuple):
     """
 
     text: str
-    segments: list[Segment]
+    segments: list[SourceSpan]
     marks: list[tuple[int, int]]
     generation: list[tuple[int, int]]
 
 
 def trace(pieces: Sequence[str]) -> Trace:
     """The trace of what a template yields."""
-    segments: list[Segment] = []
+    segments: list[SourceSpan] = []
     marks: list[tuple[int, int]] = []
     generation: list[tuple[int, int]] = []
     at, owner, new = 0, -1, tuple.__new__
@@ -64,7 +64,7 @@ def trace(pieces: Sequence[str]) -> Trace:
             index, keys = origin
             if keys is not None:
                 end = at + len(value)
-                segments.append(new(Segment, (at, end, index, keys, owner)))
+                segments.append(new(SourceSpan, (at, end, index, keys, owner)))
                 at = end
             elif index < 0:
                 generation.append((at, index))
@@ -80,7 +80,7 @@ def trace(pieces: Sequence[str]) -> Trace:
 Said = tuple[int, tuple[str, ...], bool]
 
 
-class Place(NamedTuple):
+class TurnPlace(NamedTuple):
     """Where a message's own text stands: between `after` and `before` no other message says anything.
 
     Attributes:
@@ -97,15 +97,15 @@ class Place(NamedTuple):
     before: int
     said: Said | None
     apart: str = ""
-    goes_on: tuple["Place", ...] = ()
+    goes_on: tuple["TurnPlace", ...] = ()
 
     @property
-    def pieces(self) -> tuple["Place", ...]:
+    def pieces(self) -> tuple["TurnPlace", ...]:
         """All places of its text."""
         return (self, *self.goes_on)
 
 
-def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, Place]:
+def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, TurnPlace]:
     """Message -> its place, of those that are there."""
     own: dict[int, list[int]] = {index: [] for index in wanted}
     for order, segment in enumerate(rendering.segments):
@@ -119,18 +119,18 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, Place]:
     return found
 
 
-def says(rendering: Trace, segment: Segment) -> bool:
+def says(rendering: Trace, segment: SourceSpan) -> bool:
     """Whether it is more than blanks."""
     begin, end = segment[:2]
     return end > begin and not rendering.text[begin:end].isspace()
 
 
-def said(segment: Segment, index: int) -> Said:
+def said(segment: SourceSpan, index: int) -> Said:
     """What a segment says, as seen from a later message."""
     return index - segment.index if segment.index >= 0 else segment.index, segment.keys, False
 
 
-def _said_before(segments: list[Segment], before: int, index: int) -> Said | None:
+def _said_before(segments: list[SourceSpan], before: int, index: int) -> Said | None:
     """What is said last before a message's text."""
     if before < 0:
         return None
@@ -139,7 +139,7 @@ def _said_before(segments: list[Segment], before: int, index: int) -> Said | Non
     return (*said(last, index)[:2], again)
 
 
-def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
+def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
     segments = rendering.segments
     if len(orders) > 1:
         orders = [k for k in orders if segments[k].keys != NAME]
@@ -169,7 +169,7 @@ def _place(rendering: Trace, orders: list[int], index: int) -> Place | None:
     return _place_of(rendering, first, index)._replace(apart=apart, goes_on=tuple(goes_on))
 
 
-def _pieces(segments: list[Segment], orders: list[int], index: int) -> list[list[int]]:
+def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[list[int]]:
     """A message's segments, apart where another says something between them."""
     if orders[-1] - orders[0] < len(orders):
         return [orders]
@@ -182,7 +182,7 @@ def _pieces(segments: list[Segment], orders: list[int], index: int) -> list[list
     return pieces
 
 
-def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
+def _place_of(rendering: Trace, piece: list[int], index: int) -> TurnPlace:
     segments = rendering.segments
     before, behind = piece[0] - 1, piece[-1] + 1
     while before >= 0 and segments[before].index == index and segments[before].owner in (index, -1):
@@ -196,7 +196,7 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
         and segments[piece[-1]].keys in {segments[k].keys for k in piece[:-1]}
     ):
         piece.pop()
-    return Place(
+    return TurnPlace(
         segments[before].end if before >= 0 else 0,
         segments[piece[0]].begin,
         segments[piece[-1]].end,
@@ -205,11 +205,11 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> Place:
     )
 
 
-def _is_name(segment: Segment) -> bool:
+def _is_name(segment: SourceSpan) -> bool:
     return all(key.endswith((".name", ".id")) for key in segment.keys)
 
 
-def _silent_place(rendering: Trace, index: int) -> Place | None:
+def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
     """The place of a message that says nothing, by what the template writes while it is at work."""
     marks, segments = rendering.marks, rendering.segments
     at = next((k for k, (_, who) in enumerate(marks) if who == index), None)
@@ -221,10 +221,10 @@ def _silent_place(rendering: Trace, index: int) -> Place | None:
     last = next((each for each in reversed(segments) if each.end <= begin), None)
     later = (each.begin for each in segments if each.begin >= begin and each.index != index and each.end > each.begin)
     after, what = (last.end, said(last, index)) if last else (0, None)
-    return Place(after, begin, begin, next(later, END), what)
+    return TurnPlace(after, begin, begin, next(later, END), what)
 
 
-def spoken_by_others(rendering: Trace, index: int, at: int) -> Segment | None:
+def spoken_by_others(rendering: Trace, index: int, at: int) -> SourceSpan | None:
     """The first characters from a place on that another message says."""
     later = itertools.islice(rendering.segments, bisect.bisect_left(rendering.segments, (at,)), None)
     return next((each for each in later if each.end > each.begin and each.index != index), None)

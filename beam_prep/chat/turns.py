@@ -24,7 +24,7 @@ from beam_prep.chat.environment import RAISED_BY_TEMPLATES
 from beam_prep.chat.messages import Message, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
-from beam_prep.chat.trace import Place, Said, Segment, Trace, places, said, spoken_by_others
+from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
 from beam_prep.data.block import Reject
 
 PLAIN = "Plainly."
@@ -251,7 +251,7 @@ def plain_header(renderer: Renderer, messages: Sequence[Message], closed: str, l
     return Header(before, closing, False, plain.text[: place.begin], place.said)
 
 
-def plain_answer(renderer: Renderer, messages: Sequence[Message]) -> tuple[Trace, Place]:
+def plain_answer(renderer: Renderer, messages: Sequence[Message]) -> tuple[Trace, TurnPlace]:
     """The rendering of some messages and a plain answer, and the place of that."""
     answer, _ = renderer.formed([{"role": "assistant", "content": PLAIN}])
     rendering = renderer.run([*messages, *answer])
@@ -346,7 +346,7 @@ class Turns:
 
     # Begins
 
-    def _begin(self, index: int, place: Place, before: Turn | None) -> int:
+    def _begin(self, index: int, place: TurnPlace, before: Turn | None) -> int:
         """Where the model begins to write."""
         text, at, facts = self._trace.text, place.after, self._facts
         previous = self._messages[index - 1] if index else {}
@@ -362,7 +362,7 @@ class Turns:
             facts.gaps[gap] = begin - at, facts.lacking(text[:begin])
         return begin
 
-    def _begin_by_rendering(self, index: int, place: Place, before: Turn | None) -> tuple[int, bool]:
+    def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
         """(where, the header shows it) by rendering the messages before."""
         text = self._trace.text
         try:
@@ -396,7 +396,7 @@ class Turns:
         self._check_name(index, begin, place.begin)
         return begin, by_header
 
-    def _behind(self, header: Header, place: Place) -> int | None:
+    def _behind(self, header: Header, place: TurnPlace) -> int | None:
         """Behind the header, if the template wrote it, or as much of it as history has.
 
         Blanks may be others, and what is left of a prompt when something else follows may be but an opening of the
@@ -455,7 +455,7 @@ class Turns:
             at = segment.end
         return True
 
-    def _by_prompt(self, place: Place, found: Header | None = None) -> int:
+    def _by_prompt(self, place: TurnPlace, found: Header | None = None) -> int:
         """Behind a prompt that stands but once before the own text: what is before that is not the model's to write."""
         text = self._trace.text
         if found is not None:
@@ -473,7 +473,7 @@ class Turns:
         known = f"the generation prompt is {found.text[-60:]!r}" if found else "no generation prompt is known here"
         raise Refused("turn_begin", f"before it stands {text[place.after : place.begin][-60:]!r}, and {known}")
 
-    def _goes_on(self, place: Place) -> int:
+    def _goes_on(self, place: TurnPlace) -> int:
         """Where the model goes on behind what another says within its turn.
 
         Behind a prompt, or at the text if a single token ends what the other says.
@@ -516,7 +516,7 @@ class Turns:
 
     # Ends
 
-    def _end(self, index: int, place: Place, at: int) -> int:
+    def _end(self, index: int, place: TurnPlace, at: int) -> int:
         """Behind the token that ends the turn."""
         facts, tokens, text = self._facts, self._tokens, self._trace.text
         calls = bool(self._messages[index].get("tool_calls"))
@@ -551,7 +551,7 @@ class Turns:
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         return at + len(text[at:opening].rstrip())
 
-    def _end_before_others(self, index: int, place: Place, at: int, behind: Segment, stop: int) -> int:
+    def _end_before_others(self, index: int, place: TurnPlace, at: int, behind: SourceSpan, stop: int) -> int:
         """Up to where the template writes of a turn before another speaks within it.
 
         Cut off before that, the conversation shows what the model writes.
@@ -568,7 +568,7 @@ class Turns:
             facts.cuts[kind] = cut - place.end
         return cut
 
-    def _tail_end(self, index: int, place: Place, at: int) -> int:
+    def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
         """Up to where the template writes for a message."""
         marks, limit = self._trace.marks, min(place.before, len(self._trace.text))
         k = self._first_mark(at)
@@ -585,7 +585,7 @@ class Turns:
     def _first_mark(self, at: int) -> int:
         return bisect.bisect_left(self._trace.marks, (at,))
 
-    def _cut_end(self, count: int, index: int, place: Place, at: int) -> int:
+    def _cut_end(self, count: int, index: int, place: TurnPlace, at: int) -> int:
         """The same, by a rendering of the first messages only."""
         try:
             cut = self._renderer.run(self._messages[:count])

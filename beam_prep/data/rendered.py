@@ -113,9 +113,9 @@ class Rendered(Block):
     """Texts of a block, ready to encode.
 
     >>> from beam_prep.chat.apply import apply_template
-    >>> from beam_prep.chat.voice import Voice
+    >>> from beam_prep.chat.chat_format import ChatFormat
     >>> output = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
-    >>> rendered = apply_template(bp.testing.records([{"text": "Hello"}, {"text": ""}]), (output,), Voice(None))
+    >>> rendered = apply_template(bp.testing.records([{"text": "Hello"}, {"text": ""}]), (output,), ChatFormat(None))
     >>> bp.testing.to_rows(rendered)
     [{'sequence': ['Hello']}]
 

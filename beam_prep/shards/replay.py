@@ -33,7 +33,7 @@ class KeptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class RowsToRecheck:
     """The kept rows that a change of the config may change, by what their sidecar says: each of them is compared.
 
     Attributes:
@@ -88,8 +88,8 @@ def without_lines(data: bytes, lines: Array) -> bytes:
     return bytes(blank)
 
 
-def lines_to_compare(sidecar: Sidecar, lines: Sequence[bytes], digest: str, doubt: Doubt) -> Array:
-    """The lines of kept rows that are compared, the same on every worker: those in doubt, and a sample of the block.
+def lines_to_compare(sidecar: Sidecar, lines: Sequence[bytes], digest: str, recheck: RowsToRecheck) -> Array:
+    """The lines of kept rows that are compared, the same on every worker: those to recheck, and a sample of the block.
 
     The sample: one row of each kind, the shortest and the longest, and one in `SHARE` of the bytes. Rows are of the
     same kind if they have the same domain, counters, roles and words.
@@ -98,15 +98,15 @@ def lines_to_compare(sidecar: Sidecar, lines: Sequence[bytes], digest: str, doub
         sidecar: of the block; it has rows.
         lines: the line of each row.
         digest: of the block.
-        doubt: what may have changed.
+        recheck: what may have changed.
     """
     sizes = np.array([len(line) for line in lines], np.int64)
-    having = {word: rows_with(word, lines) for word in doubt.words}
+    having = {word: rows_with(word, lines) for word in recheck.words}
     order = sample(digest, len(sizes), len(sizes))
     _, first = np.unique(_kinds(sidecar, having)[order], return_index=True)
     some = order[np.cumsum(sizes[order]) <= sizes.sum() // SHARE]
     extremes = [int(find(values)) for values in (sizes, sidecar.tokens) for find in (np.argmin, np.argmax)]
-    doubtful = np.flatnonzero(doubt.rows(sidecar, having))
+    doubtful = np.flatnonzero(recheck.rows(sidecar, having))
     picked: Array = sidecar.line[np.unique(np.concatenate([order[first], some, extremes, doubtful]))]
     return picked
 

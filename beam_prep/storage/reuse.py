@@ -107,7 +107,7 @@ class WrittenShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class ShardKeys:
     """Makes the keys of an output's shards: by its spool, formats, layout and columns.
 
     What decides how far a block is trusted is part of a key: a shard of blocks that were compared with the reference in
@@ -121,7 +121,9 @@ class Keys:
     compose: Compose = dataclasses.field(default_factory=Compose)
 
     @classmethod
-    def of_job(cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]) -> "Keys":
+    def of_job(
+        cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]
+    ) -> "ShardKeys":
         """Of a job; `columns`: of its blocks."""
         return cls(arranger.spool, formats, layout, layout.columns(columns), arranger.compose)
 
@@ -204,7 +206,7 @@ class EarlierOutput:
         """Of all of these shards' files."""
         return self.bytes_of(self._by_key)
 
-    def shard(self, key: str, plan: ShardPlan, keys: Keys) -> EarlierShard | None:
+    def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
         """The shard of this key, or None.
 
         Args:
@@ -242,7 +244,7 @@ def _files(formats: Sequence[str], columns: Sequence[Column], shard: int, shards
     return found
 
 
-def keyed(plans: Iterable[ShardPlan], keys: Keys, earlier: EarlierOutput) -> Iterator[KeyedShard]:
+def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -> Iterator[KeyedShard]:
     """Shards with their keys, and the earlier shards that have the same."""
     for plan in plans:
         key = keys.of(plan)

@@ -31,8 +31,8 @@ from beam_prep.formats.spool import (
 from beam_prep.reading.blocks import RawBlock
 from beam_prep.shards.replay import (
     CountedRoles,
-    Doubt,
     KeptRows,
+    RowsToRecheck,
     first_change,
     line_sizes,
     lines_to_compare,
@@ -45,7 +45,7 @@ from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.uses import Uses
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import IN_FULL, Trust
+from beam_prep.tokens.check import IN_FULL, CachePolicy
 
 AT_ONCE = 32
 """Number of files that are read at the same time."""
@@ -93,7 +93,7 @@ class Spool:
     recipe: str
     options: StoreOptions = field(default_factory=StoreOptions.current)
     single_use: bool = False
-    trust: Trust = field(default_factory=Trust)
+    trust: CachePolicy = field(default_factory=CachePolicy)
     earlier: "EarlierBlocks | None" = None
     kept: bool = False
     groups: tuple[str, ...] = ()
@@ -264,18 +264,18 @@ class EarlierBlocks:
     """The blocks that an output was made of.
 
     A replay makes every record again that they do not hold, and so many kept records as are compared: all of a small
-    block; of a large one those in doubt, and a sample. What a kept record gives must be what was kept.
+    block; of a large one those to recheck, and a sample. What a kept record gives must be what was kept.
 
     Attributes:
         spool: where they are; its recipe is that of the earlier run.
         instead: the command that makes everything again, for the error.
-        doubt: the kept records that may have changed, and are made again and compared; None: all may.
+        recheck: the kept records that may have changed, and are made again and compared; None: all may.
         small: see `SMALL`.
     """
 
     spool: Spool
     instead: str
-    doubt: Doubt | None = None
+    recheck: RowsToRecheck | None = None
     small: int = SMALL
 
     def part(self, raw: RawBlock, origin: Origin) -> RawBlock | None:
@@ -283,7 +283,7 @@ class EarlierBlocks:
 
         `complete` then adds the rows of these lines.
         """
-        if self.doubt is None:
+        if self.recheck is None:
             return None
         receipt = self._find(origin)
         if receipt is None or not receipt.kept or not self.spool.trust.holds(receipt.made):
@@ -297,7 +297,7 @@ class EarlierBlocks:
         lines = [raw.data[start:end] for start, end in places]
         blank = np.zeros(len(sizes), bool)
         blank[sidecar.line] = True
-        blank[lines_to_compare(sidecar, lines, origin.digest, self.doubt)] = False
+        blank[lines_to_compare(sidecar, lines, origin.digest, self.recheck)] = False
         return replace(raw, data=without_lines(raw.data, blank))
 
     def complete(self, batch: Batch) -> Batch:

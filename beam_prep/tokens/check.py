@@ -17,7 +17,7 @@ IN_FULL = "blocks_checked_in_full"
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class CachePolicy:
     """The blocks of the spool that a run uses, by how they were made.
 
     Attributes:

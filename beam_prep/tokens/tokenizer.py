@@ -162,7 +162,7 @@ class AddedToken(NamedTuple):
     rstrip: bool
 
 
-class Makeup(NamedTuple):
+class TokenizerComponents(NamedTuple):
     """What a tokenizer is made of, without its vocabulary.
 
     Attributes:
@@ -185,7 +185,7 @@ class Makeup(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _makeup(tokenizer: "Tokenizer") -> Makeup:
+def _components(tokenizer: "Tokenizer") -> TokenizerComponents:
     backend = tokenizer.reference
     model: Any = backend.model
     added = tuple(
@@ -193,7 +193,7 @@ def _makeup(tokenizer: "Tokenizer") -> Makeup:
         for number, token in sorted(backend.get_added_tokens_decoder().items())
     )
     special = {token.id: token.content for token in added if token.special}
-    return Makeup(
+    return TokenizerComponents(
         added,
         controls=tuple(sorted(special.values(), key=len, reverse=True)),
         special_ids=frozenset(special),
@@ -326,7 +326,7 @@ class Tokenizer:
 
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...), None where it is not set."""
-        return self.makeup.named.get(name)
+        return self.components.named.get(name)
 
     @property
     def bos_id(self) -> int | None:
@@ -352,12 +352,12 @@ class Tokenizer:
     @property
     def controls(self) -> tuple[str, ...]:
         """Texts of all tokens that are marked special, the longest first."""
-        return self.makeup.controls
+        return self.components.controls
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of all tokens that are marked special."""
-        return self.makeup.special_ids
+        return self.components.special_ids
 
     @property
     def reference(self) -> "tokenizers.Tokenizer":
@@ -365,9 +365,9 @@ class Tokenizer:
         return _loaded(self.folder, self.fingerprint, self._digest)
 
     @property
-    def makeup(self) -> Makeup:
+    def components(self) -> TokenizerComponents:
         """What it is made of."""
-        return _makeup(self)
+        return _components(self)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""

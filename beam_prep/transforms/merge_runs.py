@@ -11,7 +11,7 @@ from beam_prep.shards.plan import Plan, with_mix
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.publish import Publisher
-from beam_prep.storage.reuse import Keys, keyed
+from beam_prep.storage.reuse import ShardKeys, keyed
 
 
 class _Sum(beam.CombineFn):
@@ -89,7 +89,7 @@ class PlanShards(_ArrangeFn):
             raise EngineError(f"the runner merged {merged} ranges of runs of {tasks} that were planned: run again")
         shards = MergedShards.of(runs, counts, samples.limits(runs.parts))
         publisher = self.publisher
-        keys = Keys.of_job(self.arranger, publisher.formats, publisher.layout, plan.columns)
+        keys = ShardKeys.of_job(self.arranger, publisher.formats, publisher.layout, plan.columns)
         if publisher.problem(plan) is None:
             plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
             yield from keyed(plans, keys, publisher.earlier())

@@ -31,7 +31,7 @@ from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.preflight import Preflight, memory_limit, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
-from beam_prep.storage.reuse import KeyedShard, Keys, WrittenShard, keyed
+from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
 from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
@@ -196,7 +196,7 @@ class MakePlan(beam.DoFn):
             last = spool.single_use and receipts.distinct and not compose.composes
             if self.progress is not None:
                 report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
-            keys = Keys.of_job(self.arranger, self.publisher.formats, self.publisher.layout, plan.columns)
+            keys = ShardKeys.of_job(self.arranger, self.publisher.formats, self.publisher.layout, plan.columns)
             yield from keyed(self._shards(plan, last), keys, earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from beam_prep.chat.apply import COMPARED, render_records
-from beam_prep.chat.voice import voice_of
+from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.data.carried import CarryType
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
@@ -302,7 +302,7 @@ class ApplyTemplate(BlockStep):
             self.rules = dataclasses.replace(self.rules, date=getattr(self.outputs, "date", None))
         outputs = getattr(self.outputs, "outputs", None)
         self.outputs = tuple(outputs() if callable(outputs) else self.outputs)
-        voice_of(self.outputs, self.tokenizer, self.rules)
+        chat_format_of(self.outputs, self.tokenizer, self.rules)
 
 
 # Rows

@@ -10,8 +10,8 @@ import pytest
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.chat.checks import JOINER, Guard
-from beam_prep.chat.voice import voice_of
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
@@ -35,8 +35,8 @@ TEXT = Output("sequence", "ids", (Section("text", "train"),))
 
 
 def tokens(tokenizer: Tokenizer, output: Output, rows: list[dict[str, Any]], rule: Any) -> Batch:
-    voice = voice_of((output,), tokenizer, TextRules(control_tokens=rule))
-    return tokenize(apply_template(testing.records(rows), (output,), voice), tokenizer, tokenizer.bos_id)
+    chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens=rule))
+    return tokenize(apply_template(testing.records(rows), (output,), chat_format), tokenizer, tokenizer.bos_id)
 
 
 def control_ids(tokenizer: Tokenizer) -> np.ndarray:

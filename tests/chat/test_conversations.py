@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
@@ -23,9 +23,9 @@ TEXTS = ("words", "", " ", "\n", "other words", "<|im_end|>", "<s>", "\U0001f600
 
 
 def rendered(rows: list[Record], *sections: Section, compared: int | None = 0) -> Rendered:
-    voice = Voice(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
+    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
     output = Output("sequence", "ids", sections or SECTIONS["$role"], "loss_mask")
-    return apply_template(testing.records(rows), (output,), voice, compared=compared)
+    return apply_template(testing.records(rows), (output,), chat_format, compared=compared)
 
 
 def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one() -> None:
@@ -36,9 +36,9 @@ def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one()
     def tear(row: Record) -> Record:
         return {"messages": talk("q3", "\ud800a")} if row["messages"][1]["content"] == "torn" else row
 
-    voice = Voice(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
+    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
     output = Output("sequence", "ids", SECTIONS["$last"], "loss_mask")
-    found = apply_template(map_records(testing.records(rows), tear), (output,), voice)
+    found = apply_template(map_records(testing.records(rows), tear), (output,), chat_format)
     assert found.line.tolist() == [0, 1, 2, 4]
     assert found.pieces["sequence"].borders.tolist() == [0, 1, 2, 3, 5]  # the answer; it again for its weight
     assert found.ledger.outcomes == [("rejected", "bad_text")]

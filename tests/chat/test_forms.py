@@ -11,8 +11,8 @@ import pytest
 import beam_prep as bp
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice
 from beam_prep.config import PipelineConfig
 from beam_prep.data.schema import Output, Section
 from beam_prep.pipeline import Pipeline
@@ -47,7 +47,9 @@ def prepared(source: str, messages: list[dict[str, Any]], tool_arguments: Any = 
     """(text, counted) of a record; or the reason of its reject and what it says."""
     template = ChatTemplate(source, TOKENS, CONTROLS, None, tool_arguments)
     output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
-    rendered = apply_template(testing.records([{"messages": messages, **more}]), (output,), Voice(template, CONTROLS))
+    rendered = apply_template(
+        testing.records([{"messages": messages, **more}]), (output,), ChatFormat(template, CONTROLS)
+    )
     if not len(rendered):
         return rendered.ledger.outcomes[rendered.ledger.status[0] - 1][1], rendered.ledger.messages[0]
     return rendered.pieces["sequence"].texts[0], {name: count.tolist() for name, count in rendered.counters.items()}

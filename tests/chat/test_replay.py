@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import template_of
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, each, say, talk
 from tests.conftest import ROOT
 from tests.reference import ours

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import template_of
 from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
 from beam_prep.reading.adapters import template_kwargs

@@ -6,8 +6,8 @@ from typing import Any
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
@@ -56,9 +56,9 @@ def prepared(
     """The rows, rendered, encoded and with their masks."""
     tokens = template.special_tokens
     bos, eos = (tokens.get(name, "") for name in ("bos_token", "eos_token"))
-    voice = Voice(template, template.tokens.texts, bos, eos, rules or TextRules())
+    chat_format = ChatFormat(template, template.tokens.texts, bos, eos, rules or TextRules())
     output = Output("sequence", "ids", SECTIONS[action], "loss_mask")
-    rendered = apply_template(testing.records(rows), (output,), voice, compared=compared)
+    rendered = apply_template(testing.records(rows), (output,), chat_format, compared=compared)
     return build_mask(tokenize(rendered, Chars(), None), policy or RoleMask({"assistant": "train"}))
 
 

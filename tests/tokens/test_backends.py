@@ -15,8 +15,8 @@ from hypothesis import example, given
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
-from beam_prep.chat.voice import Voice
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
@@ -157,7 +157,7 @@ def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest
 
 
 CONTROLS = ("<|im_start|>", "<|im_end|>")
-VOICE = Voice(ChatTemplate(CHATML, {}, CONTROLS), CONTROLS)
+VOICE = ChatFormat(ChatTemplate(CHATML, {}, CONTROLS), CONTROLS)
 
 
 def rendered(*texts: str) -> Rendered:

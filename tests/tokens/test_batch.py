@@ -9,7 +9,7 @@ import pytest
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
-from beam_prep.chat.voice import voice_of
+from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column, Section
 from beam_prep.tokens.batch import Batch
@@ -45,7 +45,7 @@ def test_ids_of_our_own_tokenizer_are_those_of_its_pieces_alone(tokenizer_path: 
     said = [{"role": "user", "content": "How far is it?"}, {"role": "assistant", "content": " Not far."}]
     outputs = (row(messages(), text("more")),)
     records = testing.records([{"messages": said, "more": "Thanks!"}])
-    batch = tokenize(apply_template(records, outputs, voice_of(outputs, tokenizer, _rules())), tokenizer, 0)
+    batch = tokenize(apply_template(records, outputs, chat_format_of(outputs, tokenizer, _rules())), tokenizer, 0)
     parts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in said]
     wanted = [0] + [id for part in [*parts, "Thanks!"] for id in backend.encode(part, add_special_tokens=False).ids]
     assert batch["sequence"].to_lists() == [wanted]

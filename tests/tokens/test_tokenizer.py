@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.chat.voice import template_of
+from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver, tokenizer_cache
 from beam_prep.tokens import tokenizer as module

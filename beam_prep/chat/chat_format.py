@@ -1,4 +1,4 @@
-"""`Voice`: the chat template, tokens and rules that records are rendered with."""
+"""`ChatFormat`: the chat template, tokens and rules that records are rendered with."""
 
 import functools
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ TEMPLATE_LIMITS = {"template_characters": limits.MAX_CHARACTERS, "template_round
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class ChatFormat:
     """A chat template, the special tokens that it may write, and the rules for text.
 
     Attributes:
@@ -50,8 +50,8 @@ class Voice:
         return Guard(self.rules.control_tokens, self.controls)
 
 
-def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> Voice:
-    """The voice that renders these outputs. Loads the tokenizer only for what needs it.
+def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> ChatFormat:
+    """The chat format that renders these outputs. Loads the tokenizer only for what needs it.
 
     Args:
         outputs: what each row consists of.
@@ -66,12 +66,12 @@ def voice_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) 
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     if rules.fim is not None:
         # A token that takes white space beside it would change the document.
-        exact = [each for each in tokenizer.makeup.added if not (each.lstrip or each.rstrip or each.single_word)]
+        exact = [each for each in tokenizer.components.added if not (each.lstrip or each.rstrip or each.single_word)]
         fim = rules.fim.of([each.content for each in exact])
     if any(output.has_template for output in outputs):
         template = template_of(tokenizer, rules.chat_template, rules.date, rules.tool_arguments)
     controls = () if rules.control_tokens == "keep" else tokenizer.controls
-    return Voice(template, controls, tokens.get("bos_token", ""), tokens.get("eos_token", ""), rules, fim)
+    return ChatFormat(template, controls, tokens.get("bos_token", ""), tokens.get("eos_token", ""), rules, fim)
 
 
 @functools.lru_cache(maxsize=8)
