@@ -283,7 +283,9 @@ def sizes(texts: Sequence[str]) -> Array:
 
 def utf8(texts: Sequence[str]) -> tuple[Array, Array]:
     """(UTF-8 of all texts, uint8 [bytes]; their borders in it, int64 [texts + 1])."""
-    return np.frombuffer("".join(texts).encode(), np.uint8), offsets_of(sizes(texts))
+    # One by one: a single wide character would make all of a joint text wide.
+    encoded = [text.encode() for text in texts]
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets_of(np.fromiter(map(len, encoded), np.int64, len(texts)))
 
 
 def take(texts: Sequence[str], places: Array) -> list[str]:
