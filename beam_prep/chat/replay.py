@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
-from beam_prep.chat.messages import Lost, Message, not_rendered
+from beam_prep.chat.messages import Message, not_rendered
 from beam_prep.chat.origins import Text, parts_of
 from beam_prep.chat.renderer import RENDERING, Renderer, Tokens
 from beam_prep.chat.trace import trace
@@ -54,7 +54,6 @@ class Plan(NamedTuple):
         turns: of one such chat.
         moved: of that chat, see `Replayed`.
         guards: what has to hold of the texts.
-        lost: what the template does not write.
     """
 
     parts: list[str]
@@ -63,7 +62,6 @@ class Plan(NamedTuple):
     turns: list[Turn]
     moved: list[int]
     guards: list[Guard]
-    lost: list[Lost]
 
 
 class Replayed(NamedTuple):
@@ -189,7 +187,7 @@ class Replay:
             if not found.by_facts or any(turn.reason for turn in turns) or lost:
                 raise _NotReplayable
         checks = [(*asked, gives) for asked, gives in guards.items()]
-        plan = Plan(parts, _sums(parts[::2]), order, turns, _sums(parts[1::2]), checks, [])
+        plan = Plan(parts, _sums(parts[::2]), order, turns, _sums(parts[1::2]), checks)
         try:
             Replayed(plan, "", plan.moved).turns()
         except ValueError:  # a border within a text
@@ -197,7 +195,7 @@ class Replay:
         return plan
 
 
-_NEW, _SEEN = (Plan([], [], [], [], [], [], []) for _ in range(2))
+_NEW, _SEEN = (Plan([], [], [], [], [], []) for _ in range(2))
 """In the place of plans: of kinds that came never, or once."""
 
 
