@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import json
 import logging
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 import beam_prep
 from beam_prep import options
-from beam_prep.errors import BeamPrepError, of_the_system
+from beam_prep.errors import BeamPrepError, nearest, of_the_system
 from beam_prep.process import quiet_import, received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
@@ -264,8 +263,8 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if command in _COMMANDS and (problem := _unknown_option(command, words[1:])):
             raise _UsageError(problem) from None  # it is why another one is missing
         if words and command not in _COMMANDS and not command.startswith("-"):
-            close = difflib.get_close_matches(command, _COMMANDS, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
+            near = nearest(command, _COMMANDS)
+            hint = f"did you mean {near}? " if near else ""
             raise _UsageError(f"unknown command {command!r}; {hint}commands: {', '.join(_COMMANDS)}") from None
         raise error
     if others and given.command not in _TAKE_BEAM_OPTIONS:
@@ -310,8 +309,8 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
         return f"; did you mean --{word}?"
     if elsewhere := [each for each in _COMMANDS if f"--{word}" in _options_of(each)]:
         return f"; it is an option of {' and '.join(elsewhere)}"
-    near = difflib.get_close_matches(f"--{word}", ours, 1) or difflib.get_close_matches(f"--{word}", beams, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(f"--{word}", ours) or nearest(f"--{word}", beams)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _place_in_config(word: str) -> str | None:

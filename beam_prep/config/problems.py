@@ -1,6 +1,5 @@
 """The problems of a config as text: all of them in one `ConfigError`, each with its place."""
 
-import difflib
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from beam_prep.config.other_names import option_of, place_of
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, did_you_mean, nearest
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
@@ -93,7 +92,7 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
         right = [name for name, part in parts.items() if part and at[-1] in part.model_fields]
         known = _fields(model, at[:-1])
         # A word that is close by chance must not hide what the name means: `packing` is no misspelt `padding`.
-        meant, near = _elsewhere(str(at[-1])), _nearest(at[-1], known)
+        meant, near = _elsewhere(str(at[-1])), nearest(at[-1], known)
         if meant is not None and not right and (near is None or f".{near}" not in meant):
             return [(at, f"unknown key {shown(at[-1])}; {meant}; known: {', '.join(known)}")]
         text = unknown_name("key", at[-1], known)
@@ -102,7 +101,9 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
         return [(at, f"missing. {_fields(model, at[:-1])[at[-1]].description}")]
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ")
-        return [(at, f"{found}{_hint(details['input'], allowed.replace(chr(39), '').split(', '))}allowed: {allowed}")]
+        return [
+            (at, f"{found}{did_you_mean(details['input'], allowed.replace(chr(39), '').split(', '))}allowed: {allowed}")
+        ]
     wanted = f"must be {WANTED[kind]}" if kind in WANTED else details["msg"].replace("Input should", "must")
     field = _fields(model, at[:-1]).get(str(at[-1])) if kind.startswith("greater_than") else None
     return [(at, f"{found}{wanted}{'' if field is None else f'. {field.description}'}")]
@@ -157,15 +158,4 @@ def path_of(at: Location) -> str:
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """A message for an unknown name: the name that may be meant, and all known ones."""
-    return f"unknown {what} {shown(name)}; {_hint(name, known)}known: {', '.join(known)}"
-
-
-def _hint(name: object, known: Iterable[str]) -> str:
-    near = _nearest(name, known)
-    return "" if near is None else f"did you mean {near!r}? "
-
-
-def _nearest(name: object, known: Iterable[str]) -> str | None:
-    by_lower = {item.lower(): item for item in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
-    return by_lower[near[0]] if near else None
+    return f"unknown {what} {shown(name)}; {did_you_mean(name, known)}known: {', '.join(known)}"

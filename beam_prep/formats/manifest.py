@@ -15,7 +15,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
-from beam_prep.shards.compose import part_of
+from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
     from beam_prep.shards.plan import Plan

@@ -9,7 +9,6 @@
 Readers trust nothing but the manifest: what it does not list is not there.
 """
 
-import difflib
 import zlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from beam_prep.data.block import drawn
 from beam_prep.data.carried import carried_values
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column, Strategy
-from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
+from beam_prep.errors import BeamPrepError, FormatError, TokenizerError, did_you_mean
 from beam_prep.formats import Row
 from beam_prep.formats.manifest import MANIFEST
 from beam_prep.readers.output import OpenOutput
@@ -460,7 +459,7 @@ class Dataset:
 
 def no_domain(path: Any, name: str, known: Sequence[str]) -> BeamPrepError:
     """The error for a domain that an output does not have."""
-    return BeamPrepError(f"{path} has no domain {name!r}; {_meant(name, known)}it has {_quoted(known)}")
+    return BeamPrepError(f"{path} has no domain {name!r}; {did_you_mean(name, known)}it has {_quoted(known)}")
 
 
 def check_split(path: Any, manifest: Mapping[str, Any], name: str) -> None:
@@ -476,12 +475,7 @@ def check_split(path: Any, manifest: Mapping[str, Any], name: str) -> None:
             "config and make the output again"
         )
     if name not in known:
-        raise BeamPrepError(f"{path} has no split {name!r}; {_meant(name, known)}it has {_quoted(known)}")
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, 1)
-    return f"did you mean {close[0]!r}? " if close else ""
+        raise BeamPrepError(f"{path} has no split {name!r}; {did_you_mean(name, known)}it has {_quoted(known)}")
 
 
 def _quoted(names: Collection[str]) -> str:

@@ -18,7 +18,7 @@ from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard
 from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
 from beam_prep.readers.stored import Stored, StoredLease
-from beam_prep.shards.compose import part_of
+from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
     from beam_prep.tokens.tokenizer import Tokenizer

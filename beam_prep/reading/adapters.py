@@ -8,7 +8,6 @@ An adapter takes one parsed record and gives a new one, or raises `Reject`. A re
 """
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import IGNORE_INDEX, Output
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, did_you_mean
 from beam_prep.reading.filters import work_on_each
 from beam_prep.reading.json_line import describe, exact_integer, finite_double, unique_keys
 from beam_prep.reading.records import Record, Records
@@ -396,9 +395,7 @@ def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {what} {name!r}; {hint}known: {', '.join(known)}"
+    return f"unknown {what} {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:

@@ -22,7 +22,7 @@ from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, part
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.report_page import charts
-from beam_prep.shards.compose import part_of
+from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import NOT_SAMPLED
 from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer

@@ -1,9 +1,7 @@
 """What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
 
-import hashlib
 import itertools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, NamedTuple, get_args
@@ -15,6 +13,7 @@ from beam_prep.data.ragged import Array
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
+from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import Mix, Taken
 from beam_prep.shards.receipts import SpoolReceipt
 from beam_prep.shards.sidecars import Copies, Sidecar, View
@@ -370,69 +369,3 @@ def view_receipt(
             roles=seen.roles.sums(),
         )
     return replace(receipt, block=block, copies=file)
-
-
-_SAFE = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,59}")
-
-
-_LOOKS_HASHED = re.compile(r".*-[0-9a-f]{16}")
-
-
-_TAKEN = {
-    "rejects",
-    "tokenizer",
-    "latest",
-    "latest.json",
-    "manifest.json",
-    "run.json",
-    "report.html",
-    "features.json",
-    "dataset_dict.json",
-}
-
-
-_TAKEN_IN_SPLITS = {"dataset_info.json", "state.json"}
-"""Files of `datasets` beside the folders of domains, where there are splits."""
-
-
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Windows, with any ending
-
-
-def folder_of(domain: str, in_splits: bool = False) -> str:
-    """The folder of a domain: its own name where that is plain lower case, else a slug and a hash of the name.
-
-    Upper case takes the hash too: some file systems ignore case.
-
-    Args:
-        domain: its name.
-        in_splits: the folder is in those of splits.
-    """
-    if _SAFE.fullmatch(domain) and not (
-        domain in _TAKEN
-        or (in_splits and domain in _TAKEN_IN_SPLITS)
-        or domain.endswith(".")
-        or domain.startswith("shard_")
-        or _LOOKS_HASHED.fullmatch(domain)
-        or _DEVICE.fullmatch(domain)
-    ):
-        return domain
-    slug = re.sub(r"[^a-z0-9_]+", "_", domain.lower())[:40].strip("_") or "domain"
-    digest = hashlib.sha256(domain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{slug}-{digest}"
-
-
-def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
-    """Domain -> folder, sorted by domain. For `in_splits` see `folder_of`.
-
-    Raises:
-        ValueError: two domains would share a folder (their 64-bit hashes are equal).
-    """
-    result = {domain: folder_of(domain, in_splits) for domain in sorted(domains)}
-    if len(set(result.values())) < len(result):
-        raise ValueError("two domains have the same folder name: rename one of them")
-    return result
-
-
-def part_of(split: str | None, domain: str) -> str:
-    """The name of the rows of a domain in a split, as the plan has them."""
-    return domain if split is None else f"{split}/{domain}"

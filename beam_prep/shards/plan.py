@@ -20,7 +20,8 @@ from beam_prep.data.schema import Column
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
-from beam_prep.shards.compose import Compose, Splits, domain_of, folders, view
+from beam_prep.shards.compose import Compose, Splits, domain_of, view
+from beam_prep.shards.domains import folders
 from beam_prep.shards.gather import Gathered
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain

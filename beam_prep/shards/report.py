@@ -1,14 +1,13 @@
 """The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from beam_prep.data.block import at_offset, is_table
 from beam_prep.data.schema import CUTTING
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, nearest
 from beam_prep.reading.adapters import fields_read
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import LOST
@@ -260,8 +259,7 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
     """
     by_lower = {other.lower(): other for other in known}
     alias = next((role for role, names in _ALIASES.items() if name.lower() in names and role in by_lower), None)
-    near = [alias] if alias else difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[near[0]] if near else None
+    return by_lower[alias] if alias else nearest(name, known)
 
 
 def _alike(name: str, known: Sequence[str]) -> str | None:

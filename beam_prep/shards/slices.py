@@ -10,7 +10,8 @@ import pyarrow as pa
 from beam_prep.data.carried import FILE
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.shards.compose import Splits, domain_of, folders
+from beam_prep.shards.compose import Splits, domain_of
+from beam_prep.shards.domains import folders
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.sidecars import Sidecar, Sidecars
 

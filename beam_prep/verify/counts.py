@@ -9,7 +9,7 @@ from typing import Any
 
 from beam_prep.data.schema import CUTTING, PROMPT_COMPLETION
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt, folder_of_shard, sum_shards
-from beam_prep.shards.compose import folder_of, part_of
+from beam_prep.shards.domains import folder_of, part_of
 from beam_prep.shards.mix import NOT_SAMPLED
 from beam_prep.shards.plan import LedgerTotals
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.data.rendered import DEFAULT_DOMAIN
-from beam_prep.shards.compose import folder_of, folders
+from beam_prep.shards.domains import folder_of, folders
 
 PLAIN = [
     "wiki",
