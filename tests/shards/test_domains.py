@@ -159,7 +159,7 @@ def test_the_folder_is_the_same_in_every_run() -> None:
 
 
 def test_two_domains_in_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beam_prep.shards.slices.folder_of", lambda domain, in_splits: "same")
+    monkeypatch.setattr("beam_prep.shards.domains.folder_of", lambda domain, in_splits: "same")
     with pytest.raises(ValueError, match="two domains have the same folder name"):
         folders(["a", "b"])
 
