@@ -13,6 +13,13 @@ __all__ = ["FORMATS", "Format", "OpenFile", "Row", "ShardReader", "ShardWriter"]
 class _Formats(UserDict[str, Any]):
     """Ours are imported when they are asked for: who opens an output does not wait for eight others."""
 
+    def __setitem__(self, name: str, format: Any) -> None:
+        if not isinstance(format, str | Format):
+            raise TypeError(
+                f"the format {name!r} is a {type(format).__name__}, wanted an object of a subclass of Format"
+            )
+        super().__setitem__(name, format)
+
     def __getitem__(self, name: str) -> Format:
         found = self.data[name]
         if isinstance(found, str):

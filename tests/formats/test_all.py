@@ -32,3 +32,9 @@ def test_all_formats_agree_on_every_row(tmp_path: Path, seed: int) -> None:
                 assert {key: value.dtype.name for key, value in flat.items()} == {
                     column.name: column.dtype for column in ALL
                 }
+
+
+def test_what_is_no_format_is_not_registered() -> None:
+    with pytest.raises(TypeError, match="the format 'mine' is a object, wanted an object of a subclass of Format"):
+        FORMATS["mine"] = object()  # type: ignore[assignment]
+    assert "mine" not in FORMATS
