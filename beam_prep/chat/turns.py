@@ -36,6 +36,7 @@ RAISED = (*RAISED_BY_TEMPLATES, Reject)
 _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
 """An opening of the reasoning, of a prompt."""
 _WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
+_SEVERAL_WORDS = re.compile(r"\w\W+\w")
 
 
 class Turn(NamedTuple):
@@ -531,7 +532,7 @@ class Turns:
         end = facts.end_in(tail, calls or silent, plain if calls or silent else None)
         if end is not None:
             own_words = tokens.special.sub("", tail[:end])
-            if not (facts.prompts or calls) and _WORD.search(own_words):  # nothing shows whose they are
+            if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # nothing shows whose they are
                 raise Refused("turn_end", f"before its end stand words of the template's own: {own_words[:40]!r}")
             return at + end
         if behind is not None and behind.begin == stop:

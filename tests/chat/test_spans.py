@@ -312,7 +312,9 @@ BARE = (
 def test_words_before_an_end_are_nobodys_where_no_prompt_is_known(more: str) -> None:
     source = BARE.replace("<answer>", "{{ m.content }}system\nStay polite.</s>") + "{% endfor %}"
     assert trained(source, talk("Where?", "Here." + more)) == "turn_end"
-    assert trained(source.replace("system\nStay polite.", " "), talk("Where?", "Here." + more)) == [f"Here.{more} </s>"]
+    for end in (" ", "\n\n### End\n"):  # one word may be a part of the end
+        short = source.replace("system\nStay polite.", end)
+        assert trained(short, talk("Where?", "Here." + more)) == [f"Here.{more}{end}</s>"]
 
 
 def test_eos_behind_a_question_is_no_header() -> None:
