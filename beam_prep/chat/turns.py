@@ -160,7 +160,8 @@ class Facts:
                     behind.append(tail)
         if not self.prompts:
             self.headers = frozenset(special.findall(" ".join(before)))
-            self.headers -= {eos, *special.findall(" ".join(behind + last))}
+            ending = [token[0] for token in map(special.search, last) if token]  # a prompt may be written behind it
+            self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
         for tail in behind:
             if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
                 continue
