@@ -36,7 +36,7 @@ STAGES = {
     "render": ("chat.chat_format:chat_format_of", "chat.apply:apply_template"),
     "encode": ("tokens.tokenize:tokenize",),
     "mask": ("tokens.mask:build_mask",),
-    "truncate, labels": ("tokens.rows:truncate", "tokens.shift:to_labels", "tokens.settle:settle"),
+    "truncate, labels": ("tokens.rows:truncate", "tokens.rows:to_labels", "shards.layout:settle"),
     "spool": ("storage.spool:Spool.write",),
     "plan, write": (
         "shards.receipts:pack_receipts",
