@@ -663,9 +663,9 @@ def test_shards_of_a_split_that_did_not_change_are_linked(tmp_path: Path, told: 
     output = {"splits": SPLITS, "split_key": "user", "storage_format": ["bin", "arrow", "mds"]}
     rows, spool = records(), str(tmp_path / "spool")
     one_more = [{"text": "one more", "domain": "math", "user": "user 0"}]
-    out = make(tmp_path, rows, output, spool=spool, generations=2)
+    out = make(tmp_path, rows, output, spool=spool, generations=2, generation="first")
     alone = make(tmp_path / "alone", rows, output, more=one_more)
-    again = make(tmp_path, rows, output, more=one_more, spool=spool, generations=2)
+    again = make(tmp_path, rows, output, more=one_more, spool=spool, generations=2, generation="second")
     assert again != out
     assert told(again) == []
     changed = [name for name in SPLITS if numbered(again, name) != numbered(out, name)]

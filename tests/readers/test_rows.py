@@ -14,7 +14,7 @@ import beam_prep as bp
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS, Row, ShardReader
+from beam_prep.formats import FORMATS, Format, Row, ShardReader
 from beam_prep.readers.dataset import Dataset
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
 
@@ -45,7 +45,7 @@ class RowByRow:
         return self._reader.sizes()
 
 
-class BinRowByRow:
+class BinRowByRow(Format):
     """The files of `bin`, in a format of one's own."""
 
     name = "row_by_row"
