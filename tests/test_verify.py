@@ -481,3 +481,14 @@ def test_packs_are_counted_as_packs(tmp_path: Path, told: Told) -> None:
     assert problem.startswith("manifest.json: totals say packing {'capacity'")
     assert len(others) == 1
     assert "documents in packed rows, manifest.json says" in others[0]
+
+
+def test_a_format_of_a_later_version_is_named_and_the_others_are_compared(output: Path, told: Told) -> None:
+    manifest = manifest_of(output)
+    manifest["formats"] = [*manifest["formats"], "future"]
+    write(output, manifest)
+    found = told(output)
+    assert any(
+        "(future): this version cannot read the format: pip install --upgrade beam-prep" in line for line in found
+    )
+    assert not any("is damaged" in line for line in found), found

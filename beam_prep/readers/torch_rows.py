@@ -1,4 +1,4 @@
-"""`ds.torch()`: rows as tensors of torch, a map-style dataset."""
+"""`ds.torch()` and `ds.tf()`: rows as tensors of torch, or of TensorFlow."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex

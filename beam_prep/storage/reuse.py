@@ -129,7 +129,8 @@ class ShardKeys:
 
     def of(self, plan: ShardPlan) -> str:
         """The key of a shard. The names of blocks are digests of their bytes, in part; and of the recipe."""
-        libraries = [*_WRITING_LIBRARIES, *(name for each in self.formats for name in FORMATS[each].libraries)]
+        known = [FORMATS[name] for name in self.formats if name in FORMATS]  # a later version may have written others
+        libraries = [*_WRITING_LIBRARIES, *(name for each in known for name in each.libraries)]
         facts = {
             "version": SHARD_VERSION,
             "libraries": {name: library_version(name) for name in libraries},

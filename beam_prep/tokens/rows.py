@@ -1,4 +1,4 @@
-"""Cutting rows to a length."""
+"""What is done to rows of tokens as a whole: cut, shifted into labels, padded, a pair split from its prompt."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

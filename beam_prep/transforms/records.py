@@ -1,4 +1,4 @@
-"""FromRecords: a collection of dicts -> blocks of records."""
+"""Sources of a chain: files, collections of dicts, and groups of files, each -> blocks of records."""
 
 import dataclasses
 import time

@@ -180,7 +180,7 @@ def described(manifest: Mapping[str, Any], columns: Sequence[Column]) -> Generat
     """The files that describe the output to other libraries: yields problems, returns name -> content."""
     wanted: dict[str, bytes] = {}
     listed = {file["path"] for file in manifest["files"]}
-    for name in manifest["formats"]:
+    for name in filter(FORMATS.__contains__, manifest["formats"]):  # of others `read_shard` says that they are unknown
         try:
             found = FORMATS[name].described(columns, manifest["domains"], receipts_of(manifest))
         except FormatError as error:
@@ -322,7 +322,8 @@ def _shard(
                 # Of a damaged file it is no news that it cannot be read.
                 problems = [] if damaged else [str(error)]
             yield from (f"{place}: shard {shard.shard} ({name}): {problem}" for problem in problems)
-            if not damaged and (named := FORMATS[name].files(columns, shard.shard, shards)) is not None:
+            if not damaged and name in FORMATS:
+                named = FORMATS[name].files(columns, shard.shard, shards) or {}
                 for file, content in named.items():  # what libraries read before the rows
                     if content is not None:
                         yield from _compared(folder, f"{place}/{file}", json.loads(content))

@@ -99,7 +99,8 @@ class FoundShard:
                 self.sums[column.name] = tuple(map(_crc, arrays, before))
 
     def _arrays(self, column: Column, rows: Ragged) -> tuple[Array, Array, Array]:
-        narrow = column.dtype == "float64" and any(FORMATS[name].stored(column) == "float32" for name in self._formats)
+        known = filter(FORMATS.__contains__, self._formats)
+        narrow = column.dtype == "float64" and any(FORMATS[name].stored(column) == "float32" for name in known)
         with np.errstate(over="ignore"):
             values = rows.flat.astype(np.float32) if narrow else rows.flat
         inner = rows.values.lengths if isinstance(rows.values, Ragged) else np.zeros(0, np.int64)
