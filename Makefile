@@ -57,7 +57,7 @@ faults: engines
 SEED ?= 16
 soak: $(VENV)/.installed
 	@$(BIN)/python benchmarks/soak.py --seed $(SEED) --markdown docs/soak.md
-	@$(BIN)/python benchmarks/soak.py --seed $(SEED) --generations 3 --markdown docs/soak.md
+	@$(BIN)/python benchmarks/soak.py --seed $(SEED) --keep_versions 3 --markdown docs/soak.md
 
 # Of the package, by the same tests; `coverage html` in place of `coverage report` shows the lines.
 coverage: $(VENV)/.installed

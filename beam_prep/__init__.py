@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from beam_prep._version import __version__ as __version__
 from beam_prep.process import quiet_import
+from beam_prep.renamed import PUBLIC_NAMES
 
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
     from beam_prep.transforms.steps import AdaptRecords as AdaptRecords
     from beam_prep.transforms.steps import ApplyTemplate as ApplyTemplate
     from beam_prep.transforms.steps import BuildMask as BuildMask
-    from beam_prep.transforms.steps import Carry as Carry
     from beam_prep.transforms.steps import Decontaminate as Decontaminate
     from beam_prep.transforms.steps import FilterByChars as FilterByChars
     from beam_prep.transforms.steps import FilterRecords as FilterRecords
     from beam_prep.transforms.steps import FromRollouts as FromRollouts
     from beam_prep.transforms.steps import FromTokens as FromTokens
+    from beam_prep.transforms.steps import KeepFields as KeepFields
     from beam_prep.transforms.steps import KeyRecords as KeyRecords
     from beam_prep.transforms.steps import Labels as Labels
     from beam_prep.transforms.steps import MapRecords as MapRecords
@@ -63,7 +64,7 @@ _PUBLIC = {
     "ApplyTemplate": "transforms.steps",
     "Batch": "tokens.batch",
     "BuildMask": "transforms.steps",
-    "Carry": "transforms.steps",
+    "KeepFields": "transforms.steps",
     "Chunking": "shards.chunk",
     "Column": "data.schema",
     "Compose": "shards.compose",
@@ -114,7 +115,8 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'beam_prep' has no attribute {name!r}")
+        new = f"; it is bp.{PUBLIC_NAMES[name]} now" if name in PUBLIC_NAMES else ""
+        raise AttributeError(f"module 'beam_prep' has no attribute {name!r}{new}")
     with quiet_import():
         module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")
     if name == "testing":

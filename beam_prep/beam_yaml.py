@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from beam_prep import renamed
 from beam_prep.config import PipelineConfig
 from beam_prep.config.problems import shown, unknown_name
 from beam_prep.errors import ConfigError
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, layout, read_config
-from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.backends import Backend
@@ -49,6 +50,8 @@ def _for_yaml(name: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]
         def checked(**arguments: Any) -> Made:
             for argument, value in arguments.items():
                 if argument not in parameters:
+                    if (what_to_do := renamed.argument(argument)) is not None:
+                        raise ConfigError(f"{name}: unknown argument {argument!r}; {what_to_do}")
                     raise ConfigError(f"{name}: {unknown_name('argument', argument, parameters)}")
                 wanted = parameters[argument].annotation
                 try:
@@ -127,7 +130,7 @@ def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
 
 
 key_records = _one_step(steps.KeyRecords)
-carry = _one_step(steps.Carry)
+keep_fields = _one_step(steps.KeepFields)
 adapt_records = _one_step(steps.AdaptRecords)
 filter_by_chars = _one_step(steps.FilterByChars)
 decontaminate = _one_step(steps.Decontaminate)
@@ -159,8 +162,8 @@ def shard(
     tokenizer: str,
     overwrite: bool = False,
     max_reject_rate: float = MAX_REJECT_RATE,
-    max_drop_rate: float = MAX_DROP_RATE,
-    reject_text: int = 1000,
+    max_no_loss_rate: float = MAX_NO_LOSS_RATE,
+    max_reject_chars: int = 1000,
 ) -> Shard:
     """Rows -> the output. Formats, packing, shards, shuffle, splits and mix: the config's. See `beam_prep.Shard`.
 
@@ -170,8 +173,8 @@ def shard(
         tokenizer: the path of the tokenizer's folder.
         overwrite: replace an earlier output.
         max_reject_rate: a larger share of rejected records fails the run.
-        max_drop_rate: so does a larger share of records that are dropped with nothing to train on.
-        reject_text: characters of a rejected record that are kept.
+        max_no_loss_rate: so does a larger share of records that are dropped with nothing to train on.
+        max_reject_chars: characters of a rejected record that are kept.
     """
     chosen, loaded = _loaded(config, tokenizer)
     return Shard(
@@ -180,11 +183,11 @@ def shard(
         chosen.output.formats,
         max_items=chosen.preprocessing.max_items,
         pack=layout(chosen, loaded),
-        untrained=chosen.preprocessing.untrained,
+        rows_without_loss=chosen.preprocessing.rows_without_loss,
         dtype=chosen.columns(),
         max_reject_rate=max_reject_rate,
-        max_drop_rate=max_drop_rate,
-        reject_text=reject_text,
+        max_no_loss_rate=max_no_loss_rate,
+        max_reject_chars=max_reject_chars,
         tokenizer=loaded,
         overwrite=overwrite,
         compose=compose(chosen),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import beam_prep
-from beam_prep import options
+from beam_prep import options, renamed
 from beam_prep.errors import BeamPrepError, nearest, of_the_system
 from beam_prep.process import quiet_import, received_signal, stop_on_signals
 
@@ -27,7 +27,7 @@ process and large ones in one worker process for each core.
 
 REPLAY_EXAMPLE = """\
 example:
-  beam-prep replay out/ -c configs/mended.json --overwrite --spool spool/
+  beam-prep replay out/ -c configs/mended.json --overwrite --cache_dir token_cache/
 
 The inputs are those of OUT, and must be unchanged. Records that OUT kept must stay as they are: a config that would
 change one is refused. All options of `run` may follow; without -c and --tokenizer_path, those of OUT are used.
@@ -173,9 +173,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
-    collect = commands.add_parser("gc", help="remove the blocks of spools that no output and no running job uses")
+    collect = commands.add_parser("gc", help="remove the blocks of token caches that no output and no running job uses")
     collect.add_argument(
-        "spools", nargs="+", metavar="SPOOL", help="a folder given as --spool; options of Beam may follow"
+        "caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir; options of Beam may follow"
     )
     collect.add_argument(
         "--older_than",
@@ -188,7 +188,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         "--max_bytes",
         type=_bytes,
         metavar="SIZE",
-        help="remove younger ones, too, the oldest first, while the spool is larger: 500MB, 2.5GB, 1TB",
+        help="remove younger ones, too, the oldest first, while the token cache is larger: 500MB, 2.5GB, 1TB",
     )
     collect.add_argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing")
     commands.add_parser("presets", help="print the presets of configs: the settings of trainers, under one name")
@@ -298,8 +298,8 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     """The option or field of a config that may be meant by a name."""
     word = name.lstrip("-").replace("-", "_").lower()
     known = [*ours, *beams]
-    if word in options.GONE:
-        return f"; {options.GONE[word]}"
+    if (what_to_do := renamed.option(word)) is not None:
+        return f"; {what_to_do}"
     for other, aliases in options.OTHER_NAMES.items():
         if word in aliases.split() and f"--{other}" in known:
             return f"; did you mean --{other}?"
@@ -610,11 +610,11 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
             from apache_beam.options.pipeline_options import PipelineOptions
 
             from beam_prep.storage.files import join
-            from beam_prep.storage.generations import Generations
             from beam_prep.storage.stored import StoredFiles
+            from beam_prep.storage.versions import Versions
 
             FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
-            latest = Generations(given.output).latest()
+            latest = Versions(given.output).latest()
             stored = StoredFiles(given.output if latest is None else join(given.output, latest))
             files: OutputFiles = stored
             text = stored.manifest()
@@ -690,7 +690,7 @@ def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.storage import gc as collector
 
     FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
-    for path in given.spools:
+    for path in given.caches:
         found = collector.collect(path, given.older_than, given.max_bytes, given.dry_run)
         print(found.line(given.dry_run))
     return 0

@@ -11,21 +11,21 @@ from typing import Any
 from beam_prep import recipe
 from beam_prep.data.block import InputFile, Origin, Split
 from beam_prep.data.hashing import tree_digest
-from beam_prep.errors import SpoolError
-from beam_prep.formats.spool import encode_block
+from beam_prep.errors import TokenCacheError
+from beam_prep.formats.cached_block import encode_block
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.layout import CUT
-from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.shards.sidecars import Sidecars
+from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.row_index import RowIndexes
 from beam_prep.shards.slices import Shards, input_end, shard_borders
-from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import output_at
 from beam_prep.storage.preflight import free_bytes, output_ratio
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.reuse import EarlierOutput, ShardKeys
 from beam_prep.storage.splits import blocks_of, first_records, split_file
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.versions import Versions
 
 NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
     "new content",
@@ -39,10 +39,10 @@ _FILES_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of the input: its origin, its receipt in the spool, or the reason why that is not used."""
+    """A block of the input: its origin, its receipt in the token cache, or the reason why that is not used."""
 
     origin: Origin
-    receipt: SpoolReceipt | None
+    receipt: CachedBlock | None
     why: str = ""
 
 
@@ -54,7 +54,7 @@ class DryRun:
         output: its output.
         state: `up to date`, `new`, `replaced`, or `refused`: it is there, and the run may not replace it.
         changed: facts that differ from those of the output that is there: `config.output.dtype: X -> Y`.
-        blocks, reused: how many blocks the input has, and how many of them are in the spool.
+        blocks, reused: how many blocks the input has, and how many of them are in the token cache.
         bytes_to_do: of input that is tokenised.
         reasons: reason -> blocks that are tokenised.
         files: file -> blocks of it that are tokenised.
@@ -74,9 +74,9 @@ class DryRun:
     files: dict[str, int]
     shards: int | None
     shards_linked: int
-    spool_bytes: int
+    cache_bytes: int
     output_bytes: int
-    spool_free: int | None
+    cache_free: int | None
     output_free: int | None
 
     def lines(self) -> list[str]:
@@ -91,7 +91,7 @@ class DryRun:
         lines = [found[self.state]]
         lines += [f"  {fact}" for fact in self.changed]
         made = self.blocks - self.reused
-        lines.append(f"blocks: {self.blocks:,}; {self.reused:,} are in the spool, {made:,} would be tokenised")
+        lines.append(f"blocks: {self.blocks:,}; {self.reused:,} are in the token cache, {made:,} would be tokenised")
         lines += [f"  {count:,}: {reason}" for reason, count in self.reasons.items()]
         lines += [f"  {count:,} of {path}" for path, count in list(self.files.items())[:_FILES_NAMED]]
         if len(self.files) > _FILES_NAMED:
@@ -99,7 +99,7 @@ class DryRun:
         if self.shards is not None:
             lines.append(f"shards: of {self.shards:,} that are there, at least {self.shards_linked:,} would stay")
         for what, size, free in (
-            ("spool", self.spool_bytes, self.spool_free),
+            ("cache_dir", self.cache_bytes, self.cache_free),
             ("output", self.output_bytes, self.output_free),
         ):
             there = "" if free is None else f" ({free / 1e9:.2f} GB are free)"
@@ -110,20 +110,20 @@ class DryRun:
 def dry_run(job: Pipeline) -> DryRun:
     """What `job.run()` would do.
 
-    Reads the inputs, the spool and the manifest of the output that is there, and tokenises the first records, to
+    Reads the inputs, the token cache and the manifest of the output that is there, and tokenises the first records, to
     estimate sizes.
     """
-    spool = job.spool_of_run()
+    token_cache = job.cache_of_run()
     path = job.earlier_output()
     earlier = EarlierOutput(path)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         splits = [split for place in enumerate(job.inputs) for split in split_file(place, job.block_bytes)]
         blocks = [
-            block for found in pool.map(lambda split: list(_blocks(split, job, spool)), splits) for block in found
+            block for found in pool.map(lambda split: list(_blocks(split, job, token_cache)), splits) for block in found
         ]
-    to_do = {spool.digest(block.origin): block for block in blocks if block.receipt is None}
-    kept = _shards_that_stay(job, spool, blocks, earlier)
-    spooled, written = _sizes(job)
+    to_do = {token_cache.digest(block.origin): block for block in blocks if block.receipt is None}
+    kept = _shards_that_stay(job, token_cache, blocks, earlier)
+    cached, written = _sizes(job)
     size = sum(block.origin.bytes for block in blocks)
     output_bytes = int(written * size) - earlier.bytes_of(kept)
     return DryRun(
@@ -137,35 +137,35 @@ def dry_run(job: Pipeline) -> DryRun:
         files=dict(Counter(block.origin.source.path for block in to_do.values())),
         shards=len(earlier) if len(earlier) else None,
         shards_linked=len(kept),
-        spool_bytes=int(spooled * sum(block.origin.bytes for block in to_do.values())),
+        cache_bytes=int(cached * sum(block.origin.bytes for block in to_do.values())),
         output_bytes=max(0, output_bytes),
-        spool_free=free_bytes(spool.folder) if is_local(spool.folder) else None,
+        cache_free=free_bytes(token_cache.folder) if is_local(token_cache.folder) else None,
         output_free=free_bytes(os.path.dirname(job.output)) if is_local(job.output) else None,
     )
 
 
-def _blocks(split: Split, job: Pipeline, spool: Spool) -> Iterator[Block]:
+def _blocks(split: Split, job: Pipeline, token_cache: TokenCache) -> Iterator[Block]:
     for _, origin in blocks_of(split, job.block_bytes, job.max_line_bytes):
-        yield _block(origin, spool)
+        yield _block(origin, token_cache)
 
 
-def _block(origin: Origin, spool: Spool) -> Block:
-    digest = spool.digest(origin)
-    name = spool.name(digest)
+def _block(origin: Origin, token_cache: TokenCache) -> Block:
+    digest = token_cache.digest(origin)
+    name = token_cache.name(digest)
     try:
-        receipt = spool.find(digest)
-    except SpoolError:
+        receipt = token_cache.find(digest)
+    except TokenCacheError:
         return Block(origin, None, DAMAGED)
     if receipt is None:
-        return Block(origin, None, OTHER_FACTS if spool.has_other(digest) else NEW)
-    if not spool.trust.holds(receipt.made):
+        return Block(origin, None, OTHER_FACTS if token_cache.has_other(digest) else NEW)
+    if not token_cache.trust.holds(receipt.made):
         return Block(origin, None, UNTRUSTED)
-    return Block(origin, SpoolReceipt(origin, name, True, receipt, receipt.made))
+    return Block(origin, CachedBlock(origin, name, True, receipt, receipt.made))
 
 
-def _shards_that_stay(job: Pipeline, spool: Spool, blocks: list[Block], earlier: EarlierOutput) -> list[str]:
+def _shards_that_stay(job: Pipeline, token_cache: TokenCache, blocks: list[Block], earlier: EarlierOutput) -> list[str]:
     """The keys of the shards before the first block that is tokenised, as far as the earlier output has them."""
-    known: list[SpoolReceipt] = []
+    known: list[CachedBlock] = []
     for block in blocks:
         if block.receipt is None:
             break
@@ -178,22 +178,22 @@ def _shards_that_stay(job: Pipeline, spool: Spool, blocks: list[Block], earlier:
         ends = dataclasses.replace(last.source, size=last.start + last.size)
         known = [_of_source(each, ends) if each.origin.file == last.file else each for each in known]
     receipts = Receipts([pack_receipts(known)])
-    sidecars, config = Sidecars(spool.sidecars, receipts), job.config
-    end = input_end(receipts, sidecars, config.preprocessing.max_items)
-    borders = shard_borders(receipts, sidecars, config.output.max_tokens_per_shard, end)
+    row_indexes, config = RowIndexes(token_cache.row_indexes, receipts), job.config
+    end = input_end(receipts, row_indexes, config.preprocessing.max_items)
+    borders = shard_borders(receipts, row_indexes, config.output.max_tokens_per_shard, end)
     if not complete and end.rows < 0:
         borders = borders[:-1]  # the shard in which the known blocks end gets more rows
     if not borders:
         return []
     layout = recipe.layout(config, job.tokenizer)
-    keys = ShardKeys(spool, tuple(earlier.manifest["formats"]), layout, layout.columns(receipts.columns))
+    keys = ShardKeys(token_cache, tuple(earlier.manifest["formats"]), layout, layout.columns(receipts.columns))
     cut = bool(receipts.counts("counter", len(receipts)).get(CUT)) or CUT in earlier.manifest["counters"]
     shards = Shards(receipts, borders)
     found = (keys.of(dataclasses.replace(shard, cut=cut)) for shard in shards)
     return [key for key in found if key in earlier]
 
 
-def _of_source(receipt: SpoolReceipt, source: InputFile) -> SpoolReceipt:
+def _of_source(receipt: CachedBlock, source: InputFile) -> CachedBlock:
     return dataclasses.replace(receipt, origin=dataclasses.replace(receipt.origin, source=source))
 
 
@@ -209,8 +209,8 @@ def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Ma
         complete = output_at(earlier, job.staging).is_complete(manifest)
         if same_facts(manifest, job.facts) and manifest["inputs"] == inputs and complete:
             return "up to date"
-    if job.generations is not None:
-        return "new" if Generations(job.root).problem() is None else "refused"
+    if job.keep_versions is not None:
+        return "new" if Versions(job.root).problem() is None else "refused"
     if manifest is None:
         return "new" if output_at(job.output, job.staging).is_empty() else "refused"
     return "replaced" if job.overwrite else "refused"
@@ -235,7 +235,7 @@ def _short(value: Any) -> str:
 
 
 def _sizes(job: Pipeline) -> tuple[float, float]:
-    """(bytes in the spool, bytes in the output) for each byte of input, of the first records."""
+    """(bytes in the token cache, bytes in the output) for each byte of input, of the first records."""
     for number, source in enumerate(job.inputs):
         records = first_records(source, number)
         if records is None:
@@ -243,11 +243,11 @@ def _sizes(job: Pipeline) -> tuple[float, float]:
         size = records.origin.bytes
         batch = recipe.run_steps(recipe.chain(job.config.part(source.group), job.tokenizer), records)
         layout, eos_id = recipe.layout(job.config, job.tokenizer), job.tokenizer.id_of("eos_token")
-        batch = layout.spooled(batch, eos_id, job.config.preprocessing.untrained, job.config.columns())
+        batch = layout.cached(batch, eos_id, job.config.preprocessing.rows_without_loss, job.config.columns())
         if not len(batch):
             continue
-        _, files = encode_block(batch, layout.tokens(batch), job.reject_text, "first")
-        spooled = sum(len(part) for parts in files.values() for part in parts)
+        _, files = encode_block(batch, layout.tokens(batch), job.max_reject_chars, "first")
+        cached = sum(len(part) for parts in files.values() for part in parts)
         formats = job.config.output.formats
-        return spooled / size, output_ratio(batch, spooled, formats, layout) * spooled / size
+        return cached / size, output_ratio(batch, cached, formats, layout) * cached / size
     return 0.0, 0.0

@@ -9,7 +9,7 @@
      |-- StorageError       a disk that is full, a path that cannot be written, a store that does not answer or refuses
      |-- RunError           a run that failed by a rule: too many rejects, nothing kept, nothing trained
      |-- EngineError        the runner lost the job, a worker, or a part of its data
-     |-- SpoolError         a tokenised block is damaged or missing: run again, and it is made again
+     |-- TokenCacheError         a tokenised block is damaged or missing: run again, and it is made again
      |-- FormatError        a file that is not what its reader expects
      `-- UserFunctionError  a user's function raised on a record; the message names file and offset
 
@@ -82,7 +82,7 @@ class EngineError(BeamPrepError):
     exit_code = 5
 
 
-class SpoolError(BeamPrepError):
+class TokenCacheError(BeamPrepError):
     """A tokenised block is damaged or missing. Run the same job again: it makes the block again."""
 
     exit_code = 5

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from beam_prep.renamed import GONE_VALUES
+
 OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
 
 
@@ -79,7 +81,7 @@ def _number(kind: Callable[[str], Any], wanted: str) -> Callable[[Option, str], 
 def _choice(option: Option, text: str) -> str:
     names = [name for name, _ in option.choices]
     if text not in names:
-        what_to_do = GONE_CHOICES.get(text, f"wanted one of {', '.join(names)}")
+        what_to_do = GONE_VALUES.get(text, f"wanted one of {', '.join(names)}")
         raise argparse.ArgumentTypeError(f"found {text!r}, {what_to_do}")
     return text
 
@@ -169,21 +171,22 @@ OPTIONS = (
         example="true",
     ),
     Option(
-        name="generations",
-        label="Generations kept",
+        name="keep_versions",
+        label="Versions kept",
         group="Output",
         kind="integer",
-        help="make a generation, DIR/<time>, to which DIR/latest points at the end, and keep this many",
+        help="make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many",
         metavar="N",
         pattern=r"^[1-9]\d*$",
         example="3",
     ),
     Option(
-        name="generation",
-        label="Name of the generation",
+        name="version_name",
+        label="Name of the version",
         group="Output",
         kind="text",
-        help="with --generations: its name, by default the time of the launch in UTC; they are in order of their names",
+        help="with --keep_versions: its name, by default the time of the launch in UTC; versions are in order of "
+        "their names",
         metavar="NAME",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         example="20261122",
@@ -200,18 +203,18 @@ OPTIONS = (
         example="0.05",
     ),
     Option(
-        name="max_drop_rate",
+        name="max_no_loss_rate",
         label="Largest share of records with nothing to train on",
         group="Output",
         kind="number",
-        help="fail when a larger share of the records is dropped as empty or untrained",
+        help="fail when a larger share of the records is dropped as empty or without loss",
         default=0.05,
         metavar="SHARE",
         pattern=r"^(0(\.\d+)?|1(\.0+)?)$",
         example="0.2",
     ),
     Option(
-        name="reject_text",
+        name="max_reject_chars",
         label="Characters kept of a rejected record",
         group="Output",
         kind="integer",
@@ -233,14 +236,14 @@ OPTIONS = (
         example="1048576",
     ),
     Option(
-        name="spool",
-        label="Spool folder",
+        name="cache_dir",
+        label="Folder of the token cache",
         group="Working files",
         kind="output_folder",
         help="keep tokenised blocks here for later runs; without it they are kept until this run succeeds",
         metavar="DIR",
         pattern=_FOLDER,
-        example="gs://bucket/spool",
+        example="gs://bucket/token_cache",
     ),
     Option(
         name="staging",
@@ -360,11 +363,6 @@ OPTIONS = (
 """All options of `beam-prep run`."""
 
 
-GONE = {"render": "it is gone, as there is one way to render chat templates: leave it out"}
-"""Options that there were: name -> what to do."""
-GONE_CHOICES = {"tokie": "which is gone, as transformers encodes WordPiece and Unigram: leave the option out"}
-"""Values of options that there were: value -> what to do."""
-
 OTHER_NAMES = {
     "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
     "model_path model_name_or_path",
@@ -373,12 +371,12 @@ OTHER_NAMES = {
     "config": "cfg conf config_file config_path",
     "overwrite": "force f replace overwrite_output_dir overwrite_cache",
     "verbose": "v debug log_level",
-    "spool": "cache cache_dir spool_dir",
+    "cache_dir": "cache token_cache",
     "staging": "tmp temp tmp_dir temp_dir staging_dir",
     "direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
     "preprocessing_num_workers dataset_num_proc",
     "dry_run": "dry n dryrun",
-    "max_drop_rate": "max_drops drop_rate",
+    "max_no_loss_rate": "max_drops drop_rate",
     "max_reject_rate": "max_rejects reject_rate max_error_rate",
 }
 """Options -> names that they have in other programs, and short ones."""

@@ -24,11 +24,11 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import BeamPrepError, ConfigError, InputError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
-from beam_prep.options import GONE_CHOICES
 from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.renamed import GONE_VALUES
 from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
 from beam_prep.running import (
     cancel,
@@ -41,11 +41,10 @@ from beam_prep.running import (
     wait_until_done,
 )
 from beam_prep.shards.compose import Method
-from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.foreign import advice_on, check_heads
-from beam_prep.storage.generations import Generations, check_name, new_name
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path, output_at
 from beam_prep.storage.preflight import Preflight
@@ -53,12 +52,13 @@ from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.splits import BLOCK_BYTES, first_records
-from beam_prep.storage.spool import EarlierBlocks, Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import EarlierBlocks, TokenCache
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.uses import Launch
+from beam_prep.storage.versions import Versions, check_name, new_name
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.check import IN_FULL, CachePolicy, Check
 from beam_prep.transforms.records import ReadJSONL
@@ -105,17 +105,18 @@ class Pipeline:
             `gs://` or `s3://`: see docs/storage.md.
         overwrite: replace another job's output.
         max_reject_rate: a larger share of rejected records fails the run.
-        max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
-            `untrained`).
-        reject_text: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
+        max_no_loss_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
+            `rows_without_loss`).
+        max_reject_chars: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
         max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
         block_bytes: bytes of input in a block; a multiple of 65536. Changes no byte of the output.
-        spool: a folder that keeps tokenised blocks for later runs; without it they are removed when the run succeeds.
+        cache_dir: a folder that keeps tokenised blocks for later runs; without it they are removed when the run
+            succeeds.
         staging: the folder of unfinished files; by default a hidden folder next to the output.
         staging_ttl: seconds after which the unfinished files of failed launches are removed.
-        generations: make a generation, `OUTPUT_DIR/<generation>`, to which `OUTPUT_DIR/latest` points at the end, and
+        keep_versions: make a version, `OUTPUT_DIR/<version_name>`, to which `OUTPUT_DIR/latest` points at the end, and
             keep this many.
-        generation: its name; by default the time of the launch in UTC, `20261122T180738Z`.
+        version_name: its name; by default the time of the launch in UTC, `20261122T180738Z`.
         lease: seconds after which a launch that was killed no longer holds the output.
         tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
@@ -143,15 +144,15 @@ class Pipeline:
         *,
         overwrite: bool = False,
         max_reject_rate: float = MAX_REJECT_RATE,
-        max_drop_rate: float = MAX_DROP_RATE,
-        reject_text: int = 1000,
+        max_no_loss_rate: float = MAX_NO_LOSS_RATE,
+        max_reject_chars: int = 1000,
         max_line_bytes: int = MAX_LINE_BYTES,
         block_bytes: int = BLOCK_BYTES,
-        spool: str | None = None,
+        cache_dir: str | None = None,
         staging: str | None = None,
         staging_ttl: float = 7 * 24 * 3600,
-        generations: int | None = None,
-        generation: str | None = None,
+        keep_versions: int | None = None,
+        version_name: str | None = None,
         lease: float = LEASE,
         tokenizer_backend: Backend = "auto",
         check: Check = "sample",
@@ -162,21 +163,21 @@ class Pipeline:
         if beam_options is not None:
             FileSystems.set_options(_options(beam_options))
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
-        if reject_text < 0:
-            raise ConfigError(f"reject_text is {reject_text}, wanted 0 or more characters")
+        if max_reject_chars < 0:
+            raise ConfigError(f"max_reject_chars is {max_reject_chars}, wanted 0 or more characters")
         if not 1 <= max_line_bytes < 1 << 31:
             raise ConfigError(f"max_line_bytes is {max_line_bytes}, wanted 1 or more, below 2 GiB")
-        check_rates(max_reject_rate, max_drop_rate)
+        check_rates(max_reject_rate, max_no_loss_rate)
         self.root = self.output = normalise_path(os.fspath(output_dir))
-        if generation is not None:
-            check_name(generation)
-            if generations is None:
-                raise ConfigError(f"generation is {generation!r} without generations: say how many are kept")
-        if generations is not None and generations < 1:
-            raise ConfigError(f"generations is {generations}, wanted how many are kept, 1 or more")
+        if version_name is not None:
+            check_name(version_name)
+            if keep_versions is None:
+                raise ConfigError(f"version_name is {version_name!r} without keep_versions: say how many are kept")
+        if keep_versions is not None and keep_versions < 1:
+            raise ConfigError(f"keep_versions is {keep_versions}, wanted how many are kept, 1 or more")
         if lease < MIN_LEASE:
             raise ConfigError(f"lease is {lease:g}, wanted {MIN_LEASE:g} seconds or more")
-        self.generations, self.generation, self.lease = generations, generation, lease
+        self.keep_versions, self.version_name, self.lease = keep_versions, version_name, lease
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
@@ -187,7 +188,7 @@ class Pipeline:
             # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
         if tokenizer_backend not in get_args(Backend):
-            wanted = GONE_CHOICES.get(tokenizer_backend, f"wanted one of {', '.join(get_args(Backend))}")
+            wanted = GONE_VALUES.get(tokenizer_backend, f"wanted one of {', '.join(get_args(Backend))}")
             raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, {wanted}")
         if check not in get_args(Check):
             raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
@@ -198,11 +199,11 @@ class Pipeline:
         self.compose = recipe.compose(self.config, shuffle_method, total_size(self.inputs))
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
-        self.max_drop_rate = max_drop_rate
-        self.reject_text = reject_text
+        self.max_no_loss_rate = max_no_loss_rate
+        self.max_reject_chars = max_reject_chars
         self.max_line_bytes = max_line_bytes
         self.block_bytes = block_bytes
-        self.spool = os.path.abspath(spool) if spool and is_local(spool) else spool
+        self.cache_dir = os.path.abspath(cache_dir) if cache_dir and is_local(cache_dir) else cache_dir
         self.staging = Staging.beside(self.output, staging)
         self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
@@ -212,7 +213,7 @@ class Pipeline:
         self._references = recipe.references_of(self.config)
         self.references: IndexSource | None = None if self._references is None else self._references.index
         self.facts = recipe.facts(
-            self.config, self.tokenizer, reject_text, max_line_bytes, self._references, self.inputs
+            self.config, self.tokenizer, max_reject_chars, max_line_bytes, self._references, self.inputs
         )
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
@@ -263,12 +264,12 @@ class Pipeline:
             except LockedError:
                 return  # a job is at work
             output_at(made.output, self.staging).remove_replaced(made.manifest or {})
-            if self.spool is None and not is_local(self.root):
+            if self.cache_dir is None and not is_local(self.root):
                 self.staging.remove_kept()
             self._claims.release()
-        if (uses := self.spool_of_run().uses) is not None:
+        if (uses := self.cache_of_run().uses) is not None:
             uses.tidy(self.root)
-        if alone and self.spool is None:
+        if alone and self.cache_dir is None:
             self.staging.remove_kept()
 
     def _current(self) -> str | None:
@@ -277,19 +278,19 @@ class Pipeline:
         Raises:
             OutputError: it is, but may not be used: see `_checked`.
         """
-        if self.generations is None:
+        if self.keep_versions is None:
             current = up_to_date(self.root, self.facts, self._same_inputs) and self._checked(self.root)
             return self.root if current else None
-        made = Generations(self.root)
+        made = Versions(self.root)
         made.clean()
         latest, other = made.latest(), self._claims.holder()
-        ended = other.generation if other is not None and other.has_ended() else None
+        ended = other.version_name if other is not None and other.has_ended() else None
         # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
-        for name in dict.fromkeys(filter(None, (latest, self.generation, ended))):
+        for name in dict.fromkeys(filter(None, (latest, self.version_name, ended))):
             output = made.path(name)
             if up_to_date(output, self.facts, self._same_inputs) and self._checked(output):
                 made.point(name)
-                made.remove_old(self.generations, name)
+                made.remove_old(self.keep_versions, name)
                 return output
         return None
 
@@ -297,18 +298,18 @@ class Pipeline:
     def _claims(self) -> Claims:
         return self.staging.claims(self.root)
 
-    def _choose_generation(self) -> None:
-        """Sets the output. A launch that did not end well has given its generation a name, which is kept.
+    def _choose_version(self) -> None:
+        """Sets the output. A launch that did not end well has given its version a name, which is kept.
 
         Raises:
             LockedError: another launch holds the output.
         """
-        if self.generations is None:
+        if self.keep_versions is None:
             return
-        made, other = Generations(self.root), self._claims.ended(alone=is_local(self.root))
-        name = self.generation or new_name()
-        if self.generation is None and other is not None and other.generation and not made.has(other.generation):
-            name = other.generation
+        made, other = Versions(self.root), self._claims.ended(alone=is_local(self.root))
+        name = self.version_name or new_name()
+        if self.version_name is None and other is not None and other.version_name and not made.has(other.version_name):
+            name = other.version_name
         self.output = made.path(name)
 
     def _claim(self, dies: bool, wait: bool) -> None:
@@ -323,26 +324,26 @@ class Pipeline:
         """
         name = None if self.output == self.root else self.output.rpartition("/")[2]
         lease = self.lease if dies or wait else max(self.lease, _UNTIL_WORKERS_START)
-        mine = Claim(self.staging.launch, dies=dies, lease=lease, generation=name)
+        mine = Claim(self.staging.launch, dies=dies, lease=lease, version_name=name)
         other = self._claims.take(mine, alone=is_local(self.root))
         if other is not None:
-            for launch, generation in other.ended():
-                self._clear_up(str(launch), generation)
+            for launch, version_name in other.ended():
+                self._clear_up(str(launch), version_name)
             self._claims.update(left=())
 
-    def _clear_up(self, launch: str, generation: str | None) -> None:
+    def _clear_up(self, launch: str, version_name: str | None) -> None:
         """Removes what a launch left that did not end well, or ends its work if it had published."""
         if not is_local(self.root):
             replace(self.staging, launch=launch).remove()
-        made = Generations(self.root)
-        if generation is None:
+        made = Versions(self.root)
+        if version_name is None:
             return
-        if not made.has(generation):
-            made.remove_unfinished(generation)
+        if not made.has(version_name):
+            made.remove_unfinished(version_name)
             return
-        output = made.path(generation)
+        output = made.path(version_name)
         output_at(output, self.staging).remove_replaced(self._result(output, False).manifest or {})
-        made.point(generation)
+        made.point(version_name)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -383,7 +384,7 @@ class Pipeline:
         for warning in config_warnings:
             log.warning("%s", warning)
         first_warnings = [*ignored, *config_warnings]
-        self._choose_generation()
+        self._choose_version()
         self._dies = here
         self.staging.remove_older(self.staging_ttl)
         self.staging.create(ends_with_launcher=here)
@@ -404,7 +405,7 @@ class Pipeline:
             try:
                 pipeline = beam.Pipeline(runner, options=options)
                 about = {"how": how, "warnings": first_warnings}
-                single_use = here and self.spool is None and self.staging.local and not self.compose.composes
+                single_use = here and self.cache_dir is None and self.staging.local and not self.compose.composes
                 self.apply(pipeline, about, single_use, folder)
             except ValueError as error:  # an option that a step or Beam refuses
                 raise error if isinstance(error, BeamPrepError) else ConfigError(str(error)) from None
@@ -443,7 +444,7 @@ class Pipeline:
                 self.staging.remove()
         # A job that may outlive its launcher ends its claim itself. Whoever takes it over clears up, too.
         if here or self._claims.update(lease=self.lease, renewed=time.time()):
-            if self.spool is None:
+            if self.cache_dir is None:
                 self.staging.remove_kept()
             self._claims.release()
         result = self._result(self.output, up_to_date=False)
@@ -482,16 +483,16 @@ class Pipeline:
         Args:
             pipeline: the pipeline.
             run: what else `run.json` says of this run.
-            single_use: see `Spool`.
+            single_use: see `TokenCache`.
             progress: see `Shard`.
         """
-        spool, config = self.spool_of_run(single_use), self.config
+        cache_dir, config = self.cache_of_run(single_use), self.config
         return (
             pipeline
             | ReadJSONL(
                 self.inputs,
                 self.block_bytes,
-                spool,
+                cache_dir,
                 self.max_line_bytes,
                 workers_of(pipeline.options),
             )
@@ -502,18 +503,18 @@ class Pipeline:
                 config.output.formats,
                 max_items=config.preprocessing.max_items,
                 pack=recipe.layout(config, self.tokenizer),
-                untrained=config.preprocessing.untrained,
+                rows_without_loss=config.preprocessing.rows_without_loss,
                 dtype=config.columns(),
                 max_reject_rate=self.max_reject_rate,
-                max_drop_rate=self.max_drop_rate,
-                reject_text=self.reject_text,
+                max_no_loss_rate=self.max_no_loss_rate,
+                max_reject_chars=self.max_reject_chars,
                 tokenizer=self.tokenizer,
                 overwrite=self.overwrite,
-                spool=spool,
+                token_cache=cache_dir,
                 staging=self.staging,
-                preflight=self._preflight(spool),
+                preflight=self._preflight(cache_dir),
                 progress=progress,
-                generations=self.generations,
+                keep_versions=self.keep_versions,
                 compose=self.compose,
                 facts=self.facts,
                 run={
@@ -527,39 +528,39 @@ class Pipeline:
             )
         )
 
-    def spool_of_run(self, single_use: bool = False) -> Spool:
-        """The spool; for `single_use` see there."""
-        folder = self.spool or join(self.staging.root, "spool")
+    def cache_of_run(self, single_use: bool = False) -> TokenCache:
+        """The token cache; for `single_use` see there."""
+        folder = self.cache_dir or join(self.staging.root, "token_cache")
         trust = CachePolicy(self.tokenizer_backend, self.check)
-        made_by, kept = recipe.spool_recipe(self.facts), self.spool is not None
+        made_by, kept = recipe.cache_recipe(self.facts), self.cache_dir is not None
         groups = recipe.group_recipes(self.facts)
-        return Spool(
+        return TokenCache(
             folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier, groups=groups
         )
 
     def _note_launch(self, begins: bool) -> None:
-        """Notes in a spool that is kept that this launch uses it, or that it has ended."""
-        spool, launch = self.spool_of_run(), self.staging.launch
-        if spool.uses is not None and begins:
-            spool.uses.begin(Launch(launch, spool.recipe[:16], self.root, self.staging.home))
-        elif spool.uses is not None:
-            spool.uses.end(self.root, launch)
+        """Notes in a token cache that is kept that this launch uses it, or that it has ended."""
+        cache_dir, launch = self.cache_of_run(), self.staging.launch
+        if cache_dir.uses is not None and begins:
+            cache_dir.uses.begin(Launch(launch, cache_dir.recipe[:16], self.root, self.staging.home))
+        elif cache_dir.uses is not None:
+            cache_dir.uses.end(self.root, launch)
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""
-        return earlier_path(self.root, self.generations)
+        return earlier_path(self.root, self.keep_versions)
 
-    def _preflight(self, spool: Spool) -> Preflight:
+    def _preflight(self, cache_dir: TokenCache) -> Preflight:
         places = (self.staging.root, self.staging.home)
         fewer = bool(self.compose.mix) or self.compose.deduplicate
         return Preflight(
             input_bytes=total_size(self.inputs),
-            spool=spool.folder if is_local(spool.folder) else None,
+            token_cache=cache_dir.folder if is_local(cache_dir.folder) else None,
             outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
-            spool_is_new=spool.is_new(),
+            cache_is_new=cache_dir.is_new(),
             linked=EarlierOutput(self.earlier_output()).bytes,
             limited=fewer or self.config.preprocessing.max_items is not None,
-            single_use=spool.single_use,
+            single_use=cache_dir.single_use,
             shuffle=None if self.compose.shuffle is None else self.compose.method,
             scratch=self.staging.root if is_local(self.staging.root) else None,
         )

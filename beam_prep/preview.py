@@ -14,8 +14,8 @@ from rich.text import Text
 
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes, drawn, is_table
-from beam_prep.data.carried import carried_value, placed
 from beam_prep.data.hashing import CHUNK
+from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.inspect.left_out import LeftOut, left_out_text
@@ -31,7 +31,7 @@ from beam_prep.recipe import chain, files_of_groups, inputs_of, layout, read_con
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
 from beam_prep.shards.receipts import ROLE_COUNTS
-from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -47,7 +47,7 @@ _DROPPED = {
     "empty": "there is nothing to encode",
     "too_short": "every text field is shorter than preprocessing.min_chars, which is {min_chars:,}",
     "too_long": "longer than max_chars, {max_chars:,} characters, or {limit}, {tokens:,} tokens",
-    "untrained": "no token of it is trained on (preprocessing.untrained: 'keep' keeps it)",
+    "rows_without_loss": "no token of it is trained on (preprocessing.rows_without_loss: 'keep' keeps it)",
 }
 
 
@@ -137,16 +137,16 @@ class _Job:
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows that a run spools of a block: all of a config but packing, padding and position ids.
+    """The rows that a run caches of a block: all of a config but packing, padding and position ids.
 
-    The steps of `recipe.chain`, and what `Shard` does before it spools them, without Beam.
+    The steps of `recipe.chain`, and what `Shard` does before it caches them, without Beam.
 
     Raises:
         BeamPrepError: the config asks for what the tokenizer does not have; a sequence is too long, and
             `truncation_mode` is `error`.
     """
     steps = chain(config.part(records.origin.source.group), tokenizer)
-    return _spooled(run_steps(steps, records), config, tokenizer)
+    return _cached(run_steps(steps, records), config, tokenizer)
 
 
 def _prepared(job: _Job, records: Records) -> Batch:
@@ -161,12 +161,12 @@ def _prepared(job: _Job, records: Records) -> Batch:
             block = followed(block, step.step()(without_roles(block)))
         else:
             block = step.step()(block)
-    return _spooled(block, job.config, job.tokenizer)
+    return _cached(block, job.config, job.tokenizer)
 
 
-def _spooled(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    eos_id, untrained = tokenizer.id_of("eos_token"), config.preprocessing.untrained
-    return layout(config, tokenizer).spooled(batch, eos_id, untrained, config.columns())
+def _cached(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    eos_id, rows_without_loss = tokenizer.id_of("eos_token"), config.preprocessing.rows_without_loss
+    return layout(config, tokenizer).cached(batch, eos_id, rows_without_loss, config.columns())
 
 
 def _texts(job: _Job) -> Iterator[Text]:
@@ -388,7 +388,7 @@ def _report(job: _Job, sample: Sequence[Batch]) -> Text:
             text.append(f"\n{kind}: {', '.join(f'{count:,} {reason}' for reason, count in sorted(counts.items()))}")
     for line in lines(found, config):
         text.append(f"\n{line}".translate(VISIBLE))
-    if (problem := failure(plan, config, MAX_REJECT_RATE, MAX_DROP_RATE)) is not None:
+    if (problem := failure(plan, config, MAX_REJECT_RATE, MAX_NO_LOSS_RATE)) is not None:
         if (advice := advice_on(job.files, problem, config.fields)) is not None:
             problem += f"; {advice}"
         text.append(f"\na run on these would fail: {problem}".translate(VISIBLE), "bold red")
@@ -545,7 +545,7 @@ class _Shown:
                 ][number]
                 for column in self._schema
             }
-            values |= {c.name: carried_value(c, values[c.name]) for c in self._schema if c.carried}
+            values |= {c.name: metadata_value(c, values[c.name]) for c in self._schema if c.metadata}
             found.append(
                 ShownRow(
                     self._display,

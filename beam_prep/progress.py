@@ -40,9 +40,9 @@ class Counts:
 
     Attributes:
         bytes, lines, rejects: of the input's content.
-        blocks_made, bytes_made: those that were not in the spool already.
-        spooled: bytes written to the spool.
-        output_ratio: bytes of output for each byte in the spool; 0: not known.
+        blocks_made, bytes_made: those that were not in the token cache already.
+        cached: bytes written to the token cache.
+        output_ratio: bytes of output for each byte in the token cache; 0: not known.
         stored: bytes of the input as it is stored, compressed or not.
         tokens: of kept records.
         trained, maybe_trained: trained tokens, and all tokens, of the blocks that were made and have a mask.
@@ -56,7 +56,7 @@ class Counts:
     rejects: int = 0
     blocks_made: int = 0
     bytes_made: int = 0
-    spooled: int = 0
+    cached: int = 0
     output_ratio: float = 0.0
     stored: int = 0
     tokens: int = 0
@@ -272,7 +272,7 @@ class Progress:
         return State(phase, done, goal, words, self._left(phase, now, done, goal))
 
     def _left(self, phase: Phase, now: float, done: int, goal: int | None) -> float | None:
-        """Seconds until the goal, at the pace of the last minute: blocks that are in the spool already take no time."""
+        """Seconds until the goal, at the pace of the last minute: blocks in the token cache take no time."""
         seen = self._seen.setdefault(phase, deque([(self._began[phase], 0)]))
         if done > seen[-1][1]:
             seen.append((now, done))

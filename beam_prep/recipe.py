@@ -19,7 +19,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.schema import CUTTING, Output, TextRules
 from beam_prep.errors import ConfigError, InputError, RunError
-from beam_prep.formats.spool import SPOOL_VERSION
+from beam_prep.formats.cached_block import CACHE_VERSION
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.json_list import is_json_file, parse_list
@@ -46,12 +46,12 @@ from beam_prep.transforms.steps import (
     AnyBackend,
     ApplyTemplate,
     BuildMask,
-    Carry,
     Decontaminate,
     FilterByChars,
     FromRollouts,
     FromTokens,
     InDomain,
+    KeepFields,
     KeyRecords,
     Labels,
     Shift,
@@ -68,7 +68,7 @@ REFERENCES = "references"
 # What makes tokens: another version of these makes other blocks and outputs.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
-# Used for spooled blocks besides: with another version of these a block is made again, but the output remains up to
+# Used for cached blocks besides: with another version of these a block is made again, but the output remains up to
 # date. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
@@ -182,8 +182,8 @@ def mask_steps(
     domain_key = config.output.domain_key
     domain = [] if given.domain is None else [InDomain(given.domain)]
     steps = key_steps(config)
-    if config.output.carry:
-        steps.append(Carry(config.output.carry))
+    if config.output.keep_fields:
+        steps.append(KeepFields(config.output.keep_fields))
     compared: list[BlockStep] = []
     if (rule := preprocessing.decontaminate) is not None:
         source = references or read_references(rule.against, rule.field, rule.ngram).index
@@ -256,7 +256,7 @@ def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     if preprocessing.truncation_mode != "chunk":  # chunks are cut when a shard is written: see `Layout.chunking`
         steps.append(Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
     if config.output.columns == "prompt_completion":
-        steps.append(SplitPrompt(preprocessing.untrained))
+        steps.append(SplitPrompt(preprocessing.rows_without_loss))
     if config.output.columns == "labels":
         steps.append(Shift() if preprocessing.shift else Labels())
     return steps
@@ -407,7 +407,7 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         config.names,
         "keep_start" if preprocessing.truncation_mode == "chunk" else preprocessing.truncation_mode,
         None if multiple is None else Padding(multiple, pad_id_of(tokenizer)),
-        Chunking(preprocessing.chunk_size, preprocessing.stride, preprocessing.untrained == "keep")
+        Chunking(preprocessing.chunk_size, preprocessing.stride, preprocessing.rows_without_loss == "keep")
         if preprocessing.chunks
         else None,
         config.output.provenance,
@@ -439,7 +439,7 @@ def references_of(config: PipelineConfig) -> References | None:
 def facts(
     config: PipelineConfig,
     tokenizer: Tokenizer,
-    reject_text: int,
+    max_reject_chars: int,
     max_line_bytes: int = MAX_LINE_BYTES,
     references: References | None = None,
     inputs: Iterable[InputFile] = (),
@@ -453,7 +453,7 @@ def facts(
     return {
         "config": config.canonical(),
         "options": {
-            "reject_text": reject_text,
+            "max_reject_chars": max_reject_chars,
             "max_line_bytes": max_line_bytes,
             **TEMPLATE_LIMITS,
         },
@@ -474,8 +474,8 @@ AFTER_BLOCKS = {
 """Fields of a config that only the plan and Write see: another value of them makes the same blocks."""
 
 
-def spool_recipe(job_facts: dict[str, Any]) -> str:
-    """Digest of what a spooled block is a function of, besides its bytes: all but `AFTER_BLOCKS`, and what its group
+def cache_recipe(job_facts: dict[str, Any]) -> str:
+    """Digest of what a cached block is a function of, besides its bytes: all but `AFTER_BLOCKS`, and what its group
     says: see `group_recipes`."""
     config = json.loads(json.dumps(job_facts["config"]))
     facts = {name: value for name, value in job_facts.items() if name != GROUP_FILES}
@@ -498,7 +498,7 @@ def spool_recipe(job_facts: dict[str, Any]) -> str:
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
     versions |= {"gigatoken": with_gigatoken.VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
-    text = json.dumps([SPOOL_VERSION, versions, {**facts, "config": config}])
+    text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -23,15 +23,15 @@ from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.shards.replay import RowsToRecheck
 from beam_prep.storage.files import join
-from beam_prep.storage.generations import Generations
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.splits import BLOCK_BYTES
-from beam_prep.storage.spool import EarlierBlocks, Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import EarlierBlocks, TokenCache
+from beam_prep.storage.versions import Versions
 from beam_prep.tokens.check import CachePolicy
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class Replayed:
         if unknown := self.run.get(NOT_COMPARED):
             texts.append(
                 f"of {unknown:,} of {self.run['blocks']:,} blocks kept records could not be compared: "
-                "the spool does not have these blocks"
+                "the token cache does not have these blocks"
             )
         rejected = self.after["rejected"]
         texts.append("still rejected:" if rejected else "no record is rejected any more")
@@ -87,23 +87,23 @@ class Replay:
     """A job that runs the rejected records of an output again: in the new output they are at their place.
 
     The new output is, byte for byte, that of a run from scratch with the new config. Records that were kept are not
-    written again, where their blocks are still in the spool: they must give what they gave, which is compared for all
-    records that may have changed (docs/replay.md). A new config that would change one is refused. Records that were
+    written again, where their blocks are still in the token cache: they must give what they gave, which is compared for
+    all records that may have changed (docs/replay.md). A new config that would change one is refused. Records that were
     dropped are run again, too.
 
     Args:
-        output: the earlier output, or a folder of generations, of which the latest is meant. Its manifest names the
+        output: the earlier output, or a folder of versions, of which the latest is meant. Its manifest names the
             inputs.
         config: the new config, or its path; without it, the earlier one.
-        output_dir: the directory to make. Without it, a folder of generations gets a new one (none is removed, but see
-            `generations` of `Pipeline`), and another output is replaced, which `overwrite` must allow.
+        output_dir: the directory to make. Without it, a folder of versions gets a new one (none is removed, but see
+            `keep_versions` of `Pipeline`), and another output is replaced, which `overwrite` must allow.
         tokenizer_path: see `Pipeline`; without it, the tokenizer that the output keeps.
         overwrite: replace `output`, or what is at `output_dir`.
-        spool: the folder that kept the blocks of the earlier run; without it, the default one beside `output`. Blocks
-            that are not there are made in full, and their kept records are not compared.
+        cache_dir: the folder that kept the blocks of the earlier run; without it, the default one beside `output`.
+            Blocks that are not there are made in full, and their kept records are not compared.
         beam_options: see `Pipeline`.
-        options: the other arguments of `Pipeline`. `block_bytes`, `reject_text` and `max_line_bytes` are by default
-            those of the earlier run.
+        options: the other arguments of `Pipeline`. `block_bytes`, `max_reject_chars` and `max_line_bytes` are by
+            default those of the earlier run.
 
     Raises:
         BeamPrepError: as `Pipeline`; and an OutputError: there is no output to replay.
@@ -129,7 +129,7 @@ class Replay:
         output_dir: str | os.PathLike[str] | None = None,
         tokenizer_path: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
-        spool: str | None = None,
+        cache_dir: str | None = None,
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,
     ) -> None:
@@ -137,9 +137,9 @@ class Replay:
             given = beam_options if isinstance(beam_options, PipelineOptions) else PipelineOptions(list(beam_options))
             FileSystems.set_options(given)
         root = normalise_path(os.fspath(output))
-        generations = Generations(root)
-        latest = generations.latest()
-        self.output = root if latest is None else generations.path(latest)
+        keep_versions = Versions(root)
+        latest = keep_versions.latest()
+        self.output = root if latest is None else keep_versions.path(latest)
         text = _read(self.output, MANIFEST)
         if text is None:
             raise OutputError(f"{output} holds no output to replay (no {MANIFEST}): give one that `beam-prep run` made")
@@ -156,7 +156,7 @@ class Replay:
             return
         target = root if output_dir is None else normalise_path(os.fspath(output_dir))
         if latest is not None and target == root:
-            options.setdefault("generations", len(generations.names()) + 1)
+            options.setdefault("keep_versions", len(keep_versions.names()) + 1)
         else:
             self._replaces = target == root and not overwrite
         paths = [entry["path"] for entry in self.manifest["inputs"]]
@@ -172,7 +172,7 @@ class Replay:
             target,
             join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path,
             overwrite=overwrite,
-            spool=spool,
+            cache_dir=cache_dir,
             beam_options=beam_options,
             **{**defaults, **options},
         )
@@ -184,7 +184,7 @@ class Replay:
                 f"other groups; a replay reads the same inputs in the same groups: make everything again: "
                 f"{self._instead}"
             )
-        folder = self.job.spool or join(Staging.beside(root, options.get("staging")).root, "spool")
+        folder = self.job.cache_dir or join(Staging.beside(root, options.get("staging")).root, "token_cache")
         self.job.earlier = self._blocks(self.job, folder)
         digest = hashlib.sha256(text).hexdigest()
         self.job.about = {"replay_of": {"output": self.output, "manifest_sha256": digest}}
@@ -240,9 +240,11 @@ class Replay:
                 f"{self.output} would be replaced: pass -o NEW (output_dir), or --overwrite (overwrite=True)"
             )
         self.check_inputs()
-        folder = "" if job.earlier is None else job.earlier.spool.folder
+        folder = "" if job.earlier is None else job.earlier.token_cache.folder
         if is_local(folder) and not os.path.isdir(folder):
-            log.warning("there is no spool at %s: everything is made again; --spool names the one of that run", folder)
+            log.warning(
+                "there is no token cache at %s: everything is made again; --cache_dir names the one of that run", folder
+            )
         result = job.run(beam_options, wait=wait)
         if result.manifest is None:
             return Replayed(result, before, before)
@@ -284,8 +286,8 @@ class Replay:
             # Which records another template changes is not known. A sample is taken only by request.
             sampled = with_words(recheck, *(template or b"" for template in templates))
             recheck = sampled if self._sampled else None
-        spool = Spool(folder, recipe.spool_recipe(facts), trust=trust, groups=recipe.group_recipes(facts))
-        return EarlierBlocks(spool, self._instead, recheck)
+        token_cache = TokenCache(folder, recipe.cache_recipe(facts), trust=trust, groups=recipe.group_recipes(facts))
+        return EarlierBlocks(token_cache, self._instead, recheck)
 
     def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
         """True if the tokenizer is that of the output, but maybe for its chat template."""
@@ -295,7 +297,7 @@ class Replay:
 
 
 _NAME_LIMIT = 64
-"""Sidecars have so many characters of a role's name."""
+"""Row indexes have so many characters of a role's name."""
 
 
 def rows_to_recheck(before: Mapping[str, Any], after: Mapping[str, Any]) -> RowsToRecheck | None:
@@ -312,9 +314,9 @@ def rows_to_recheck(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rows
     modes = [facts["config"]["preprocessing"].pop("truncation_mode") for facts in (old, new)]
     masks = [facts["config"].pop("mask") for facts in (old, new)]
     defaults = [facts["config"].pop("mask_default") for facts in (old, new)]
-    untrained = [facts["config"]["preprocessing"].pop("untrained") for facts in (old, new)]
+    rows_without_loss = [facts["config"]["preprocessing"].pop("rows_without_loss") for facts in (old, new)]
     for facts in (old, new):
-        facts["options"].pop("reject_text")  # the others are limits
+        facts["options"].pop("max_reject_chars")  # the others are limits
         facts.pop("tokenizer")
         facts["config"]["input"].pop("chat_template", None)
         for part, fields in recipe.AFTER_BLOCKS.items():
@@ -323,7 +325,7 @@ def rows_to_recheck(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rows
         for name in ("max_seq_len", "max_packed_len"):
             facts["config"]["preprocessing"].pop(name)
     limits = [facts.pop("options") for facts in (old, new)]
-    lower = cuts[1] < cuts[0] or (untrained[0] == "keep" and untrained[1] != "keep")
+    lower = cuts[1] < cuts[0] or (rows_without_loss[0] == "keep" and rows_without_loss[1] != "keep")
     lower |= limits[0].keys() != limits[1].keys() or any(limits[1][name] < limits[0][name] for name in limits[0])
     roles = {*masks[0], *masks[1]}
     if lower or json.dumps(old) != json.dumps(new) or any(len(role) >= _NAME_LIMIT for role in roles):
@@ -354,7 +356,7 @@ def _words(template: str) -> set[str]:
 
 
 def _longest(preprocessing: Mapping[str, Any]) -> float:
-    """The number of tokens to which rows are cut before they are spooled."""
+    """The number of tokens to which rows are cut before they are cached."""
     if preprocessing["truncation_mode"] == "chunk":
         return math.inf
     longest = preprocessing["max_seq_len"] or math.inf

@@ -91,7 +91,7 @@ def counters_of(running: Any, options: PipelineOptions) -> dict[str, int]:
     """How far a job is that works elsewhere, as its runner says it; what it does not say is missing.
 
     Returns:
-        the sums of the counters of `SpoolBlocks`; of a job on Flink, too: `tasks`, and `tasks_done`.
+        the sums of the counters of `CacheBlocks`; of a job on Flink, too: `tasks`, and `tasks_done`.
     """
     found: dict[str, int] = {}
     with contextlib.suppress(Exception):  # each runner has errors of its own; some answer at the end only

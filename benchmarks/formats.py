@@ -2,8 +2,8 @@
 
     python benchmarks/formats.py CORPUS.jsonl -c benchmarks/configs/text.json --tokenizer_path TOKENIZER --rounds 5
 
-Each round runs every format, with a run of `bin` before each; the ratio is that of the medians. Output and spool are
-on the disk of `--work`.
+Each round runs every format, with a run of `bin` before each; the ratio is that of the medians. Output and token cache
+are on the disk of `--work`.
 """
 
 import argparse

@@ -113,7 +113,7 @@ def rendering(bomb: str) -> Callable[[Path, float], Case]:
             "{% if messages[0].content == 'bomb' %}" + bomb + "{% endif %}{% for m in messages %}"
             "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         )
-        return Case([source], config, ["--max_reject_rate=1", "--max_drop_rate=1"])
+        return Case([source], config, ["--max_reject_rate=1", "--max_no_loss_rate=1"])
 
     return make
 

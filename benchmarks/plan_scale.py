@@ -5,10 +5,10 @@
     python benchmarks/plan_scale.py --compose                    # with a shuffle, splits and a mix
     python benchmarks/plan_scale.py --receipts 200000 --runner   # the same steps as a pipeline, on the FnApiRunner
 
-No input is read and no shard is written. Blocks of 8 MB are drawn from some that went through the spool's own code,
-with their real receipts and sidecars, under names and digests of their own. A sidecar takes `--delay` seconds to come,
-as from an object store, and its real bytes are decoded. Each step runs in a process of its own, so that the peak of
-its memory (`VmHWM`) is its own:
+No input is read and no shard is written. Blocks of 8 MB are drawn from some that went through the token cache's own
+code, with their real receipts and row indexes, under names and digests of their own. A row index takes `--delay`
+seconds to come, as from an object store, and its real bytes are decoded. Each step runs in a process of its own, so
+that the peak of its memory (`VmHWM`) is its own:
 
 * `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers' work.
 * `plan`: the parts -> `MakePlan`; each element that it hands on goes through the coder that Beam takes. One worker's.
@@ -49,18 +49,18 @@ from beam_prep.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
+from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, CachedRows, encode_block, read_rejects, read_row_index
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.formats.spool import REJECTS, SIDECAR, SpooledRows, encode_block, read_rejects, read_sidecar
 from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.mix import DomainMix
 from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import SpoolReceipt
+from beam_prep.shards.receipts import CachedBlock
+from beam_prep.shards.row_index import Copies, RowIndex
 from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
-from beam_prep.shards.sidecars import Copies, Sidecar
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
-from beam_prep.storage.spool import AT_ONCE, Spool
+from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.merge_runs import PlanShards
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
@@ -101,7 +101,7 @@ def block(family: int, kind: int) -> tuple[BlockReceipt, dict[str, bytes]]:
     ledger.digests["split"] = rng.integers(0, 2**63, len(starts)).astype(np.uint64)
     batch.count("truncated_rows", (tokens > 2048).astype(np.int64))
     receipt, files = encode_block(batch, batch.tokens, 0, "simulated")
-    return receipt, {ending: b"".join(files[ending]) for ending in (SIDECAR, REJECTS) if ending in files}
+    return receipt, {ending: b"".join(files[ending]) for ending in (ROW_INDEX, REJECTS) if ending in files}
 
 
 COMPOSE = Compose(
@@ -116,10 +116,10 @@ COMPOSE = Compose(
 def viewed(family: int, kind: int) -> BlockReceipt:
     """The receipt of a block as the plan of `COMPOSE` sees it."""
     receipt, files = block(family, kind)
-    sidecar = read_sidecar(pa.BufferReader(files[SIDECAR]), "simulated")
+    row_index = read_row_index(pa.BufferReader(files[ROW_INDEX]), "simulated")
     origin = Origin(0, InputFile("", BLOCK_BYTES, 0.0), 0, 0, BLOCK_BYTES, (), "")
-    spooled = SpoolReceipt(origin, "", False, receipt)
-    return view_receipt(spooled, sidecar, Copies(), "", COMPOSE.splits).block
+    cached = CachedBlock(origin, "", False, receipt)
+    return view_receipt(cached, row_index, Copies(), "", COMPOSE.splits).block
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Job:
     files: int
     compose: bool = False
 
-    def blocks(self, start: int, stop: int) -> Iterator[SpoolReceipt]:
+    def blocks(self, start: int, stop: int) -> Iterator[CachedBlock]:
         """The receipts of blocks [start, stop)."""
         for number in range(start, stop):
             file = number * self.files // self.receipts
@@ -149,13 +149,13 @@ class Job:
             nodes = (Node(place, 7, content),)
             receipt = viewed(digest[1], digest[2]) if self.compose else block(digest[1], digest[2])[0]
             origin = Origin(file, source, place * BLOCK_BYTES, place and content[1], BLOCK_BYTES, nodes, digest.hex())
-            name = SPOOL.name(digest.hex())
-            yield SpoolReceipt(origin, name, False, receipt, {"encoded_by_gigatoken": receipt.kept})
+            name = CACHE.name(digest.hex())
+            yield CachedBlock(origin, name, False, receipt, {"encoded_by_gigatoken": receipt.kept})
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedSpool(Spool):
-    """Sidecars that take their time; `Spool.sidecars` fetches them as ever.
+class SimulatedTokenCache(TokenCache):
+    """Row indexes that take their time; `TokenCache.row_indexes` fetches them as ever.
 
     Attributes:
         delay: seconds of each.
@@ -165,22 +165,22 @@ class SimulatedSpool(Spool):
     delay: float = 0.0
     rounds: list[int] = field(default_factory=list)
 
-    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
+    def row_indexes(self, names: Sequence[str]) -> list[RowIndex]:
         self.rounds.append(len(names))
-        return Spool.sidecars(self, names)
+        return TokenCache.row_indexes(self, names)
 
-    def _sidecar(self, name: str) -> Sidecar:
+    def _row_index(self, name: str) -> RowIndex:
         time.sleep(self.delay)
-        return read_sidecar(self._small(name, SIDECAR), "simulated")
+        return read_row_index(self._small(name, ROW_INDEX), "simulated")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         return self.pick(name, domain, np.arange(start, stop)).rows
 
-    def pick(self, name: str, domain: int, rows: Array) -> SpooledRows:
+    def pick(self, name: str, domain: int, rows: Array) -> CachedRows:
         time.sleep(self.delay)
         count = len(rows)
         found = {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
-        return SpooledRows(found)
+        return CachedRows(found)
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         time.sleep(self.delay)
@@ -191,7 +191,7 @@ class SimulatedSpool(Spool):
         return pa.BufferReader(files[ending])
 
 
-SPOOL = Spool("gs://bucket/spool", "0123456789abcdef")
+CACHE = TokenCache("gs://bucket/token_cache", "0123456789abcdef")
 CODER = coders.registry.get_coder(Any)
 """What Beam takes for elements without a declared type, which these are."""
 
@@ -263,12 +263,12 @@ def split_of(origin: Origin) -> Split:
 def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """The parts -> what is handed on."""
     clock = Clock()
-    spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
+    cache_dir = SimulatedTokenCache(CACHE.folder, CACHE.recipe, delay=given.delay)
     warm()
     before = peak()
     sent = pickle.loads((folder / "parts").read_bytes())
     parts = {part: [sent.get(part, [])] for part in range(PARTS)}
-    make = maker(spool, given, folder)
+    make = maker(cache_dir, given, folder)
     sizes: dict[str, list[int]] = {"shards": [], "rejects": [], "runs": []}
     shards = []
     with clock.part("plan"):
@@ -284,9 +284,9 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
                 sizes["rejects"].append(len(CODER.encode(element)))
     (folder / "shards").write_bytes(pickle.dumps(shards))
     found = {
-        "waits": sum(-(-reads // AT_ONCE) for reads in spool.rounds) * given.delay,
-        "rounds": len(spool.rounds),
-        "reads": sum(spool.rounds),
+        "waits": sum(-(-reads // AT_ONCE) for reads in cache_dir.rounds) * given.delay,
+        "rounds": len(cache_dir.rounds),
+        "reads": sum(cache_dir.rounds),
         "side input bytes": (folder / "plan").stat().st_size,
         "plan peak before": before,
         "plan peak": peak(),
@@ -296,10 +296,10 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**clock.found, **found}
 
 
-def maker(spool: Spool, given: argparse.Namespace, folder: Path) -> MakePlan:
+def maker(token_cache: TokenCache, given: argparse.Namespace, folder: Path) -> MakePlan:
     """Makes the plan."""
     compose = COMPOSE if given.compose else Compose()
-    arranger = Arranger(spool, Scratch("gs://bucket/scratch"), compose)
+    arranger = Arranger(token_cache, Scratch("gs://bucket/scratch"), compose)
     publisher = Shard(str(folder / "out"), compose=compose).publisher
     return MakePlan(arranger=arranger, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
 
@@ -311,7 +311,7 @@ def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     runs = found.runs
     assert runs is not None
     samples, counts = drawn_counts(runs)
-    make = maker(SPOOL, given, folder)
+    make = maker(CACHE, given, folder)
     fn = PlanShards(make.arranger, make.publisher)
     sizes, listed = [], []
     with clock.part("shards"):
@@ -393,14 +393,14 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     job, clock = Job(given.receipts, given.files), Clock()
     warm()
     before = peak()
-    spool = SimulatedSpool(SPOOL.folder, SPOOL.recipe, delay=given.delay)
-    make = maker(spool, given, folder)
+    cache_dir = SimulatedTokenCache(CACHE.folder, CACHE.recipe, delay=given.delay)
+    make = maker(cache_dir, given, folder)
     bundles = [(n, min(n + given.bundle, given.receipts)) for n in range(0, given.receipts, given.bundle)]
     with clock.part("run"), beam.Pipeline(FnApiRunner()) as pipeline:
         parts = (
             pipeline
             | beam.Create(bundles)
-            | beam.FlatMapTuple(job.blocks).with_output_types(SpoolReceipt)
+            | beam.FlatMapTuple(job.blocks).with_output_types(CachedBlock)
             | beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | beam.GroupByKey()
         )
@@ -433,7 +433,7 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
     rows = []
     for name, what, waits in (
         ("pack", "many workers together", 0),
-        ("plan", "one worker; all sidecars, all elements", found["waits"]),
+        ("plan", "one worker; all row indexes, all elements", found["waits"]),
         *([("shards", "one worker", 0)] if given.compose else []),
         ("publish", "one worker", 0),
         ("load", "reading the manifest", 0),
@@ -461,9 +461,9 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
         (
             machine(),
             f"{given.receipts:,} receipts of {given.files:,} files, {given.bundle:,} a bundle; shards of "
-            f"{given.max_tokens:,} tokens. {found['reads']:,} sidecars in {found['rounds']:,} rounds, {AT_ONCE} at a "
-            f"time, {given.delay * 1000:g} ms each: {found['waits']:.1f} s of waits. A process that has loaded Beam "
-            f"and the benchmark's blocks, and does nothing, has {found['plan peak before'] / 1e6:,.0f} MB. "
+            f"{given.max_tokens:,} tokens. {found['reads']:,} row indexes in {found['rounds']:,} rounds, {AT_ONCE} at "
+            f"a time, {given.delay * 1000:g} ms each: {found['waits']:.1f} s of waits. A process that has loaded "
+            f"Beam and the benchmark's blocks, and does nothing, has {found['plan peak before'] / 1e6:,.0f} MB. "
             f"The manifest has {found['manifest bytes'] / 1e6:,.1f} MB.",
             steps,
             sizes,
@@ -487,8 +487,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=10_000, help="files that they come from")
     parser.add_argument("--bundle", type=int, default=200, help="receipts of a bundle")
     parser.add_argument("--max_tokens", type=int, default=100_000_000, help="of a shard")
-    parser.add_argument("--delay", type=float, default=0.05, help="seconds to read a sidecar")
-    parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, sidecars at once")
+    parser.add_argument("--delay", type=float, default=0.05, help="seconds to read a row index")
+    parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, row indexes at once")
     parser.add_argument("--compose", action="store_true", help="with a shuffle by sorted runs, splits and a mix")
     parser.add_argument("--runner", action="store_true", help="as a pipeline of one process on the FnApiRunner")
     parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this page")

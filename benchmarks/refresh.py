@@ -1,4 +1,4 @@
-"""How long a nightly refresh takes: old files that did not change, and a new one, with the spool and output of before.
+"""How long a nightly refresh takes: old files that did not change, a new one, the token cache and output of before.
 
     python benchmarks/refresh.py chat.jsonl --old 4000 --new 40 --work /fast/disk --tokenizer examples/tokenizer
 
@@ -67,11 +67,11 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=HERE.parent / "configs" / "sft_chat.json")
     parser.add_argument("--compare", action="store_true")
     given = parser.parse_args()
-    inputs, output, spool = (given.work / name for name in ("in", "out", "spool"))
+    inputs, output, cache_dir = (given.work / name for name in ("in", "out", "cache_dir"))
     make_inputs(given.corpus, inputs, "old", given.old * MB)
-    scratch, _ = run(inputs, output, given, "--spool", str(spool))
+    scratch, _ = run(inputs, output, given, "--cache_dir", str(cache_dir))
     make_inputs(given.corpus, inputs, "zz-new", given.new * MB)
-    refresh, told = run(inputs, output, given, "--spool", str(spool), "--overwrite")
+    refresh, told = run(inputs, output, given, "--cache_dir", str(cache_dir), "--overwrite")
     print("| old | new | from scratch | refresh | ratio | blocks reused | shards linked |")
     print("|---|---|---|---|---|---|---|")
     shards = told["shards_linked"] + told["shards_written"]

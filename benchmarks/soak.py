@@ -1,12 +1,12 @@
 """Nightly refreshes of a small data set, a third of which are killed: each must end as a run from scratch ends.
 
     python benchmarks/soak.py --markdown docs/soak.md
-    python benchmarks/soak.py --generations 3 --markdown docs/soak.md
+    python benchmarks/soak.py --keep_versions 3 --markdown docs/soak.md
 
-Each night some input files grow, change, go or come. The job then runs with the spool of the nights before, over the
-output of the night before; in a third of the nights all of its processes are killed at a random change of a file (with
-`tests/faults/harness.py`, which needs a C compiler), and it runs again. A reader looks at the output all the time. The
-exit code is 1 if anything was found that must not be.
+Each night some input files grow, change, go or come. The job then runs with the token cache of the nights before, over
+the output of the night before; in a third of the nights all of its processes are killed at a random change of a file
+(with `tests/faults/harness.py`, which needs a C compiler), and it runs again. A reader looks at the output all the
+time. The exit code is 1 if anything was found that must not be.
 """
 
 import argparse
@@ -143,7 +143,7 @@ class Night:
     linked: int = 0
     input_mb: float = 0
     output_mb: float = 0
-    spool_mb: float = 0
+    cache_mb: float = 0
     memory_mb: float = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -153,17 +153,17 @@ class Soak:
 
     Args:
         work: a folder.
-        jobs: runs the job; its root has output and spool.
+        jobs: runs the job; its root has output and token cache.
         seed: of all that is drawn.
-        generations: `--generations` of the job; 0: `--overwrite`.
+        keep_versions: `--keep_versions` of the job; 0: `--overwrite`.
     """
 
-    def __init__(self, work: Path, jobs: Jobs, seed: int, generations: int) -> None:
-        self._jobs, self._generations = jobs, generations
+    def __init__(self, work: Path, jobs: Jobs, seed: int, keep_versions: int) -> None:
+        self._jobs, self._versions = jobs, keep_versions
         self._drawn = random.Random(seed)
         self._inputs = Inputs(work / "in", self._drawn)
         self._work, self._root = work, jobs.root
-        self._out, self._spool = jobs.root / "out", jobs.root / "spool"
+        self._out, self._cache = jobs.root / "out", jobs.root / "token_cache"
         (work / "config.json").write_text(json.dumps(CONFIG))
         self._changes = 0
         self.looks = 0
@@ -196,7 +196,7 @@ class Soak:
         return [
             *("run", str(self._inputs.folder / "*.jsonl"), "-o", str(output), "-c", str(self._work / "config.json")),
             *("--tokenizer_path", str(ROOT / "examples" / "tokenizer"), "--block_bytes", "65536"),
-            *("--max_reject_rate", "1", "--max_drop_rate", "1", *options),
+            *("--max_reject_rate", "1", "--max_no_loss_rate", "1", *options),
         ]
 
     def _from_scratch(self, output: Path) -> dict[str, str]:
@@ -206,9 +206,9 @@ class Soak:
         return contents(output)
 
     def _refresh(self, kill_at: int, night: Night) -> int:
-        keeps = ["--generations", str(self._generations)] if self._generations else ["--overwrite"]
+        keeps = ["--keep_versions", str(self._versions)] if self._versions else ["--overwrite"]
         workers = ["--direct_num_workers=2"] if self._drawn.random() < 0.25 else []
-        arguments = self._job(self._out, "--spool", str(self._spool), *keeps, *workers)
+        arguments = self._job(self._out, "--cache_dir", str(self._cache), *keeps, *workers)
         ended = self._jobs.run(*arguments, fault="kill all" if kill_at else "none", at=kill_at)
         if not kill_at:
             self._changes = ended.changes
@@ -217,7 +217,7 @@ class Soak:
 
     @property
     def _current(self) -> Path:
-        return self._out / "latest" if self._generations else self._out
+        return self._out / "latest" if self._versions else self._out
 
     def _state(self) -> tuple[dict[str, str], dict[str, tuple[int, int]]] | None:
         """Of the output: digests by path, and what tells a file from another one of the same bytes."""
@@ -255,8 +255,8 @@ class Soak:
         folder = Path(os.path.realpath(self._current))
         try:
             manifest = json.loads((folder / "manifest.json").read_bytes())
-            # Without generations the files of a replaced output may go while one looks.
-            if self._generations and (incomplete := _incomplete(folder, manifest)):
+            # Without versions the files of a replaced output may go while one looks.
+            if self._versions and (incomplete := _incomplete(folder, manifest)):
                 return f"{incomplete} is not there"
         except (OSError, ValueError) as error:
             return f"found no manifest ({type(error).__name__})"
@@ -265,26 +265,26 @@ class Soak:
     def _left(self) -> Iterator[str]:
         """What lies where nothing may be left."""
         beside = [path.relative_to(self._root).as_posix() for path in self._root.rglob("*")]
-        of_spool = [name[6:] for name in beside if name.startswith("spool/") and (self._root / name).is_file()]
-        others = [name for name in beside if name.split("/")[0] not in ("out", "spool")]
+        of_cache = [name[6:] for name in beside if name.startswith("token_cache/") and (self._root / name).is_file()]
+        others = [name for name in beside if name.split("/")[0] not in ("out", "cache_dir")]
         for what, left in (
             ("beside the output", [name for name in others if not BESIDE.fullmatch(name)]),
-            ("in the spool", [name for name in of_spool if not BLOCK.fullmatch(name)]),
+            ("in the token cache", [name for name in of_cache if not BLOCK.fullmatch(name)]),
         ):
             if left:
                 yield f"left {what}: {len(left)}, as {left[0]}"
-        if self._generations:
+        if self._versions:
             hidden = [path.name for path in self._out.iterdir() if path.name.startswith(".")]
             if hidden:
                 yield f"left in the output: {hidden}"
             kept = [
                 path for path in self._out.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "latest"
             ]
-            if len(kept) > self._generations:
-                yield f"{len(kept)} generations, wanted at most {self._generations}"
+            if len(kept) > self._versions:
+                yield f"{len(kept)} versions, wanted at most {self._versions}"
             for path in kept:
                 if _incomplete(path, json.loads((path / "manifest.json").read_bytes())):
-                    yield f"the generation {path.name} is not complete"
+                    yield f"the version {path.name} is not complete"
 
     def _measure(self, night: Night, before: Any, after: Any) -> None:
         if after is not None:
@@ -296,7 +296,7 @@ class Soak:
             if before is not None:
                 night.same_bytes = sum(before[0].get(name) == after[0][name] for name in shards)
                 night.linked = sum(before[1].get(name) == after[1][name] for name in shards)
-        night.input_mb, night.output_mb, night.spool_mb = map(_disk, (self._inputs.folder, self._out, self._spool))
+        night.input_mb, night.output_mb, night.cache_mb = map(_disk, (self._inputs.folder, self._out, self._cache))
 
 
 def _incomplete(folder: Path, manifest: dict[str, Any]) -> str | None:
@@ -320,14 +320,14 @@ def _disk(folder: Path) -> float:
     return sum(found.values()) / 1e6
 
 
-def report(nights: Sequence[Night], asked: int, looks: int, seed: int, generations: int, seconds: float) -> str:
+def report(nights: Sequence[Night], asked: int, looks: int, seed: int, keep_versions: int, seconds: float) -> str:
     """What was seen, as Markdown."""
     refreshes = nights[1:]
     did = Counter(way for night in refreshes for way in night.did)
     wrong = [f"night {night.number}: {problem}" for night in nights for problem in night.wrong]
     files, same, linked = (sum(getattr(night, name) for night in refreshes) for name in _SUMS)
     command = f"python benchmarks/soak.py --refreshes {asked} --seed {seed}"
-    command += f" --generations {generations}" if generations else ""
+    command += f" --keep_versions {keep_versions}" if keep_versions else ""
     lines = [
         machine(),
         f"    {shown(command)} --markdown docs/soak.md",
@@ -345,7 +345,10 @@ def report(nights: Sequence[Night], asked: int, looks: int, seed: int, generatio
                     "refreshes after which something was left beside the output, or hidden in it",
                     f"{_count(refreshes, 'left beside', 'left in the output')}",
                 ],
-                ["refreshes after which something was left in the spool", f"{_count(refreshes, 'left in the spool')}"],
+                [
+                    "refreshes after which something was left in the token cache",
+                    f"{_count(refreshes, 'left in the cache_dir')}",
+                ],
                 ["files of shards", f"{files:,}"],
                 ["of these, with the bytes of the night before", f"{same:,}"],
                 ["of these, hard links to the file of the night before", f"{linked:,}"],
@@ -364,7 +367,7 @@ def report(nights: Sequence[Night], asked: int, looks: int, seed: int, generatio
                 "same bytes",
                 "linked",
                 "output MB",
-                "spool MB",
+                "token cache MB",
                 "largest process MB",
             ],
             [_row(night) for night in nights if night.number % max(1, len(refreshes) // 10) == 0],
@@ -399,7 +402,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--refreshes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=16)
-    parser.add_argument("--generations", type=int, default=0, help="keep so many; without: --overwrite")
+    parser.add_argument("--keep_versions", type=int, default=0, help="keep so many; without: --overwrite")
     parser.add_argument("--markdown", type=Path, help="the page whose part is written anew")
     given = parser.parse_args()
     began = time.monotonic()
@@ -408,7 +411,7 @@ def main() -> int:
         work = Path(folder)
         (work / "root").mkdir()
         with Jobs(work / "root", work) as jobs:
-            soak = Soak(work, jobs, given.seed, given.generations)
+            soak = Soak(work, jobs, given.seed, given.keep_versions)
             drawn = random.Random(given.seed)
             killed = set(drawn.sample(range(1, given.refreshes + 1), -(-given.refreshes // 3)))
             with contextlib.suppress(KeyboardInterrupt):  # then the report is of the nights so far
@@ -416,10 +419,10 @@ def main() -> int:
                     night = soak.night(number, drawn.choice([1, 1, 1, 2]) if number in killed else 0)
                     nights.append(night)
                     print(f"{time.monotonic() - began:.0f} s: {night}", file=sys.stderr, flush=True)
-    text = report(nights, given.refreshes, soak.looks, given.seed, given.generations, time.monotonic() - began)
+    text = report(nights, given.refreshes, soak.looks, given.seed, given.keep_versions, time.monotonic() - began)
     print(text)
     if given.markdown is not None:
-        write_markdown(given.markdown, "generations" if given.generations else "overwrite", text)
+        write_markdown(given.markdown, "keep_versions" if given.keep_versions else "overwrite", text)
     return int(any(night.wrong for night in nights))
 
 

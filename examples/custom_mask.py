@@ -42,8 +42,10 @@ def main() -> None:
             | bp.BuildMask(short_last_answer)
             | bp.Truncate(config.preprocessing.max_seq_len)
             # Conversations whose last answer is longer have nothing to train on: they are dropped and counted. More
-            # than max_drop_rate of them would fail the run; here many are dropped on purpose.
-            | bp.Shard(args.output, dtype=config.columns(), untrained="drop", max_drop_rate=1.0, tokenizer=tokenizer)
+            # than max_no_loss_rate of them would fail the run; here many are dropped on purpose.
+            | bp.Shard(
+                args.output, dtype=config.columns(), rows_without_loss="drop", max_no_loss_rate=1.0, tokenizer=tokenizer
+            )
         )
     dataset = bp.open(args.output)
     print(f"kept {len(dataset)}; dropped {dataset.manifest['ledger']['dropped']}")

@@ -100,6 +100,6 @@ def test_tokie_is_an_error_that_says_what_to_do(run: Callable[..., Any], capsys:
 
 
 def test_the_way_is_no_part_of_the_job(run: Callable[..., Any]) -> None:
-    """An output made in one way is up to date for another, and so are spooled blocks."""
+    """An output made in one way is up to date for another, and so are cached blocks."""
     assert not run(config(), CHAT).up_to_date
     assert run(config(), CHAT, tokenizer_backend="transformers").up_to_date

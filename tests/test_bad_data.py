@@ -23,7 +23,7 @@ from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import Block
 from beam_prep.errors import InputError, RunError
-from beam_prep.formats.spool import SIDECAR, read_sidecar
+from beam_prep.formats.cached_block import ROW_INDEX, read_row_index
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.reading.records import Records
 from beam_prep.storage.files import read_file
@@ -167,7 +167,7 @@ def start(config: dict[str, Any], inputs: list[Path], output: Path, **options: A
         [str(p) for p in inputs],
         output,
         TOKENIZER,
-        **{"max_reject_rate": 1, "max_drop_rate": 1, **options},
+        **{"max_reject_rate": 1, "max_no_loss_rate": 1, **options},
     )
     return job.run(["--runner=FnApiRunner"])
 
@@ -272,7 +272,7 @@ def test_every_reject_says_where_what_and_why(config: str, jobs: Path) -> None:
 
 
 # What becomes of each line. Reasons of rejects as they stand in the rejects; `-` before the reason of a dropped line.
-EMPTY, UNTRAINED = "-empty", "-untrained"
+EMPTY, ROWS_WITHOUT_LOSS = "-empty", "-rows_without_loss"
 TABLE: dict[tuple[str, str], list[str]] = {
     ("missing_field.jsonl", "sft_chat"): [
         "kept",
@@ -322,9 +322,9 @@ TABLE: dict[tuple[str, str], list[str]] = {
     ("empty_messages.jsonl", "pretrain"): [EMPTY] * 9,
     ("role_order.jsonl", "sft_chat"): [
         *["kept"] * 3,
-        UNTRAINED,  # a user alone
+        ROWS_WITHOUT_LOSS,  # a user alone
         "kept",  # an assistant alone
-        UNTRAINED,  # a system alone
+        ROWS_WITHOUT_LOSS,  # a system alone
         *["kept"] * 5,
     ],
     ("tool_calls_odd.jsonl", "sft_chat"): [
@@ -345,7 +345,7 @@ TABLE: dict[tuple[str, str], list[str]] = {
         EMPTY,
         "kept",
         EMPTY,
-        UNTRAINED,  # a prompt, and nothing to train on
+        ROWS_WITHOUT_LOSS,  # a prompt, and nothing to train on
         EMPTY,
     ],
     ("mixed_schemas.jsonl", "pretrain"): [EMPTY, "kept", *[EMPTY] * 4],
@@ -395,19 +395,21 @@ def test_the_verdict_on_each_line(name: str, config: str, tmp_path: Path) -> Non
     path = shared("data", "bad", name)
     table = TABLE[name, config]
     if "kept" in table:
-        manifest = start(CONFIGS[config], [path], tmp_path / "out", spool=str(tmp_path / "spool")).manifest
+        manifest = start(CONFIGS[config], [path], tmp_path / "out", cache_dir=str(tmp_path / "token_cache")).manifest
         assert manifest is not None
         ledger = manifest["ledger"]
         rejects = rejects_in(tmp_path / "out")
     else:
         with pytest.raises(RunError, match="nothing is kept") as caught:
-            start(CONFIGS[config], [path], tmp_path / "out", spool=str(tmp_path / "spool"))
+            start(CONFIGS[config], [path], tmp_path / "out", cache_dir=str(tmp_path / "token_cache"))
         assert f"{tmp_path}/out.failed/" in str(caught.value)
         assert not (tmp_path / "out").exists()
         ledger = json.loads((tmp_path / "out.failed" / "failure.json").read_bytes())["ledger"]
         rejects = rejects_in(tmp_path / "out.failed")
-    (sidecar,) = (tmp_path / "spool").rglob(f"*{SIDECAR}")
-    lines = read_sidecar(read_file(str(sidecar)), f"{sidecar.parent.name}/{sidecar.name.removesuffix(SIDECAR)}")
+    (row_index,) = (tmp_path / "token_cache").rglob(f"*{ROW_INDEX}")
+    lines = read_row_index(
+        read_file(str(row_index)), f"{row_index.parent.name}/{row_index.name.removesuffix(ROW_INDEX)}"
+    )
     marks = {"rejected": "", "dropped": "-", "blank": ""}
     names = ["kept", *(marks[kind] + reason for kind, reason in lines.outcomes)]
     assert [names[status] for status in lines.status.tolist()] == table
@@ -593,7 +595,7 @@ def test_places_of_rejects_do_not_depend_on_blocks_or_files(tmp_path: Path, bloc
 
 def test_reject_text_0_keeps_texts_and_messages_out(run: Callable[..., Any], tmp_path: Path) -> None:
     rows = b'{"text": "good"}\n{"text": {"name": "SECRET"}}\n{"SECRET": 1, "SECRET": 2}\nSECRET\n[]\n"SECRET"\n'
-    run(TEXT, rows, max_reject_rate=1, reject_text=0)
+    run(TEXT, rows, max_reject_rate=1, max_reject_chars=0)
     found = rejects_in(tmp_path / "out")
     assert [(reject["line"], reject["reason"]) for reject in found] == [
         (2, "wrong_type"),
@@ -608,7 +610,7 @@ def test_reject_text_0_keeps_texts_and_messages_out(run: Callable[..., Any], tmp
 
 
 def test_reject_text_sets_how_much_is_kept(run: Callable[..., Any], tmp_path: Path) -> None:
-    run(TEXT, '{"text": "good"}\n字字字字字字\n'.encode(), max_reject_rate=1, reject_text=4)
+    run(TEXT, '{"text": "good"}\n字字字字字字\n'.encode(), max_reject_rate=1, max_reject_chars=4)
     assert [reject["text"] for reject in rejects_in(tmp_path / "out")] == ["字字字字"]
 
 

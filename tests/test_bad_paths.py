@@ -39,9 +39,9 @@ def start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         (["-o", "file"], "file exists and is no output of beam_prep"),
         (["-o", "loop/out"], "loop/.beam_prep is a link that leads to itself"),
         (["-o", "a" * 256], "a/manifest.json has a name that is too long (File name too long): choose another path"),
-        (["-o", "out", "--spool", "file"], " is below a file (Not a directory): choose another path"),
+        (["-o", "out", "--cache_dir", "file"], " is below a file (Not a directory): choose another path"),
         (["-o", "out", "--staging", "file"], " is below a file (Not a directory): choose another path"),
-        (["-o", "out", "--spool", "loop"], "is a link that leads to itself"),
+        (["-o", "out", "--cache_dir", "loop"], "is a link that leads to itself"),
     ],
     ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
 )
@@ -55,7 +55,7 @@ def test_a_path_that_cannot_be_written_is_named(start: Start, options: list[str]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc here")
-@pytest.mark.parametrize("option", ["-o", "--spool", "--staging"])
+@pytest.mark.parametrize("option", ["-o", "--cache_dir", "--staging"])
 def test_a_file_system_in_which_nothing_can_be_made_is_named(start: Start, option: str) -> None:
     code, said = start("-o", "out", option, "/proc/beam_prep")
     assert code == 4

@@ -145,12 +145,12 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     elements = [{"id": 1, "messages": chat}, {"id": 2, "messages": chat[:1]}]
     create, read = step("Create", elements=elements), step("FromRecords")
-    run([create, read, step("Prepare", **given), step("Shard", **given, max_drop_rate=1.0, output=output)])
+    run([create, read, step("Prepare", **given), step("Shard", **given, max_no_loss_rate=1.0, output=output)])
     dataset = bp.open(output)
     assert [dataset.decode(row) for row in range(len(dataset))] == [
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
     ]
-    assert dataset.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert dataset.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_is_wrong_in_a_source_is_said(name: str, config: dict[str, Any], me
 
 def test_rates_may_be_whole_numbers(tmp_path: Path) -> None:
     given = {"config": TEXT, "tokenizer": TOKENIZER}
-    rates = {"max_reject_rate": 1, "max_drop_rate": 0}
+    rates = {"max_reject_rate": 1, "max_no_loss_rate": 0}
     steps = [step("Create", elements=ROWS), step("FromRecords"), step("Prepare", **given)]
     run([*steps, step("Shard", **given, **rates, output=str(tmp_path / "out"))])
     assert len(bp.open(tmp_path / "out")) == 3
@@ -215,10 +215,10 @@ def test_ids_are_carried_and_leaks_marked_as_in_a_job(tmp_path: Path) -> None:
     config = {
         **TEXT,
         "preprocessing": {"min_chars": 1, "decontaminate": {"against": str(evaluation), "ngram": 4, "mode": "mark"}},
-        "output": {"carry": {"id": "int32"}, "provenance": True},
+        "output": {"keep_fields": {"id": "int32"}, "provenance": True},
     }
     given = {"config": config, "tokenizer": TOKENIZER}
-    steps = ["Carry", "FilterByChars", "Decontaminate", "ApplyTemplate", "Tokenize", "BuildMask", "Truncate"]
+    steps = ["KeepFields", "FilterByChars", "Decontaminate", "ApplyTemplate", "Tokenize", "BuildMask", "Truncate"]
     wanted = [type(each).__name__ for each in chain(PipelineConfig.from_dict(config), bp.Tokenizer.load(TOKENIZER))]
     assert steps == wanted
     read, shard = step("ReadJSONL", inputs=str(source)), step("Shard", **given, output=str(tmp_path / "yaml"))

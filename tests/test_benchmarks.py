@@ -193,7 +193,7 @@ def test_the_profile_knows_every_stage_of_a_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 4}
     assert list(found)[2:] == [
-        *("read", "parse", "render", "encode", "mask", "truncate, labels", "spool", "plan, write"),
+        *("read", "parse", "render", "encode", "mask", "truncate, labels", "cache_dir", "plan, write"),
         *("Beam itself", "all"),
     ]
     parts = [float(row[0]) for row in list(found.values())[2:]]
@@ -213,7 +213,7 @@ def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
     # Some 39e9 tokens in shards of 1e8, of one to six domains.
     assert 390 <= int(found["shards to write"][0].replace(",", "")) <= 6 * 400
     # Each shard ends in a block; nearly all were guessed, in few rounds.
-    reads, rounds = re.findall(r"([\d,]+) sidecars in ([\d,]+) rounds", done.stdout)[0]
+    reads, rounds = re.findall(r"([\d,]+) row indexes in ([\d,]+) rounds", done.stdout)[0]
     assert 380 <= int(reads) <= 450
     assert int(rounds) <= 5
 

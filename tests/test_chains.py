@@ -19,16 +19,16 @@ from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column, Output, Section
 from beam_prep.errors import RunError
-from beam_prep.formats.spool import encode_block
+from beam_prep.formats.cached_block import encode_block
 from beam_prep.reading.adapters import adapt_records, adapter
 from beam_prep.reading.blocks import RawBlock
-from beam_prep.reading.carry import carry_fields
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
 from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.reading.keep_fields import keep_fields
 from beam_prep.reading.keys import Keys, Normalize, key_records
 from beam_prep.reading.records import Record, Records, parse
 from beam_prep.reading.rollouts import RolloutFields
-from beam_prep.shards.layout import add_carried, settle
+from beam_prep.shards.layout import add_metadata, finalize_columns
 from beam_prep.tokens.batch import Batch, in_domain
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.rows import TruncationMode, pad, split_prompt, to_labels, truncate
@@ -91,7 +91,7 @@ Step = Callable[[Any], Any]
 ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
     st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
-    st.sampled_from([lambda records: carry_fields(records, {"id": "string"})]),
+    st.sampled_from([lambda records: keep_fields(records, {"id": "string"})]),
     KEYS.map(lambda keys: lambda records: key_records(records, keys)),
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
     st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(
@@ -107,7 +107,7 @@ ON_BATCHES: st.SearchStrategy[Step] = st.one_of(
 LAST: st.SearchStrategy[Step] = st.one_of(
     st.booleans().map(lambda shift: lambda batch: to_labels(batch, shift)),
     st.just(lambda batch: pad(batch, 4, 0)),
-    st.booleans().map(lambda provenance: lambda batch: add_carried(batch, provenance)),
+    st.booleans().map(lambda provenance: lambda batch: add_metadata(batch, provenance)),
     st.just(lambda batch: batch),
 )
 
@@ -164,7 +164,7 @@ def content(block: Block) -> Any:
     output=st.sampled_from([TEXT, CHAT, EACH, BOTH]),
     between=st.lists(ON_BATCHES, max_size=3),
     last=LAST,
-    untrained=st.sampled_from(["keep", "drop", "reject"]),
+    rows_without_loss=st.sampled_from(["keep", "drop", "reject"]),
 )
 @example(
     lines=[b'{"messages": [{"role": "user", "content": "a"}]}', b'{"messages": [{"role": "user", "content": "b"}]}'],
@@ -172,10 +172,10 @@ def content(block: Block) -> Any:
     output=CHAT,
     between=[],
     last=lambda batch: batch,
-    untrained="keep",
+    rows_without_loss="keep",
 )
 def test_no_line_is_lost(
-    lines: list[bytes], before: list[Step], output: Output, between: list[Step], last: Step, untrained: Any
+    lines: list[bytes], before: list[Step], output: Output, between: list[Step], last: Step, rows_without_loss: Any
 ) -> None:
     block: Any = read(lines)
     steps: list[Step] = [
@@ -185,7 +185,7 @@ def test_no_line_is_lost(
         lambda batch: build_mask(batch, RoleMask({"assistant": "train"})),
         *between,
         last,
-        lambda batch: settle(batch, untrained, {}),
+        lambda batch: finalize_columns(batch, rows_without_loss, {}),
     ]
     for work in steps:
         given = outcomes(block), content(block)
@@ -260,7 +260,7 @@ WEIGHTS = Column("weights", "float32", 1, "value")
         lambda batch: truncate(batch, 4),
         lambda batch: to_labels(batch, False),
         lambda batch: pad(batch, 4, 0),
-        lambda batch: settle(batch, "keep", {}),
+        lambda batch: finalize_columns(batch, "keep", {}),
     ],
 )
 def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str, then: Step) -> None:
@@ -301,10 +301,10 @@ def test_rows_that_leave_by_drop_or_reject_are_no_error() -> None:
     assert outcomes(given).count("row") == 3
 
 
-def test_a_block_that_the_spool_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    settled = settle(batch(), "keep", {})
-    _, files = encode_block(settled, settled.tokens, 0, "a block")
+def test_a_block_that_the_cache_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    finalized = finalize_columns(batch(), "keep", {})
+    _, files = encode_block(finalized, finalized.tokens, 0, "a block")
     assert files
-    monkeypatch.setattr("beam_prep.data.ragged.MAX_NARROW", len(settled["sequence"].flat) - 1)
+    monkeypatch.setattr("beam_prep.data.ragged.MAX_NARROW", len(finalized["sequence"].flat) - 1)
     with pytest.raises(RunError, match="values in one column of a block"):
-        encode_block(settled, settled.tokens, 0, "a block")
+        encode_block(finalized, finalized.tokens, 0, "a block")

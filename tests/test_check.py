@@ -52,21 +52,21 @@ def ways(made: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def spool(tmp_path: Path) -> str:
-    return str(tmp_path / "spool")
+def cache_dir(tmp_path: Path) -> str:
+    return str(tmp_path / "token_cache")
 
 
 # Kept with a block, and summed
 
 
-def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, spool: str) -> None:
-    first = run(config(), CHAT, spool=spool)
+def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, cache_dir: str) -> None:
+    first = run(config(), CHAT, cache_dir=cache_dir)
     found, records = ways(first), first.manifest["ledger"]["kept"]
     assert found["encoders"] == {f"gigatoken {with_gigatoken.VERSION}": records}
     assert found["encoded_by_gigatoken"] == records
     assert 0 < found["compared_with_transformers"] <= 16
     assert 0 < found["conversations_compared"] <= 16
-    other = run(config(), CHAT, "other", spool=spool)
+    other = run(config(), CHAT, "other", cache_dir=cache_dir)
     assert told(other)["blocks_reused"] == told(other)["blocks"]
     assert ways(other) == found
     assert tree(other.output) == tree(first.output)
@@ -90,22 +90,22 @@ def test_the_backend_of_the_reference_has_its_version_too(run: Run) -> None:
         ("transformers", "gigatoken", False),
     ],
 )
-def test_the_reference_uses_no_block_of_others(run: Run, spool: str, first: str, second: str, again: bool) -> None:
-    made = run(config(), CHAT, spool=spool, tokenizer_backend=first)
-    other = run(config(), CHAT, "other", spool=spool, tokenizer_backend=second)
+def test_the_reference_uses_no_block_of_others(run: Run, cache_dir: str, first: str, second: str, again: bool) -> None:
+    made = run(config(), CHAT, cache_dir=cache_dir, tokenizer_backend=first)
+    other = run(config(), CHAT, "other", cache_dir=cache_dir, tokenizer_backend=second)
     found = told(other)
     assert (found["blocks_reused"], found.get("blocks_replaced", 0)) == ((0, 1) if again else (1, 0))
     assert tree(other.output) == tree(made.output)
-    third = run(config(), CHAT, "third", spool=spool, tokenizer_backend=second)
+    third = run(config(), CHAT, "third", cache_dir=cache_dir, tokenizer_backend=second)
     assert told(third)["blocks_reused"] == 1
 
 
-def test_a_block_that_was_checked_in_full_is_good_enough_for_all(run: Run, spool: str) -> None:
-    made = run(config(), CHAT, spool=spool)
-    full = run(config(), CHAT, "full", spool=spool, check="full")
+def test_a_block_that_was_checked_in_full_is_good_enough_for_all(run: Run, cache_dir: str) -> None:
+    made = run(config(), CHAT, cache_dir=cache_dir)
+    full = run(config(), CHAT, "full", cache_dir=cache_dir, check="full")
     assert (told(full)["blocks_reused"], told(full)["blocks_replaced"]) == (0, 1)
-    again = run(config(), CHAT, "again", spool=spool, check="full")
-    strict = run(config(), CHAT, "strict", spool=spool, tokenizer_backend="transformers")
+    again = run(config(), CHAT, "again", cache_dir=cache_dir, check="full")
+    strict = run(config(), CHAT, "strict", cache_dir=cache_dir, tokenizer_backend="transformers")
     for each in (again, strict):
         assert told(each)["blocks_reused"] == 1
         assert ways(each) == ways(full)
@@ -120,7 +120,7 @@ def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
     version = importlib.metadata.version
 
     def name() -> str:
-        return recipe.spool_recipe(recipe.facts(job.config, job.tokenizer, 0))
+        return recipe.cache_recipe(recipe.facts(job.config, job.tokenizer, 0))
 
     before, seen = name(), set[str]()
     for library in ("orjson", "pyarrow", "numpy", "jinja2", "tokenizers", "transformers"):

@@ -74,7 +74,7 @@ def test_each_trained_token_of_a_conversation_is_trained_once(tmp_path: Path, st
 
 
 def test_shifted_labels_lose_nothing_at_the_border_of_chunks(tmp_path: Path) -> None:
-    step = {"max_seq_len": 8, "truncation_mode": "chunk", "untrained": "keep"}
+    step = {"max_seq_len": 8, "truncation_mode": "chunk", "rows_without_loss": "keep"}
     dataset = make(tmp_path / "chunks", "sft_last_turn_shifted", CHATS, preprocessing=step)
     ids = [token for row in dataset for token in row["input_ids"].tolist()]
     labels = [token for row in dataset for token in row["labels"].tolist()]
@@ -91,7 +91,7 @@ def test_shifted_labels_lose_nothing_at_the_border_of_chunks(tmp_path: Path) -> 
         {"padding": "max_length"},
         {"packing_strategy": "bfd", "max_packed_len": 24},
         {"packing_strategy": "wrapped", "stride": 2},
-        {"untrained": "keep"},
+        {"rows_without_loss": "keep"},
     ],
     ids=json.dumps,
 )

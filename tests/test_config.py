@@ -109,7 +109,7 @@ def test_defaults() -> None:
         "min_chars": 50,
         "max_chars": 2_000_000,
         "max_items": None,
-        "untrained": "drop",
+        "rows_without_loss": "drop",
         "truncation_mode": "keep_start",
         "stride": 0,
         "encode": "separate",
@@ -182,7 +182,7 @@ STORED = json.loads((ROOT / "tests" / "canonical.json").read_text("utf-8"))
 def test_canonical_is_what_it_was_in_earlier_versions(name: str) -> None:
     stored = STORED[name]
     assert json.dumps(load(stored["config"]).canonical()) == json.dumps(stored["canonical"]), (
-        "another canonical config: every output of an earlier version would be made again, and no kept spool be used. "
+        "another canonical config: every output of an earlier version would be made again, and no token cache used. "
         "A new field with a default belongs in LEFT_OUT of beam_prep/config/pipeline_config.py; "
         "canonical() must leave out one of sections or sources, too. tests/canonical.json stays as it is"
     )
@@ -209,7 +209,9 @@ def test_canonical_differs_for_configs_that_differ(one: dict[str, Any], other: d
         sections(CHAT, TEXT, mask={"user": "last"}, output={"domain_key": "source"}),
         sections(PROMPT, TEXT, output={"columns": "labels"}, preprocessing={"shift": True}),
         sources(prompts=PROMPT, responses={"sections": [TEXT], "list_field": True, "mask_key": "masks"}, rewards=VALUE),
-        sections(TEXT, output={"carry": {"id": "string", "n-th": "int32"}, "names": {"n-th": "n"}, "provenance": True}),
+        sections(
+            TEXT, output={"keep_fields": {"id": "string", "n-th": "int32"}, "names": {"n-th": "n"}, "provenance": True}
+        ),
     ],
 )
 def test_canonical_is_a_config_itself_and_says_everything(given: dict[str, Any]) -> None:
@@ -592,7 +594,7 @@ def test_value_refuses_what_is_for_text() -> None:
         (sections(TEXT, preprocessing={"min_chars": -1}), "preprocessing.min_chars"),
         (sections(TEXT, preprocessing={"min_chars": 0, "max_chars": 0}), "preprocessing.max_chars"),
         (sections(TEXT, preprocessing={"max_items": -1}), "preprocessing.max_items"),
-        (sections(TEXT, preprocessing={"untrained": "skip"}), "preprocessing.untrained"),
+        (sections(TEXT, preprocessing={"rows_without_loss": "skip"}), "preprocessing.rows_without_loss"),
         (sections(TEXT, preprocessing={"shift": "no"}), "preprocessing.shift"),
         (sections(TEXT, output={"domain_key": ""}), "output.domain_key"),
         (sections(TEXT, output={"max_tokens_per_shard": 0}), "output.max_tokens_per_shard"),

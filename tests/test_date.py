@@ -76,10 +76,10 @@ def test_a_chain_by_hand_follows(tmp_path: Path, tokenizer_path: str) -> None:
         assert str(bp.open(tmp_path / name).decode(8)).endswith("assistant\n29 Februarya8<|im_end|>\n")
 
 
-def test_the_date_names_the_blocks_of_a_spool(run: Callable[..., Any], tmp_path: Path, tokenizer_path: str) -> None:
-    spool = str(tmp_path / "spool")
+def test_the_date_names_the_blocks_of_a_cache(run: Callable[..., Any], tmp_path: Path, tokenizer_path: str) -> None:
+    cache_dir = str(tmp_path / "token_cache")
     for day, reused in (("2024-02-29", 0), ("2024-03-01", 0), ("2024-02-29", 1)):
-        result = run(config(day), CHATS, f"{day}-{reused}", spool=spool)
+        result = run(config(day), CHATS, f"{day}-{reused}", cache_dir=cache_dir)
         assert json.loads(Path(result.output, "run.json").read_text())["blocks_reused"] == reused
         assert f"user\n{day[-2:]} " in bp.open(result.output).decode(0)
     tokenizer = bp.Tokenizer.load(tokenizer_path)

@@ -114,7 +114,7 @@ def test_marked_records_are_kept_counted_and_listed(tmp_path: Path, tokenizer_pa
 @pytest.mark.parametrize("mode", ["drop", "mark"])
 def test_texts_are_not_kept_where_none_are_wanted(mode: str, tmp_path: Path, tokenizer_path: str) -> None:
     given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
-    result = job(tmp_path, tokenizer_path, "out", given, reject_text=0).run(["--runner=FnApiRunner"])
+    result = job(tmp_path, tokenizer_path, "out", given, max_reject_chars=0).run(["--runner=FnApiRunner"])
     ds = bp.open(result.output)
     for listed in ds.drops() or ds.marked():
         assert listed["text"] == ""
@@ -143,8 +143,8 @@ def test_the_bytes_are_the_same_in_every_way(mode: str, tmp_path: Path, tokenize
 
 def test_a_changed_evaluation_makes_another_output_and_new_blocks(tmp_path: Path, tokenizer_path: str) -> None:
     against = evaluation(tmp_path / "eval.jsonl")
-    spool = str(tmp_path / "spool")
-    made = functools.partial(job, tmp_path, tokenizer_path, "out", config(against), spool=spool, overwrite=True)
+    cache_dir = str(tmp_path / "token_cache")
+    made = functools.partial(job, tmp_path, tokenizer_path, "out", config(against), cache_dir=cache_dir, overwrite=True)
     first = made().run(["--runner=FnApiRunner"])
     assert made().run(["--runner=FnApiRunner"]).up_to_date
     evaluation(against, LEAKED[:1])
@@ -173,11 +173,11 @@ def test_a_replay_is_what_a_run_from_scratch_makes(
     given = config(against, mode=mode)
     given |= {"mask": {"system": "train"}}  # most chats have none
     narrow, wide = (
-        {**given, "preprocessing": {**given["preprocessing"], "untrained": untrained}}
-        for untrained in ("reject", "keep")
+        {**given, "preprocessing": {**given["preprocessing"], "rows_without_loss": rows_without_loss}}
+        for rows_without_loss in ("reject", "keep")
     )
-    spool = str(tmp_path / "spool")
-    options: dict[str, Any] = {"max_reject_rate": 1.0, "spool": spool}
+    cache_dir = str(tmp_path / "token_cache")
+    options: dict[str, Any] = {"max_reject_rate": 1.0, "cache_dir": cache_dir}
     job(tmp_path, tokenizer_path, "out", narrow, **options).run(["--runner=FnApiRunner"])
     if changed:
         evaluation(against, (0, 7))
@@ -185,7 +185,7 @@ def test_a_replay_is_what_a_run_from_scratch_makes(
         tmp_path / "out",
         PipelineConfig.from_dict(wide),
         output_dir=tmp_path / "again",
-        spool=spool,
+        cache_dir=cache_dir,
         max_reject_rate=1.0,
     )
     assert replay.job is not None

@@ -88,7 +88,7 @@ def job(
             tokenizer_path=tokenizer_path,
             block_bytes=block_bytes,
             max_reject_rate=0.1,
-            max_drop_rate=0.1,
+            max_no_loss_rate=0.1,
         ).run(["--runner=FnApiRunner", *options])
         told = json.loads((output / "run.json").read_text())
         assert told["blocks"] == -(-Path(folder / f"{source}.jsonl").stat().st_size // block_bytes)
@@ -111,7 +111,7 @@ def test_the_job_has_all_that_could_depend_on_blocks(reference: tuple[dict[str, 
     assert set(manifest["domains"]) == {"travel", "a/b", "Travel", "__default__"}
     assert {shard["shard"] for shard in manifest["shards"]} >= {0, 1, 2, 3}
     assert ledger["rejected"].keys() >= {"bad_json", "invalid_utf8", "not_an_object", "wrong_type", "template_error"}
-    assert ledger["dropped"].keys() >= {"empty", "untrained"}
+    assert ledger["dropped"].keys() >= {"empty", "rows_without_loss"}
     assert ledger["blank"] > 0
     assert manifest["counters"]["truncated_rows"] > 0
     assert {Path(name).suffix for name in digests} >= {".bin", ".tfrecord", ".json", ".jsonl"}

@@ -514,7 +514,7 @@ def test_every_reject_reason_is_in_the_docs() -> None:
     code = re.sub(r"^ *>>>.*", "", code, flags=re.M)
     reasons = set(re.findall(r"\bReject\(\s*\"(\w+)\"", code))
     reasons |= set(re.findall(r"\.(?:reject|drop)\([^\"()]*(?:\([^()]*\))?[^\"()]*\"(\w+)\"", code))
-    assert reasons >= {"bad_json", "wrong_type", "missing_source", "untrained", "empty", "too_short_to_shift"}
+    assert reasons >= {"bad_json", "wrong_type", "missing_source", "rows_without_loss", "empty", "too_short_to_shift"}
     assert reasons <= told
 
 

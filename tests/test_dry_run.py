@@ -34,8 +34,8 @@ def test_a_new_output(jobs: Jobs) -> None:
     assert said.blocks == told["blocks"]
     written = sum(path.stat().st_size for path in (jobs.folder / "out" / "__default__").rglob("*") if path.is_file())
     assert 0.8 * written < said.output_bytes < 1.25 * written
-    spooled = sum(path.stat().st_size for path in (jobs.folder / "spool").rglob("*") if path.is_file())
-    assert 0.7 * spooled < said.spool_bytes < 1.3 * spooled
+    cached = sum(path.stat().st_size for path in (jobs.folder / "token_cache").rglob("*") if path.is_file())
+    assert 0.7 * cached < said.cache_bytes < 1.3 * cached
     assert asked(jobs).lines() == [f"{jobs.folder}/out is up to date: nothing would be done"]
 
 
@@ -61,7 +61,7 @@ def test_all_blocks_there(jobs: Jobs) -> None:
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
     jobs.run("other")
     said = asked(jobs)
-    assert (said.reused, said.spool_bytes) == (said.blocks, 0)
+    assert (said.reused, said.cache_bytes) == (said.blocks, 0)
     assert said.shards_linked == jobs.run()["shards_linked"] > 1
 
 
@@ -80,7 +80,7 @@ def test_which_fact_changed(jobs: Jobs) -> None:
 
 def test_blocks_that_may_not_be_used(jobs: Jobs) -> None:
     jobs.run()
-    block = max((jobs.folder / "spool").rglob("*.arrow"), key=lambda path: path.stat().st_size)
+    block = max((jobs.folder / "token_cache").rglob("*.arrow"), key=lambda path: path.stat().st_size)
     data = bytearray(block.read_bytes())
     data[len(data) // 2] ^= 1
     block.write_bytes(data)
@@ -107,6 +107,6 @@ def test_the_command(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["run", source, *arguments, "--tokenizer_path", jobs.tokenizer_path, "--dry_run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"{tmp_path}/made would be made"
-    assert said[1] == "blocks: 1; 0 are in the spool, 1 would be tokenised"
+    assert said[1] == "blocks: 1; 0 are in the token cache, 1 would be tokenised"
     assert said[-1].startswith("output: about 0.00 GB would be written (")
     assert sorted(tmp_path.rglob("*")) == before

@@ -50,7 +50,7 @@ def test_custom_filter_is_the_same_in_worker_processes(tmp_path: Path) -> None:
 
 
 def test_custom_mask(tmp_path: Path) -> None:
-    assert run("custom_mask.py", tmp_path / "out") == "kept 99; dropped {'untrained': 161}\n"
+    assert run("custom_mask.py", tmp_path / "out") == "kept 99; dropped {'rows_without_loss': 161}\n"
     ds = bp.open(tmp_path / "out")
     assert ds.tokenizer is not None
     for row in ds:

@@ -46,7 +46,7 @@ def run(case: str, config: dict[str, Any], output: Path, records: list[dict[str,
         output_dir=output,
         tokenizer_path=shared("tokenizers", FOLDERS.get(name, name)),
         max_reject_rate=1,
-        max_drop_rate=1,
+        max_no_loss_rate=1,
     ).run(["--runner=FnApiRunner"])
     return bp.open(output)
 
@@ -109,7 +109,7 @@ class TestConversations:
         wanted = expected(case, "trunc_128")
         dataset = run(case, config, tmp_path / "out")
         assert_rows_or_counts(dataset, wanted)
-        assert dataset.manifest["ledger"]["dropped"] == {"untrained": 118 - len(wanted)}
+        assert dataset.manifest["ledger"]["dropped"] == {"rows_without_loss": 118 - len(wanted)}
 
     def test_completion_cut_at_its_start(self, tokenizer: str, tmp_path: Path) -> None:
         case = f"sft_conv_pc__{tokenizer}"
@@ -158,7 +158,10 @@ def test_preference_rows(kind: str, tmp_path: Path) -> None:
     }
     config = {
         "input": {"sources": sources, "implicit_prompt": "implicit" in kind},
-        "preprocessing": {"untrained": "keep", **({} if template else {"encode": "joint", "eos": "if_missing"})},
+        "preprocessing": {
+            "rows_without_loss": "keep",
+            **({} if template else {"encode": "joint", "eos": "if_missing"}),
+        },
         "output": {},
     }
     dataset = run(case, config, tmp_path / "out")
@@ -188,7 +191,10 @@ def test_tools(tmp_path: Path) -> None:
 
 def test_odd_conversations(tmp_path: Path) -> None:
     case = f"sft_tricky_conv__{CHATML}"
-    config = {"input": {"sections": [{**CONVERSATION, "action": "$role"}]}, "preprocessing": {"untrained": "keep"}}
+    config = {
+        "input": {"sections": [{**CONVERSATION, "action": "$role"}]},
+        "preprocessing": {"rows_without_loss": "keep"},
+    }
     assert_masks(run(case, config, tmp_path / "out"), expected(case))
 
 
@@ -202,7 +208,7 @@ def test_padded_rows_with_the_real_border(tmp_path: Path) -> None:
     )
     config = {
         "input": {"sections": [{**CONVERSATION, "action": "$last"}], "chat_template": template},
-        "preprocessing": {"max_seq_len": 128, "padding": "max_length", "untrained": "keep"},
+        "preprocessing": {"max_seq_len": 128, "padding": "max_length", "rows_without_loss": "keep"},
     }
     dataset = run(case, config, tmp_path / "out")
     # The tutorial sets pad = eos, as its tokenizer has no pad; this one has one, and so that is what pads.
@@ -272,7 +278,12 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("case", "name", "strategy", "length"), PACKED)
 def test_packed_rows_and_their_order(case: str, name: str, strategy: str, length: int, tmp_path: Path) -> None:
     form = next(form for key, form in FORMS.items() if key in case)
-    packing = {"packing_strategy": strategy, "max_packed_len": length, "packing_group": 1000, "untrained": "keep"}
+    packing = {
+        "packing_strategy": strategy,
+        "max_packed_len": length,
+        "packing_group": 1000,
+        "rows_without_loss": "keep",
+    }
     if strategy == "bfd":
         packing["max_seq_len"] = length  # cut first, so that bfd sorts by the length after the cut, as TRL does
     config = {**form, "preprocessing": {**form.get("preprocessing", {}), **packing}}
@@ -293,7 +304,7 @@ def test_packed_labels_of_the_assistant(kind: str, tmp_path: Path) -> None:
     sections = [{**CONVERSATION, "action": "$role"}]
     if kind == "conv_pc":
         sections = [CONV_PC[0], {**CONV_PC[1], "action": "$role"}]
-    packing = {"packing_strategy": "bfd", "max_seq_len": 512, "packing_group": 1000, "untrained": "keep"}
+    packing = {"packing_strategy": "bfd", "max_seq_len": 512, "packing_group": 1000, "rows_without_loss": "keep"}
     dataset = run(case, {"input": {"sections": sections}, "preprocessing": packing}, tmp_path / "out")
     assert_labels(dataset, expected(case, "bfd_512_assistant_only"), expected(case, "bfd_512"))
 
@@ -347,7 +358,7 @@ def test_reward_rows(kind: str, tmp_path: Path) -> None:
     rules = {} if template else {"encode": "joint", "eos": "if_missing"}
     config: dict[str, Any] = {
         "input": {"sources": sources},
-        "preprocessing": {"untrained": "keep", **rules},
+        "preprocessing": {"rows_without_loss": "keep", **rules},
         "output": {},
     }
     dataset = run(case, config, tmp_path / "out")

@@ -31,7 +31,7 @@ EXACT = (
     "22_two_input_files",
 )
 # Rows without a trained token are dropped by default; the reference keeps them.
-KEEP_UNTRAINED = ("11_truncate", "14_mixed_sections")
+KEEP_ROWS_WITHOUT_LOSS = ("11_truncate", "14_mixed_sections")
 
 
 def run_case(case: str, output: Path, changes: dict[str, Any] | None = None, block_bytes: int | None = None) -> Path:
@@ -40,8 +40,8 @@ def run_case(case: str, output: Path, changes: dict[str, Any] | None = None, blo
     for path, value in (changes or {}).items():
         part, key = path.split(".")
         config.setdefault(part, {})[key] = value
-    if case in KEEP_UNTRAINED:
-        config.setdefault("preprocessing", {})["untrained"] = "keep"
+    if case in KEEP_ROWS_WITHOUT_LOSS:
+        config.setdefault("preprocessing", {})["rows_without_loss"] = "keep"
     about = json.loads((folder / "case.json").read_text())
     options: dict[str, Any] = {"block_bytes": block_bytes} if block_bytes else {}
     Pipeline(

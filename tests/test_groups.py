@@ -133,9 +133,9 @@ def test_equal_bytes_in_two_groups_are_two_blocks(make: Made, tmp_path: Path) ->
         {**TEXT, "files": str(tmp_path / "c.jsonl"), "domain": "c"},
     ]
     given = config(groups, preprocessing={"min_chars": 0})
-    spool = str(tmp_path / "spool")
-    made = make(given, spool=spool)
-    again = make(given, "again", spool=spool)
+    cache_dir = str(tmp_path / "token_cache")
+    made = make(given, cache_dir=cache_dir)
+    again = make(given, "again", cache_dir=cache_dir)
     assert tree(tmp_path / "out") == tree(tmp_path / "again")
     assert again.run["blocks_reused"] == 3
     texts, pairs, others = (rows(made.domain(name)) for name in "abc")
@@ -162,12 +162,16 @@ def test_a_chain_of_ones_own_makes_two_blocks_of_equal_bytes_too(tmp_path: Path,
 
 
 def test_another_group_leaves_the_blocks_of_a_group(make: Made, tmp_path: Path) -> None:
-    spool = str(tmp_path / "spool")
-    make(config(named("chat", "pairs")), "first", spool=spool)
+    cache_dir = str(tmp_path / "token_cache")
+    make(config(named("chat", "pairs")), "first", cache_dir=cache_dir)
     changed = named("text", "chat", "pairs")
     changed[2]["sections"] = [{"field": "response", "action": "train"}]
     job = Pipeline(
-        PipelineConfig.from_dict(config(changed)), None, tmp_path / "out", ROOT / "examples/tokenizer", spool=spool
+        PipelineConfig.from_dict(config(changed)),
+        None,
+        tmp_path / "out",
+        ROOT / "examples/tokenizer",
+        cache_dir=cache_dir,
     )
     plan = dry_run(job)
     assert (plan.blocks, plan.reused) == (3, 1)
@@ -226,13 +230,13 @@ def test_evaluation_data_is_looked_for_in_the_fields_of_each_group(make: Made, t
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     groups = [{**PAIR, "files": str(tmp_path / "p.jsonl"), "domain": "p"}, *named("text")]
     rule = {"against": str(tmp_path / "eval.jsonl")}
-    made = make(config(groups, preprocessing={"decontaminate": rule}), max_drop_rate=1.0)
+    made = make(config(groups, preprocessing={"decontaminate": rule}), max_no_loss_rate=1.0)
     assert made.manifest["ledger"]["dropped"]["contaminated"] == 2
     assert len(made.domain("p")) == 1
 
 
 def test_what_is_carried_is_of_each_group(make: Made) -> None:
-    made = make(config(named("chat", "text"), output={"carry": ["text"], "provenance": True}))
+    made = make(config(named("chat", "text"), output={"keep_fields": ["text"], "provenance": True}))
     assert {row["text"] for row in made.domain("chat")} == {""}
     texts = [json.loads(line)["text"] for line in (EXAMPLES / "text.jsonl").read_text().splitlines()]
     assert {row["text"] for row in made.domain("text")} <= set(texts)
@@ -359,13 +363,13 @@ def test_inputs_beside_groups_are_refused(files: Path, tokenizer_path: str, caps
 
 def test_a_replay_reads_the_same_groups(files: Path, tokenizer_path: str, make: Made) -> None:
     given = json.loads(files.read_text())
-    spool = str(files.parent / "spool")
-    make(given, max_reject_rate=0.1, spool=spool)
+    cache_dir = str(files.parent / "token_cache")
+    make(given, max_reject_rate=0.1, cache_dir=cache_dir)
     out = files.parent / "out"
     mended = json.loads(json.dumps(given))
     mended["mask"]["tool"] = "train"
     replay = Replay(
-        out, PipelineConfig.from_dict(mended), output_dir=files.parent / "new", spool=spool, max_reject_rate=0.1
+        out, PipelineConfig.from_dict(mended), output_dir=files.parent / "new", cache_dir=cache_dir, max_reject_rate=0.1
     )
     done = replay.run(RUNNER)
     assert done.run["rows_compared"] == 329
@@ -373,12 +377,12 @@ def test_a_replay_reads_the_same_groups(files: Path, tokenizer_path: str, make: 
     make(mended, "scratch", max_reject_rate=0.1)
     assert tree(files.parent / "new") == tree(files.parent / "scratch")
     mended["input"]["groups"][1]["sections"] *= 2
-    other = Replay(out, PipelineConfig.from_dict(mended), output_dir=files.parent / "no", spool=spool)
+    other = Replay(out, PipelineConfig.from_dict(mended), output_dir=files.parent / "no", cache_dir=cache_dir)
     with pytest.raises(ConfigError, match="this record was kept, and would change"):
         other.run(RUNNER)
     (files.parent / "text2.jsonl").write_text('{"text": "one more"}\n')
     with pytest.raises(ConfigError, match="a replay reads the same inputs in the same groups"):
-        Replay(out, PipelineConfig.from_dict(given), output_dir=files.parent / "no", spool=spool)
+        Replay(out, PipelineConfig.from_dict(given), output_dir=files.parent / "no", cache_dir=cache_dir)
 
 
 def test_a_file_that_moves_to_another_group_is_another_job(make: Made, tmp_path: Path, tokenizer_path: str) -> None:
@@ -418,7 +422,9 @@ def test_a_group_of_which_nothing_is_kept_fails_the_run(most: int | None, make: 
     if most == 20:  # the group is not read
         assert make(given).manifest["ledger"]["not_read"] > 300
         return
-    problem = r"nothing is kept of input\.groups\[1\], of 4 records: .* the first empty record .*x\.jsonl .*'content'\?"
+    problem = (
+        r"nothing is kept of input\.groups\[1\], of 4 records: .* the first record of 'empty' .*x\.jsonl .*'content'\?"
+    )
     with pytest.raises(RunError, match=problem):
         make(given)
 

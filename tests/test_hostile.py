@@ -35,7 +35,7 @@ def prepared(tmp_path: Path, tokenizer_path: str) -> Callable[..., bp.Dataset]:
     """Runs a config over files; gives the output, verified."""
 
     def _prepared(config: dict[str, Any], *files: Path, name: str = "out", **options: Any) -> bp.Dataset:
-        options = {"max_reject_rate": 1, "max_drop_rate": 1, **options}
+        options = {"max_reject_rate": 1, "max_no_loss_rate": 1, **options}
         job = Pipeline(PipelineConfig.from_dict(config), [*map(str, files)], tmp_path / name, tokenizer_path, **options)
         job.run(["--runner=FnApiRunner"])
         found = bp.open(tmp_path / name)
@@ -55,7 +55,7 @@ def test_a_line_that_is_too_long_is_one_reject(
     with opened(path, "wb") as file:
         file.write(GOOD + filler * (600_000 // len(filler)) + b"\n" + GOOD)
     outputs = [
-        prepared(TEXT, path, name=str(size), max_line_bytes=100_000, block_bytes=size, reject_text=7)
+        prepared(TEXT, path, name=str(size), max_line_bytes=100_000, block_bytes=size, max_reject_chars=7)
         for size in (65_536, 1 << 20)
     ]
     for output in outputs:
@@ -69,14 +69,14 @@ def test_a_line_that_is_too_long_is_one_reject(
     assert outputs[0].manifest == outputs[1].manifest
 
 
-def test_blocks_that_were_spooled_with_another_limit_are_not_used(
+def test_blocks_that_were_cached_with_another_limit_are_not_used(
     prepared: Callable[..., bp.Dataset], tmp_path: Path
 ) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(GOOD + b'{"text": "' + b"long " * 100 + b'"}\n')
-    spool = str(tmp_path / "spool")
+    cache_dir = str(tmp_path / "token_cache")
     rows = [
-        prepared(TEXT, path, name=str(limit), spool=spool, max_line_bytes=limit).manifest["totals"]["rows"]
+        prepared(TEXT, path, name=str(limit), cache_dir=cache_dir, max_line_bytes=limit).manifest["totals"]["rows"]
         for limit in (100, 1000)
     ]
     assert rows == [50, 51]

@@ -734,7 +734,7 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
         "output_dir": tmp_path / "out",
         "tokenizer_path": TOKENIZER,
         "max_reject_rate": 1.0,
-        "max_drop_rate": 1.0,
+        "max_no_loss_rate": 1.0,
     }
     Pipeline(config, [str(source)], **options).run(["--runner=FnApiRunner"])  # type: ignore[arg-type]
     ran = bp.open(tmp_path / "out")
@@ -811,8 +811,8 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "dropped: 1 empty\n"
         "rejected: 1 bad_json, 1 wrong_type\n"
         "a run on these would fail: 2 of 6 records were rejected (33.33%; 1 bad_json, 1 wrong_type), more than "
-        f"--max_reject_rate 0.01; the first empty record is {source} (byte offset 98), with the fields (none); the "
-        "config asks for 'prompt', 'response': 'prompt', 'response' are not there; the first reject is "
+        f"--max_reject_rate 0.01; the first record of 'empty' is {source} (byte offset 98), with the fields (none); "
+        "the config asks for 'prompt', 'response': 'prompt', 'response' are not there; the first reject is "
         f"{source} (byte offset 1): wrong_type: field 'prompt' is a number (3), wanted a string\n\n"
     )
     assert sorted(tmp_path.iterdir()) == before

@@ -99,7 +99,7 @@ def paged(run: Run, tmp_path: Path) -> Callable[..., tuple[Dataset, Page]]:
     """Makes an output, and the page of it."""
 
     def _paged(settings: dict[str, Any], records: Any, **options: Any) -> tuple[Dataset, Page]:
-        output = bp.open(run(settings, records, max_reject_rate=1.0, max_drop_rate=1.0).output)
+        output = bp.open(run(settings, records, max_reject_rate=1.0, max_no_loss_rate=1.0).output)
         inspect(output.path, html=tmp_path / "page.html", **options)
         return output, Page(tmp_path / "page.html")
 

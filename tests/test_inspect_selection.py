@@ -47,7 +47,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         output_dir=folder / "out",
         tokenizer_path=TOKENIZER,
         max_reject_rate=1.0,
-        max_drop_rate=1.0,
+        max_no_loss_rate=1.0,
     )
     job.run(["--runner=FnApiRunner"])
     opened = bp.open(folder / "out")

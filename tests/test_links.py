@@ -55,9 +55,9 @@ def test_a_job_through_a_linked_folder_finds_the_lock(source: Path, tmp_path: Pa
     run(source, tmp_path / "link" / "out")
 
 
-def test_generations_of_an_output_that_is_a_link(source: Path, tmp_path: Path) -> None:
+def test_versions_of_an_output_that_is_a_link(source: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
-    run(source, tmp_path / "out", generations=2, generation="a")
+    run(source, tmp_path / "out", keep_versions=2, version_name="a")
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["a", "latest"]
     assert len(bp.open(tmp_path / "out")) == 9

@@ -216,7 +216,7 @@ def test_rows_of_ids_with_bad_weights_are_rejects(weights: Any, reason: str) -> 
 @pytest.fixture
 def run(run: Callable[..., Any]) -> Callable[..., Any]:
     """Samples in which many rows train nothing."""
-    return functools.partial(run, max_drop_rate=1)
+    return functools.partial(run, max_no_loss_rate=1)
 
 
 LONG = [
@@ -246,7 +246,7 @@ def config(columns: str = "labels", **preprocessing: Any) -> dict[str, Any]:
 
 def test_weights_are_those_of_the_labels(run: Callable[..., Any]) -> None:
     result = run(config(), LONG)
-    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
     assert rows(result) == [
         {"input_ids": [11, 12, 13, 14, 15], "labels": [-100, 12, 13, -100, 15], "loss_weights": [0, 1, 0.5, 0, 2]},
         {"input_ids": [21, 22, 23], "labels": [21, 22, 23], "loss_weights": [0.25] * 3},

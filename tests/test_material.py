@@ -56,7 +56,7 @@ def run(tokenizer: str, files: tuple[str, ...], config: Row, output: Path, **opt
         output,
         FOLDER / tokenizer,
         max_reject_rate=1,
-        max_drop_rate=1,
+        max_no_loss_rate=1,
         **options,
     )
     job.run(["--runner=FnApiRunner"])
@@ -97,7 +97,7 @@ def test_ids_and_masks_of_conversations(tokenizer: str, template: str, tmp_path:
     config = {
         # transformers does not mind a call that the template of unigram leaves out.
         "input": {"sections": [{**MESSAGES, "action": "$role"}], "chat_template": source, "not_rendered": "keep"},
-        "preprocessing": {"untrained": "keep"},
+        "preprocessing": {"rows_without_loss": "keep"},
         "output": {},
     }
     dataset = run(tokenizer, files, config, tmp_path / "out")
@@ -200,7 +200,7 @@ def rules_of(run: str) -> Row:
     if strategy == "keep_end":
         rules["truncation_mode"] = "keep_end"
     elif strategy != "cut":
-        rules |= {"packing_strategy": strategy, "packing_group": 1000, "untrained": "keep"}
+        rules |= {"packing_strategy": strategy, "packing_group": 1000, "rows_without_loss": "keep"}
         # bfd sorts by the lengths after the cut; the others cut nothing.
         rules |= {"max_packed_len": int(length), **({} if strategy == "bfd" else {"max_seq_len": 1_000_000})}
     return rules
@@ -228,7 +228,7 @@ def preference_config(file: str, **rules: Any) -> Row:
     }
     return {
         "input": {"sources": sources, "implicit_prompt": file.startswith("implicit")},
-        "preprocessing": {"untrained": "keep", **({} if chat else JOINED), **rules},
+        "preprocessing": {"rows_without_loss": "keep", **({} if chat else JOINED), **rules},
         "output": {},
     }
 

@@ -308,8 +308,8 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     (("cat", "out", "more"), "unknown argument 'more'"),
     (("verify", "out", "--jsno"), "did you mean --json?"),
     (("verify", "out", "--record=3"), "it is an option of inspect"),
-    (("gc", "spool", "--older_then=3d"), "did you mean --older_than?"),
-    (("gc", "spool", "--older_than=3 days"), "found '3 days', wanted a time such as 90s, 30m, 12h or 7d"),
+    (("gc", "cache_dir", "--older_then=3d"), "did you mean --older_than?"),
+    (("gc", "cache_dir", "--older_than=3 days"), "found '3 days', wanted a time such as 90s, 30m, 12h or 7d"),
     (("replay", "out", "--tokenizer", TOKENIZER), "did you mean --tokenizer_path?"),
     (("presets", "--list"), "unknown option '--list'"),
     (("schema", "--jsn"), "unknown option '--jsn'"),
@@ -502,7 +502,7 @@ def test_a_file_that_is_no_jsonl_is_found_before_the_first_is_read(capsys: Captu
     for number in range(5):
         Path(f"a{number}.jsonl").write_text('{"text": "a"}\n')
     Path("b.jsonl").write_bytes(b"PAR1\x15\x04")
-    words = ["-c", str(ROOT / "configs/pretrain.json"), "--tokenizer_path", TOKENIZER, "--spool", "spool"]
+    words = ["-c", str(ROOT / "configs/pretrain.json"), "--tokenizer_path", TOKENIZER, "--cache_dir", "cache_dir"]
     assert started("run", "*.jsonl", *words, "-o", "out", "--runner=FnApiRunner") == 3
     assert "'b.jsonl' is a Parquet file" in capsys.readouterr().err
-    assert not Path("spool").exists()
+    assert not Path("cache_dir").exists()

@@ -140,9 +140,9 @@ def test_outputs_of_several_sources_have_the_names(kind: str, run: Run) -> None:
         assert shown.count(note) == render(plain, 0, marks=True).plain.count(note)
 
 
-def test_a_kept_spool_is_used_under_other_names(run: Run, tmp_path: Path) -> None:
-    run(PACKED, TALKS, "first", spool=str(tmp_path / "spool"))
-    run(with_names(PACKED, NAMES), TALKS, "named", spool=str(tmp_path / "spool"))
+def test_a_kept_cache_is_used_under_other_names(run: Run, tmp_path: Path) -> None:
+    run(PACKED, TALKS, "first", cache_dir=str(tmp_path / "token_cache"))
+    run(with_names(PACKED, NAMES), TALKS, "named", cache_dir=str(tmp_path / "token_cache"))
     told = json.loads((tmp_path / "named" / "run.json").read_text())
     assert told["blocks_reused"] == told["blocks"] == 1
     run(with_names(PACKED, NAMES), TALKS, "afresh")

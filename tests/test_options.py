@@ -89,7 +89,7 @@ def test_a_file_with_a_blank_or_a_comma_in_its_name_is_given_by_itself() -> None
         ([JOB[0], *JOB[2:]], "the following arguments are required: -o/--output_dir"),
         ([*JOB, "--output_dir="], "argument -o/--output_dir: is empty, and the job needs it"),
         ([*JOB, "--overwrite=yes"], "argument --overwrite: found 'yes', wanted true or false"),
-        ([*JOB, "--reject_text=1.5"], "argument --reject_text: found '1.5', wanted a whole number"),
+        ([*JOB, "--max_reject_chars=1.5"], "argument --max_reject_chars: found '1.5', wanted a whole number"),
         ([*JOB, "--max_reject_rate=1%"], "argument --max_reject_rate: found '1%', wanted a number"),
         ([*JOB, "--check=all"], "argument --check: found 'all', wanted one of sample, full"),
     ],
@@ -159,7 +159,7 @@ def test_a_pipeline_gets_what_every_option_says(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
     told = options.changed_options(
-        parsed(*JOB, "b.jsonl", "--overwrite", "--check=sample", "--reject_text=0", "--wait=false")
+        parsed(*JOB, "b.jsonl", "--overwrite", "--check=sample", "--max_reject_chars=0", "--wait=false")
     )
     assert told == [
         "--inputs=b.jsonl a.jsonl",
@@ -167,7 +167,7 @@ def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
         "--config=c.json",
         "--tokenizer_path=t",
         "--overwrite=true",
-        "--reject_text=0",
+        "--max_reject_chars=0",
     ]
     shown = PipelineOptions(told).get_all_options(drop_default=True)
     assert shown["inputs"] == "b.jsonl a.jsonl"

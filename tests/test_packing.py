@@ -1,4 +1,4 @@
-"""Packed rows of whole runs: what is cut for packing is known to the ledger, the limits and the spool."""
+"""Packed rows of whole runs: what is cut for packing is known to the ledger, the limits and the token cache."""
 
 import functools
 import json
@@ -54,13 +54,13 @@ def pairs(record: Record, part: slice = slice(None)) -> list[tuple[int, bool]]:
 @pytest.fixture
 def run(run: Callable[..., Any]) -> Callable[..., Any]:
     """Samples in which most rows lose what is trained."""
-    return functools.partial(run, max_drop_rate=1)
+    return functools.partial(run, max_no_loss_rate=1)
 
 
 @pytest.mark.parametrize("strategy", ["simple", "bfd"])
 def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(strategy: str, run: Callable[..., Any]) -> None:
     result = run(config(strategy, max_items=2), [*LATE, tokens(3, slice(None), 300)])
-    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
     assert (result.manifest["ledger"]["kept"], result.manifest["ledger"]["not_read"]) == (2, 1)
     assert sorted(documents(result.output)) == sorted([pairs(LATE[1]), pairs(LATE[2], slice(8))])
     packing = result.manifest["totals"]["packing"]
@@ -72,7 +72,7 @@ def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(strategy: str,
 def test_the_cut_follows_the_truncation_mode(strategy: str, run: Callable[..., Any]) -> None:
     result = run(config(strategy, truncation_mode="keep_end"), LATE, "end")
     assert sorted(documents(result.output)) == sorted([pairs(LATE[0], slice(4, None)), pairs(LATE[1])])
-    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
     result = run(config(strategy, truncation_mode="drop"), LATE, "drop")
     assert documents(result.output) == [pairs(LATE[1])]
     assert result.manifest["ledger"]["dropped"] == {"too_long": 2}
@@ -127,7 +127,7 @@ def test_a_chain_by_hand_is_as_right(tmp_path: Path, run: Callable[..., Any], to
                 str(tmp_path / "hand"),
                 pack=bp.Layout("bfd", 8, position_ids="doc_reset", truncation_mode="keep_end"),
                 tokenizer=tokenizer,
-                max_drop_rate=1,
+                max_no_loss_rate=1,
             )
         )
     assert documents(tmp_path / "hand") == documents(by_config.output)
@@ -158,9 +158,9 @@ def test_strategies_that_keep_every_token_count_rows_without_a_trained_one(
 
 
 @pytest.mark.long
-def test_a_kept_spool_serves_both_strategies_that_cut_and_no_other(tmp_path: Path, run: Callable[..., Any]) -> None:
+def test_a_kept_cache_serves_both_strategies_that_cut_and_no_other(tmp_path: Path, run: Callable[..., Any]) -> None:
     def blocks(name: str, **wanted: Any) -> int:
-        result = run(config(**wanted), LATE, name, spool=str(tmp_path / "spool"))
+        result = run(config(**wanted), LATE, name, cache_dir=str(tmp_path / "token_cache"))
         assert tree(result.output) == tree(run(config(**wanted), LATE, name + "-alone").output)
         return int(json.loads(Path(result.output, "run.json").read_text())["blocks_reused"])
 

@@ -29,7 +29,7 @@ def test_sides_that_are_equal_or_missing_are_rejected(run: Callable[..., Any]) -
     good = pair("Four.", "Five.")
     lone = {"chosen": good["chosen"]}
     answers = {name: [good[name][1]] for name in good}  # nothing is asked
-    done = run(DPO, [good, pair("Four.", "Four."), lone, answers], max_reject_rate=1, max_drop_rate=1)
+    done = run(DPO, [good, pair("Four.", "Four."), lone, answers], max_reject_rate=1, max_no_loss_rate=1)
     assert len(bp.open(done.output)) == 1
     found = rejects(Path(done.output))
     assert found.keys() == {2, 3, 4}
@@ -61,7 +61,7 @@ def test_sides_that_are_equal_after_cutting_are_rejected(run: Callable[..., Any]
     long = "word " * 200
     config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}
     rows = [pair("Four.", "Five."), pair(long + "yes", long + "no", "Say it."), pair("Yes " + long, "No " + long)]
-    done = run(config, rows, max_reject_rate=1, max_drop_rate=1)
+    done = run(config, rows, max_reject_rate=1, max_no_loss_rate=1)
     assert rejects(Path(done.output)) == {2: "equal_sides"}
     assert len(bp.open(done.output)) == 2
 
@@ -72,7 +72,7 @@ def test_as_many_rewards_as_responses(run: Callable[..., Any]) -> None:
         {"prompt": ask, "responses": ["4", "5"], "rewards": [1.0, 0.0]},
         {"prompt": ask, "responses": ["4", "5"], "rewards": [1.0]},
     ]
-    done = run(GRPO, rows, max_reject_rate=1, max_drop_rate=1)
+    done = run(GRPO, rows, max_reject_rate=1, max_no_loss_rate=1)
     assert rejects(Path(done.output)) == {2: "count_mismatch"}
 
 
@@ -80,5 +80,5 @@ def test_the_last_message_is_the_assistants(run: Callable[..., Any]) -> None:
     config = json.loads((ROOT / "configs" / "sft_last_turn_shifted.json").read_text())
     good = {"messages": pair("Four.", "")["chosen"]}
     bad = {"messages": [*good["messages"], {"role": "user", "content": "Sure?"}]}
-    done = run(config, [good, bad], max_reject_rate=1, max_drop_rate=1)
+    done = run(config, [good, bad], max_reject_rate=1, max_no_loss_rate=1)
     assert rejects(Path(done.output)) == {2: "last_not_assistant"}

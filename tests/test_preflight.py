@@ -28,7 +28,7 @@ GB = 10**9
 def room(**change: Any) -> Preflight:
     values: dict[str, Any] = {
         "input_bytes": 4 * GB,
-        "spool": "/spool",
+        "cache_dir": "/token_cache",
         "outputs": ("/out",),
         "spool_is_new": True,
         "linked": 0,
@@ -38,20 +38,20 @@ def room(**change: Any) -> Preflight:
     return Preflight(**(values | change))
 
 
-def done(size: int, spooled: float = 1.5, made: float = 1.0, ratio: float = 2.0) -> Counts:
-    return Counts(size, 1, 0, 10, int(size * made), int(size * made * spooled), ratio)
+def done(size: int, cached: float = 1.5, made: float = 1.0, ratio: float = 2.0) -> Counts:
+    return Counts(size, 1, 0, 10, int(size * made), int(size * made * cached), ratio)
 
 
 def test_what_a_run_needs() -> None:
     found = room().need(done(GB))
     assert found is not None
-    assert (found.spool, found.output, found.on_one_disk) == (4.5 * GB, 12 * GB, 16.5 * GB)
+    assert (found.token_cache, found.output, found.on_one_disk) == (4.5 * GB, 12 * GB, 16.5 * GB)
 
 
-def test_blocks_of_a_single_use_spool_make_room_for_the_output() -> None:
+def test_blocks_of_a_single_use_cache_make_room_for_the_output() -> None:
     found = room(single_use=True).need(done(GB))
     assert found is not None
-    assert found.on_one_disk == 12 * GB - 1.5 * GB  # what is spooled so far is freed
+    assert found.on_one_disk == 12 * GB - 1.5 * GB  # what is cached so far is freed
     smaller = room(single_use=True).need(done(GB, ratio=0.5))
     assert smaller is not None
     assert smaller.on_one_disk == 4.5 * GB
@@ -61,11 +61,11 @@ def test_blocks_of_a_single_use_spool_make_room_for_the_output() -> None:
     ("shuffle", "memory", "runs"),
     [("runs", 100 * GB, 6 * GB), ("auto", 11 * GB, 6 * GB), ("auto", 12 * GB, 0), ("gather", 1 * GB, 0), (None, 0, 0)],
 )
-def test_sorted_runs_are_as_large_as_the_spool(
+def test_sorted_runs_are_as_large_as_the_cache(
     shuffle: Method | None, memory: int, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "memory_limit", lambda: memory)
-    found = room(shuffle=shuffle, scratch="/spool").need(done(GB))
+    found = room(shuffle=shuffle, scratch="/token_cache").need(done(GB))
     assert found is not None
     assert (found.runs, found.on_one_disk) == (runs, 16.5 * GB + runs)
 
@@ -80,9 +80,9 @@ def test_a_run_without_room_for_sorted_runs_stops(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_not_known_is_not_counted() -> None:
     assert room().need(done(GB // 1000)) is None  # too little is done
-    known = [room(spool_is_new=False), room(limited=True), room(linked=12 * GB)]
+    known = [room(cache_is_new=False), room(limited=True), room(linked=12 * GB)]
     found = [each.need(done(GB)) for each in known]
-    assert [(each.spool > 0, each.output > 0) for each in found if each] == [
+    assert [(each.token_cache > 0, each.output > 0) for each in found if each] == [
         (False, True),
         (True, False),
         (True, False),
@@ -93,17 +93,17 @@ def test_what_is_not_known_is_not_counted() -> None:
     st.integers(2 * GB, 4 * GB), st.floats(0.5, 3), st.floats(0.1, 4), st.booleans(), st.integers(0, 3), st.booleans()
 )
 def test_a_run_that_fits_is_never_stopped(
-    total: int, spooled: float, ratio: float, single_use: bool, quarter: int, one_disk: bool
+    total: int, cached: float, ratio: float, single_use: bool, quarter: int, one_disk: bool
 ) -> None:
     """Blocks are alike: at any place, what is free is what the run will have used at the end, and not a byte more."""
     checked = room(input_bytes=total, single_use=single_use)
     size = max(total * quarter // 4, total // 50)
-    so_far = done(size, spooled, 1.0, ratio)
-    spool, output = spooled * total, spooled * total * ratio
-    most = max(spool, output) if single_use else spool + output
-    used = so_far.spooled
-    free = {"/spool": most - used if one_disk else spool - used, "/out": most - used if one_disk else output}
-    disks = {"/spool": 1, "/out": 1 if one_disk else 2}
+    so_far = done(size, cached, 1.0, ratio)
+    cache_dir, output = cached * total, cached * total * ratio
+    most = max(cache_dir, output) if single_use else cache_dir + output
+    used = so_far.cached
+    free = {"/token_cache": most - used if one_disk else cache_dir - used, "/out": most - used if one_disk else output}
+    disks = {"/token_cache": 1, "/out": 1 if one_disk else 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_disk", disks.__getitem__)
         patch.setattr(preflight, "free_bytes", lambda folder: int(free[folder]) + 4096)
@@ -113,12 +113,18 @@ def test_a_run_that_fits_is_never_stopped(
 @pytest.mark.parametrize(
     ("free", "words"),
     [
-        ({"/spool": 3 * GB, "/out": 100 * GB}, "the spool in /spool: about 4.50 GB more are needed, 3.00 GB are free"),
-        ({"/spool": 5 * GB, "/out": 9 * GB}, "the output in /out: about 12.00 GB more are needed, 9.00 GB are free"),
+        (
+            {"/token_cache": 3 * GB, "/out": 100 * GB},
+            "the token cache in /token_cache: about 4.50 GB more are needed, 3.00 GB are free",
+        ),
+        (
+            {"/token_cache": 5 * GB, "/out": 9 * GB},
+            "the output in /out: about 12.00 GB more are needed, 9.00 GB are free",
+        ),
     ],
 )
 def test_a_run_that_lacks_room_is_stopped(free: dict[str, int], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_disk", {"/spool": 1, "/out": 2}.__getitem__)
+    monkeypatch.setattr(preflight, "_disk", {"/token_cache": 1, "/out": 2}.__getitem__)
     monkeypatch.setattr(preflight, "free_bytes", free.__getitem__)
     with pytest.raises(StorageError, match=words):
         room().check(done(GB))
@@ -127,7 +133,9 @@ def test_a_run_that_lacks_room_is_stopped(free: dict[str, int], words: str, monk
 def test_one_disk_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_disk", lambda _: 1)
     monkeypatch.setattr(preflight, "free_bytes", lambda _: 12 * GB)
-    with pytest.raises(StorageError, match=r"the spool in /spool and the output in /out: about 16.50 GB more"):
+    with pytest.raises(
+        StorageError, match=r"the token cache in /token_cache and the output in /out: about 16.50 GB more"
+    ):
         room().check(done(GB))
 
 
@@ -155,7 +163,7 @@ def test_rows_that_may_be_left_out_of_the_output_need_no_room(
     source.write_text('{"text": "to be"}')
     config = PipelineConfig.from_dict({**CONFIG, section: {**CONFIG[section], **change}})
     job = Pipeline(config, str(source), output_dir=str(tmp_path / "out"), tokenizer_path=tokenizer_path)
-    found = job._preflight(job.spool_of_run())
+    found = job._preflight(job.cache_of_run())
     assert found.limited is limited
     need = dataclasses.replace(found, input_bytes=4 * GB, shuffle="runs").need(done(GB))
     assert need is not None

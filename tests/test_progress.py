@@ -124,7 +124,7 @@ def test_rows_of_a_shard_are_all_reported_with_few_lines(folder: Path) -> None:
 def test_the_time_that_is_left_is_that_of_the_last_minute(folder: Path, clock: Clock) -> None:
     shown = Progress(str(folder), of_size(1000 * MB), clock=clock)
     assert shown.state().line() == "tokenise 0%: no block is done yet, for 0 s"
-    clock.now += 1  # half of it was in the spool already
+    clock.now += 1  # half of it was in the token cache already
     report_block(str(folder), Counts(500 * MB, 10, stored=500 * MB))
     shown.state()
     for _ in range(100):  # 1 MB a second from here on

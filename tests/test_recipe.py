@@ -1,4 +1,4 @@
-"""The recipe of a job: of which fields of a config its spooled blocks are a function."""
+"""The recipe of a job: of which fields of a config its cached blocks are a function."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,10 +15,10 @@ SEEN_BY_BLOCKS = {
         *("template_variables", "not_rendered", "tool_arguments"),
     ),
     "preprocessing": (
-        *("max_seq_len", "min_chars", "max_chars", "untrained", "truncation_mode", "encode", "eos", "bos"),
+        *("max_seq_len", "min_chars", "max_chars", "rows_without_loss", "truncation_mode", "encode", "eos", "bos"),
         *("control_tokens", "padding", "max_packed_len", "shift", "stride", "deduplicate", "decontaminate"),
     ),
-    "output": ("domain_key", "dtype", "columns", "fim", "loss_weights", "split_key", "carry", "provenance"),
+    "output": ("domain_key", "dtype", "columns", "fim", "loss_weights", "split_key", "keep_fields", "provenance"),
 }
 """Fields of a config that a block may depend on, by their parts."""
 

@@ -40,7 +40,11 @@ class Jobs:
         (self.inputs / "a.jsonl").write_text(texts("first", 1200))
 
     def job(self, name: str = "out", config: dict[str, Any] = CONFIG, **options: Any) -> Pipeline:
-        given: dict[str, Any] = {"spool": str(self.folder / "spool"), "overwrite": True, "block_bytes": BLOCK} | options
+        given: dict[str, Any] = {
+            "cache_dir": str(self.folder / "token_cache"),
+            "overwrite": True,
+            "block_bytes": BLOCK,
+        } | options
         files = sorted(str(path) for path in self.inputs.iterdir())
         made = PipelineConfig.from_dict(config)
         return Pipeline(made, files, self.folder / name, tokenizer_path=self.tokenizer_path, **given)
@@ -52,7 +56,7 @@ class Jobs:
         return found
 
     def is_as_from_scratch(self, config: dict[str, Any] = CONFIG, **options: Any) -> bool:
-        self.run("scratch", config, spool=None, **options)
+        self.run("scratch", config, cache_dir=None, **options)
         return tree(self.folder / "out") == tree(self.folder / "scratch")
 
     def inodes(self) -> dict[str, int]:
@@ -210,18 +214,18 @@ def test_every_format_names_its_files(jobs: Jobs) -> None:
             assert content in (None, (jobs.folder / "out" / "__default__" / name).read_bytes())
 
 
-def test_a_generation_is_linked_from_the_latest_one(jobs: Jobs) -> None:
-    options: dict[str, Any] = {"generations": 2, "overwrite": False}
-    jobs.job("many", generation="g1", **options).run(["--runner=FnApiRunner"])
+def test_a_version_is_linked_from_the_latest_one(jobs: Jobs) -> None:
+    options: dict[str, Any] = {"keep_versions": 2, "overwrite": False}
+    jobs.job("many", version_name="g1", **options).run(["--runner=FnApiRunner"])
     (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
-    jobs.job("many", generation="g2", **options).run(["--runner=FnApiRunner"])
+    jobs.job("many", version_name="g2", **options).run(["--runner=FnApiRunner"])
     told = json.loads((jobs.folder / "many" / "g2" / "run.json").read_bytes())
     assert told["shards_linked"] > 2
     first, second = (jobs.folder / "many" / name / "__default__" / "shard_0000.tfrecord" for name in ("g1", "g2"))
     assert first.stat().st_ino == second.stat().st_ino
-    jobs.run("scratch", spool=None)
+    jobs.run("scratch", cache_dir=None)
     assert tree(jobs.folder / "many" / "g2") == tree(jobs.folder / "scratch")
     (jobs.inputs / "c.jsonl").write_text(texts("third", 100))
-    jobs.job("many", generation="g3", **options).run(["--runner=FnApiRunner"])
+    jobs.job("many", version_name="g3", **options).run(["--runner=FnApiRunner"])
     assert not (jobs.folder / "many" / "g1").exists()
     assert tree(jobs.folder / "many" / "g2") == tree(jobs.folder / "scratch")

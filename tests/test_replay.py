@@ -92,7 +92,7 @@ class Jobs:
     def __init__(self, folder: Path, tokenizer: str) -> None:
         self.folder, self.tokenizer = folder, tokenizer
         self.names: list[str] = []
-        self.options: dict[str, Any] = {"max_reject_rate": 1.0, "max_drop_rate": 1.0, "block_bytes": 64 * KB}
+        self.options: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0, "block_bytes": 64 * KB}
 
     def write(self, records: Sequence[Any] | bytes, name: str = "a.jsonl") -> Path:
         path = self.folder / name
@@ -109,11 +109,11 @@ class Jobs:
         return Pipeline(PipelineConfig.from_dict(config), inputs, self.folder / output, **options).run(self.runner)
 
     def first(self, config: dict[str, Any], **options: Any) -> Result:
-        return self.run(config, spool=str(self.folder / "spool"), **options)
+        return self.run(config, cache_dir=str(self.folder / "token_cache"), **options)
 
     def replay(self, config: dict[str, Any] | None, **options: Any) -> Replayed:
         given = {
-            "spool": str(self.folder / "spool"), "output_dir": self.folder / "new", **self.options,
+            "cache_dir": str(self.folder / "token_cache"), "output_dir": self.folder / "new", **self.options,
             "tokenizer_path": self.tokenizer, "check": "sample", **options,
         }  # fmt: skip
         given = {name: value for name, value in given.items() if value is not None}
@@ -164,7 +164,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         config(preprocessing={"max_seq_len": 90, "truncation_mode": "drop"}),
         config(preprocessing={"max_seq_len": 120, "truncation_mode": "drop"}),
     ),
-    "untrained kept": (config(), config(MENDED, preprocessing={"untrained": "keep"})),
+    "untrained kept": (config(), config(MENDED, preprocessing={"rows_without_loss": "keep"})),
     "packed": (
         config(preprocessing={"packing_strategy": "bfd", "max_packed_len": 64}),
         config(MENDED, preprocessing={"packing_strategy": "bfd", "max_packed_len": 64}),
@@ -280,11 +280,11 @@ def test_the_rejects_of_a_replay_are_those_of_a_run_from_scratch(jobs: Jobs) -> 
         "CHECK",
         "{%- if message.role == 'tool' and '300' in messages[0].content %}{{ raise_exception('300') }}{%- endif %}",
     )
-    done = jobs.replay(config(half), reject_text=12)
+    done = jobs.replay(config(half), max_reject_chars=12)
     assert done.failing["wrong_type"]["line"] == 1
     assert done.failing["wrong_type"]["text"] == '{"topic": "o'
     assert "  6 not_an_object" not in done.lines()
-    jobs.check(config(half), reject_text=12)
+    jobs.check(config(half), max_reject_chars=12)
 
 
 # Refused
@@ -323,13 +323,13 @@ def test_a_change_of_kept_records_is_refused(jobs: Jobs, new: dict[str, Any], wh
 def test_a_small_job_is_compared_entirely(jobs: Jobs) -> None:
     jobs.small = None
     jobs.write([*talks(400, SOME), {"topic": "one", "messages": [{"role": "user", "content": "Question 77: far"}]}])
-    jobs.first(config(preprocessing={"untrained": "keep"}))
+    jobs.first(config(preprocessing={"rows_without_loss": "keep"}))
     offset = (jobs.folder / "a.jsonl").read_bytes().rindex(b'{"topic"')
     with pytest.raises(ConfigError, match=rf"byte offset {offset}\): this record was kept, and would change: column"):
-        jobs.replay(config(RARE, preprocessing={"untrained": "keep"}))
-    jobs.replay(config(MENDED, preprocessing={"untrained": "keep"}))
+        jobs.replay(config(RARE, preprocessing={"rows_without_loss": "keep"}))
+    jobs.replay(config(MENDED, preprocessing={"rows_without_loss": "keep"}))
     assert (jobs.told("blocks_replayed"), jobs.told("blocks_compared")) == (0, jobs.told("blocks"))
-    jobs.check(config(MENDED, preprocessing={"untrained": "keep"}))
+    jobs.check(config(MENDED, preprocessing={"rows_without_loss": "keep"}))
 
 
 def test_check_full_compares_every_kept_record_of_large_jobs(jobs: Jobs) -> None:
@@ -386,16 +386,16 @@ def test_nothing_is_replaced_without_leave(jobs: Jobs) -> None:
     jobs.check(config(MENDED), "out")
 
 
-# What is left of the spool
+# What is left of the token cache
 
 
 def test_blocks_that_are_gone_or_damaged_are_made_again(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     jobs.write(talks(800, SOME))
     jobs.first(config())
-    one, other, *_ = sorted((jobs.folder / "spool").glob("*/*.arrow"))
-    for path in (jobs.folder / "spool").glob(f"*/{one.name.partition('.')[0]}*"):
+    one, other, *_ = sorted((jobs.folder / "token_cache").glob("*/*.arrow"))
+    for path in (jobs.folder / "token_cache").glob(f"*/{one.name.partition('.')[0]}*"):
         path.unlink()
-    other = next(path for path in sorted((jobs.folder / "spool").glob("*/*[0-9a-f].arrow")))
+    other = next(path for path in sorted((jobs.folder / "token_cache").glob("*/*[0-9a-f].arrow")))
     other.write_bytes(other.read_bytes()[:-100])
     jobs.replay(config(MENDED))
     assert jobs.told("blocks_replayed") == jobs.told("blocks") - 2
@@ -403,11 +403,11 @@ def test_blocks_that_are_gone_or_damaged_are_made_again(jobs: Jobs, caplog: pyte
     jobs.check(config(MENDED))
 
 
-def test_without_a_spool_everything_is_made_again(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_cache_everything_is_made_again(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     jobs.write(talks(200, SOME))
     jobs.run(config())
-    jobs.replay(config(MENDED), spool=None)
-    assert "there is no spool at" in caplog.text
+    jobs.replay(config(MENDED), cache_dir=None)
+    assert "there is no token cache at" in caplog.text
     jobs.check(config(MENDED))
 
 
@@ -435,7 +435,7 @@ def test_a_replay_of_a_replay(jobs: Jobs) -> None:
     jobs.replay(config(MENDED))
     shutil.rmtree(jobs.folder / "out")
     (jobs.folder / "new").rename(jobs.folder / "out")
-    last = config(MENDED, preprocessing={"untrained": "keep"})
+    last = config(MENDED, preprocessing={"rows_without_loss": "keep"})
     jobs.replay(last)
     assert jobs.told("blocks_replayed") > 2
     jobs.check(last)
@@ -486,22 +486,22 @@ def test_nothing_changed(jobs: Jobs) -> None:
     assert any(line.startswith("  4 template_error, the first: ") for line in done.lines())
 
 
-# Generations, the command line, worker processes
+# Versions, the command line, worker processes
 
 
-def test_a_folder_of_generations_gets_a_new_one(jobs: Jobs) -> None:
+def test_a_folder_of_versions_gets_a_new_one(jobs: Jobs) -> None:
     jobs.write(talks(300, SOME))
-    jobs.first(config(preprocessing={"max_items": 9}), generations=2, generation="1-1")
-    jobs.first(config(), generations=2, generation="1-2")
+    jobs.first(config(preprocessing={"max_items": 9}), keep_versions=2, version_name="1-1")
+    jobs.first(config(), keep_versions=2, version_name="1-2")
     out = jobs.folder / "out"
-    done = jobs.replay(config(MENDED), output_dir=None, generation="1-3")
+    done = jobs.replay(config(MENDED), output_dir=None, version_name="1-3")
     assert done.result is not None
     assert done.result.output == str(out / "1-3")
     assert (out / "latest").readlink() == Path("1-3")
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == ["1-1", "1-2", "1-3", "latest"]
     assert jobs.told("replay_of", "out/1-3")["output"] == str(out / "1-2")
     jobs.check(config(MENDED), "out/1-3")
-    jobs.replay(config(MENDED, preprocessing={"untrained": "keep"}), output_dir=None, generations=1)
+    jobs.replay(config(MENDED, preprocessing={"rows_without_loss": "keep"}), output_dir=None, keep_versions=1)
     assert len([path for path in out.iterdir() if path.is_dir() and path.name[0] not in ".l"]) == 1
 
 
@@ -524,9 +524,11 @@ def test_the_command(jobs: Jobs, command: Callable[..., tuple[int, str, str]]) -
     jobs.write(talks(100, SOME))
     for name, template in (("old.json", STRICT), ("new.json", MENDED), ("other.json", MENDED.replace("im_end", "end"))):
         (jobs.folder / name).write_text(json.dumps(config(template)))
-    many = ("--max_reject_rate", "1", "--max_drop_rate", "1", "--runner=FnApiRunner")
+    many = ("--max_reject_rate", "1", "--max_no_loss_rate", "1", "--runner=FnApiRunner")
     tokenizer = ("--tokenizer_path", jobs.tokenizer)
-    assert command("run", "a.jsonl", "-o", "out", "-c", "old.json", "--spool", "spool", *tokenizer, *many)[0] == 0
+    assert (
+        command("run", "a.jsonl", "-o", "out", "-c", "old.json", "--cache_dir", "cache_dir", *tokenizer, *many)[0] == 0
+    )
 
     code, printed, _ = command("replay", "out", "-c", "new.json", "-o", "new", "--dry_run")
     assert code == 0
@@ -534,11 +536,11 @@ def test_the_command(jobs: Jobs, command: Callable[..., tuple[int, str, str]]) -
     assert "  7 template_error, the first: a.jsonl:1: 'messages[2]': the chat template raised: tools are not" in printed
     assert not (jobs.folder / "new").exists()
 
-    code, printed, errors = command("replay", "out", "-c", "other.json", "-o", "new", "--spool", "spool", *many)
+    code, printed, errors = command("replay", "out", "-c", "other.json", "-o", "new", "--cache_dir", "cache_dir", *many)
     assert (code, printed) == (2, "")
     assert "would change: column " in errors
 
-    code, printed, _ = command("replay", "out", "-c", "new.json", "-o", "new", "--spool", "spool", *many)
+    code, printed, _ = command("replay", "out", "-c", "new.json", "-o", "new", "--cache_dir", "cache_dir", *many)
     assert code == 0
     assert "\nreplayed: 13 rejected records; kept: " in printed
     assert printed.endswith(

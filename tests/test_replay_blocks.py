@@ -16,7 +16,7 @@ from beam_prep.errors import ConfigError
 from beam_prep.replay import rows_to_recheck, with_words
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import read_split, split_file
-from beam_prep.storage.spool import SMALL, EarlierBlocks, Spool
+from beam_prep.storage.token_cache import SMALL, EarlierBlocks, TokenCache
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT
 from tests.test_replay import LOOP, MENDED, config
@@ -56,8 +56,8 @@ CONFIGS = [
     config(preprocessing={"max_seq_len": 128}),
     config(MENDED, preprocessing={"max_seq_len": 40}),
     config(MENDED, preprocessing={"truncation_mode": "drop"}),
-    config(MENDED, preprocessing={"untrained": "keep"}),
-    config(MENDED, preprocessing={"untrained": "reject"}),
+    config(MENDED, preprocessing={"rows_without_loss": "keep"}),
+    config(MENDED, preprocessing={"rows_without_loss": "reject"}),
     config(MENDED, preprocessing={"packing_strategy": "bfd", "max_packed_len": 50}),
     config(MENDED, preprocessing={"control_tokens": "reject"}),
     config(MENDED, input={"adapter": "sharegpt"}),
@@ -77,46 +77,51 @@ class Chain:
         self.steps = recipe.chain(self.config, self.tokenizer)
         self.layout = recipe.layout(self.config, self.tokenizer)
 
-    def make(self, path: Path, spool: Spool) -> Iterator[str]:
+    def make(self, path: Path, token_cache: TokenCache) -> Iterator[str]:
         """Writes the blocks of a file; gives their names."""
         for split in split_file((0, list_inputs([path])[0]), 64 * KB):
-            for records in read_split(split, 64 * KB, spool):
-                name = spool.name(records.origin.digest)
+            for records in read_split(split, 64 * KB, token_cache):
+                name = token_cache.name(records.origin.digest)
                 batch = recipe.run_steps(self.steps, records)
                 if batch.receipt is None:
-                    eos_id, untrained = self.tokenizer.id_of("eos_token"), self.config.preprocessing.untrained
-                    batch = self.layout.spooled(batch, eos_id, untrained, self.config.columns())
-                    if spool.earlier is not None:
-                        batch = spool.earlier.complete(batch)
-                    spool.write(batch, self.layout.tokens(batch), 1000)
+                    eos_id, rows_without_loss = (
+                        self.tokenizer.id_of("eos_token"),
+                        self.config.preprocessing.rows_without_loss,
+                    )
+                    batch = self.layout.cached(batch, eos_id, rows_without_loss, self.config.columns())
+                    if token_cache.earlier is not None:
+                        batch = token_cache.earlier.complete(batch)
+                    token_cache.write(batch, self.layout.tokens(batch), 1000)
                 yield name
 
 
-def contents(spool: Spool, names: list[str]) -> list[Any]:
+def contents(token_cache: TokenCache, names: list[str]) -> list[Any]:
     """All that blocks hold, but for the ways in which they were made: what became of each line, and every number."""
     found: list[Any] = []
     for name in names:
-        receipt, (sidecar,) = spool.receipt(name), spool.sidecars([name])
+        receipt, (row_index,) = token_cache.receipt(name), token_cache.row_indexes([name])
         rows = [
-            {column: values.to_lists() for column, values in spool.rows(name, place, 0, count).items()}
+            {column: values.to_lists() for column, values in token_cache.rows(name, place, 0, count).items()}
             for place, (_, count, _) in enumerate(receipt.domains)
         ]
         places = [0] * len(rows)
         lines: list[Any] = []
-        for status in sidecar.status.tolist():
-            lines.append([None] if status == 0 else list(sidecar.outcomes[status - 1]))
-        for row, (line, domain) in enumerate(zip(sidecar.line.tolist(), sidecar.domain.tolist(), strict=True)):
+        for status in row_index.status.tolist():
+            lines.append([None] if status == 0 else list(row_index.outcomes[status - 1]))
+        for row, (line, domain) in enumerate(zip(row_index.line.tolist(), row_index.domain.tolist(), strict=True)):
             values = {column: each[places[domain]] for column, each in rows[domain].items()}
-            counters = {key: int(counts[row]) for key, counts in sidecar.counters.items() if counts[row]}
-            lines[line] += [receipt.domains[domain][0], values, counters, int(sidecar.tokens[row])]
+            counters = {key: int(counts[row]) for key, counts in row_index.counters.items() if counts[row]}
+            lines[line] += [receipt.domains[domain][0], values, counters, int(row_index.tokens[row])]
             places[domain] += 1
         roles = [dict[str, list[int]]() for _ in lines]
-        for line, role, counts in zip(sidecar.roles.line, sidecar.roles.role, sidecar.roles.counts.T, strict=True):
-            roles[line][sidecar.roles.names[role]] = counts.tolist()
-        rejects = next(iter(spool.rejects([name]))) if receipt.counts["rejected"] else []
+        for line, role, counts in zip(
+            row_index.roles.line, row_index.roles.role, row_index.roles.counts.T, strict=True
+        ):
+            roles[line][row_index.roles.names[role]] = counts.tolist()
+        rejects = next(iter(token_cache.rejects([name]))) if receipt.counts["rejected"] else []
         counters = {key: count for key, count in receipt.counters.items() if count}
         receipt = dataclasses.replace(receipt, made={}, counters=counters)
-        found.append((dataclasses.asdict(receipt), [*zip(lines, roles, strict=True)], rejects, sidecar.drops))
+        found.append((dataclasses.asdict(receipt), [*zip(lines, roles, strict=True)], rejects, row_index.drops))
     return found
 
 
@@ -135,8 +140,8 @@ def test_a_replay_gives_what_a_run_from_scratch_gives_or_is_refused(
     folder: Path = tmp_path_factory.mktemp("blocks")
     path = folder / "a.jsonl"
     path.write_text("\n".join(lines * times), encoding="utf-8")
-    before = Spool(str(folder / "old"), recipe.spool_recipe(old.facts))
-    scratch = Spool(str(folder / "scratch"), recipe.spool_recipe(new.facts))
+    before = TokenCache(str(folder / "old"), recipe.cache_recipe(old.facts))
+    scratch = TokenCache(str(folder / "scratch"), recipe.cache_recipe(new.facts))
     was, wanted = contents(before, [*old.make(path, before)]), contents(scratch, [*new.make(path, scratch)])
     changed = any(
         mine[0][0] is None and mine != theirs
@@ -148,13 +153,13 @@ def test_a_replay_gives_what_a_run_from_scratch_gives_or_is_refused(
         templates = [each.tokenizer.contents()["chat_template.jinja"] for each in (old, new)]
         recheck = with_words(recheck, *templates) if templates[0] != templates[1] else recheck
     earlier = EarlierBlocks(before, "", recheck, SMALL if small else 0)
-    spool = Spool(str(folder / "new"), scratch.recipe, earlier=earlier)
+    token_cache = TokenCache(str(folder / "new"), scratch.recipe, earlier=earlier)
     event(f"{'changed' if changed else 'unchanged'}, {'all' if small or earlier.recheck is None else 'some'} compared")
     if changed:
         with pytest.raises(ConfigError, match="this record was kept, and would change"):
-            list(new.make(path, spool))
+            list(new.make(path, token_cache))
     else:
-        assert contents(spool, [*new.make(path, spool)]) == wanted
+        assert contents(token_cache, [*new.make(path, token_cache)]) == wanted
 
 
 def test_two_templates_are_no_reason_to_compare_all(chains: list[Chain]) -> None:
@@ -195,7 +200,7 @@ def test_a_larger_limit_for_records_of_every_kind(name: str, tokenizer_path: str
         chains.append(Chain(text, Tokenizer.load(tokenizer_path)))
     old, new = chains
     before, scratch, after = (
-        Spool(str(tmp_path / each), recipe.spool_recipe(new.facts)) for each in ("old", "scratch", "new")
+        TokenCache(str(tmp_path / each), recipe.cache_recipe(new.facts)) for each in ("old", "scratch", "new")
     )
     list(old.make(path, before))
     recheck = rows_to_recheck(old.facts, new.facts)

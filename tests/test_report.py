@@ -73,7 +73,7 @@ def test_roles_do_not_depend_on_how_a_run_works(run: Run, name: str) -> None:
     rows = [json.loads(line) for line in (ROOT / f"examples/data/{sample}.jsonl").read_text("utf-8").splitlines()]
     rows = [row | {"id": number} for number, row in enumerate(rows * 2)]
     settings = config(name, preprocessing={"max_seq_len": 100})
-    rates = {"max_drop_rate": 1, "max_reject_rate": 1}
+    rates = {"max_no_loss_rate": 1, "max_reject_rate": 1}
     first = run(settings, rows, "one", tokenizer_backend="transformers", **rates).manifest
     assert first["roles"]["user"]["messages"] > 100
     again = run(settings, rows, "two", block_bytes=65536, **rates).manifest
@@ -82,7 +82,7 @@ def test_roles_do_not_depend_on_how_a_run_works(run: Run, name: str) -> None:
 
 def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run, tmp_path: Path) -> None:
     rows = with_roles(assistant="gpt") * 3
-    options = {"spool": str(tmp_path / "spool"), "block_bytes": 65536, "max_drop_rate": 1}
+    options = {"cache_dir": str(tmp_path / "token_cache"), "block_bytes": 65536, "max_no_loss_rate": 1}
     settings = config("sft_chat", preprocessing={"max_items": 150})
     whole = run(config("sft_chat"), rows, "whole", **options).manifest
     few = run(settings, rows, "few", **options)
@@ -96,7 +96,7 @@ def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run
     trained = sum(counts["trained"] for counts in few.manifest["roles"].values())
     assert trained == few.manifest["totals"]["trained"]["loss_mask"]
     # The same rows in a file of their own.
-    assert run(config("sft_chat"), seen, "alone", max_drop_rate=1).manifest["roles"] == few.manifest["roles"]
+    assert run(config("sft_chat"), seen, "alone", max_no_loss_rate=1).manifest["roles"] == few.manifest["roles"]
 
 
 def test_a_role_of_the_mask_that_no_message_has_is_warned_of(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +111,7 @@ def test_a_role_of_the_mask_that_no_message_has_is_warned_of(run: Run, caplog: p
 
 
 def test_a_role_of_the_data_that_the_mask_does_not_name_is_warned_of(run: Run) -> None:
-    result = run(config("sft_chat", mask={"assistant": "train"}), with_roles(assistant="gpt"), max_drop_rate=0.5)
+    result = run(config("sft_chat", mask={"assistant": "train"}), with_roles(assistant="gpt"), max_no_loss_rate=0.5)
     assert told(result) == [
         "182 messages with the role 'gpt', which `mask` does not name: mask_default is 'mask', 0 tokens of 'gpt' are "
         "trained; did you mean 'assistant'?"
@@ -160,9 +160,9 @@ def test_roles_that_the_default_rules_are_said_without_a_warning() -> None:
 
 def test_half_of_the_answers_with_another_role_fail_the_run(run: Run, tmp_path: Path) -> None:
     problem = failing(run, config("sft_chat"), with_roles(assistant="gpt"))
-    assert "130 of 260 records were dropped with nothing to train on (50.00%; 130 untrained)" in problem
-    assert "more than --max_drop_rate 0.05" in problem
-    assert "the first untrained record is " in problem
+    assert "130 of 260 records were dropped with nothing to train on (50.00%; 130 rows_without_loss)" in problem
+    assert "more than --max_no_loss_rate 0.05" in problem
+    assert "the first record of 'rows_without_loss' is " in problem
     assert "182 messages with the role 'gpt', which `mask` does not name" in problem
     assert not (tmp_path / "out").exists()
     assert json.loads((tmp_path / "out.failed/failure.json").read_text())["problem"] in problem
@@ -174,16 +174,16 @@ def test_a_third_of_the_records_with_another_field_fails_the_run(run: Run, tmp_p
     problem = failing(run, config("sft_chat"), rows)
     assert "87 of 260 records were dropped with nothing to train on (33.46%; 87 empty)" in problem
     assert (
-        f"the first empty record is {tmp_path / 'input.jsonl'} (byte offset {offset}), with the fields 'id', "
+        f"the first record of 'empty' is {tmp_path / 'input.jsonl'} (byte offset {offset}), with the fields 'id', "
         "'message'; the config asks for 'messages': 'messages' is not there, did you mean 'message'?"
     ) in problem
 
 
 @pytest.mark.parametrize("share", [0.04, 0.06])
-@pytest.mark.parametrize("reason", ["empty", "untrained", "both"])
+@pytest.mark.parametrize("reason", ["empty", "rows_without_loss", "both"])
 def test_the_limit_is_a_share_of_the_records_that_are_read(run: Run, share: float, reason: str) -> None:
-    kinds: dict[str, list[dict[str, str]]] = {"empty": [{}], "untrained": [{"prompt": "a"}]}
-    bad = kinds.get(reason) or [*kinds["empty"], *kinds["untrained"]]
+    kinds: dict[str, list[dict[str, str]]] = {"empty": [{}], "rows_without_loss": [{"prompt": "a"}]}
+    bad = kinds.get(reason) or [*kinds["empty"], *kinds["rows_without_loss"]]
     good = {"prompt": "Say a.", "response": "a"}
     count = round(100 * share)
     rows = [bad[place % len(bad)] for place in range(count)] + [good] * (100 - count)
@@ -191,7 +191,7 @@ def test_the_limit_is_a_share_of_the_records_that_are_read(run: Run, share: floa
         assert run(config("sft_instruction"), rows).manifest["ledger"]["kept"] == 96
     else:
         assert "(6.00%; " in failing(run, config("sft_instruction"), rows)
-        assert run(config("sft_instruction"), rows, max_drop_rate=0.06).manifest["ledger"]["kept"] == 94
+        assert run(config("sft_instruction"), rows, max_no_loss_rate=0.06).manifest["ledger"]["kept"] == 94
 
 
 def test_drops_that_the_config_asks_for_do_not_count(run: Run) -> None:
@@ -202,15 +202,15 @@ def test_drops_that_the_config_asks_for_do_not_count(run: Run) -> None:
 
 
 def test_untrained_drop_written_out_counts_too(run: Run) -> None:
-    settings = config("sft_chat", preprocessing={"untrained": "drop"})
-    assert "--max_drop_rate" in failing(run, settings, with_roles(assistant="gpt"))
-    assert run(settings, with_roles(assistant="gpt"), max_drop_rate=0.5).manifest["ledger"]["kept"] == 130
+    settings = config("sft_chat", preprocessing={"rows_without_loss": "drop"})
+    assert "--max_no_loss_rate" in failing(run, settings, with_roles(assistant="gpt"))
+    assert run(settings, with_roles(assistant="gpt"), max_no_loss_rate=0.5).manifest["ledger"]["kept"] == 130
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_is_between_0_and_1(run: Run, share: float) -> None:
-    with pytest.raises(ConfigError, match=r"max_drop_rate is .*, wanted a share between 0 and 1"):
-        run(config("sft_chat"), CHATS, max_drop_rate=share)
+    with pytest.raises(ConfigError, match=r"max_no_loss_rate is .*, wanted a share between 0 and 1"):
+        run(config("sft_chat"), CHATS, max_no_loss_rate=share)
 
 
 def test_the_command_line_takes_the_limit(
@@ -221,8 +221,8 @@ def test_the_command_line_takes_the_limit(
     command = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(ROOT / "configs/sft_chat.json")]
     command += ["--tokenizer_path", tokenizer_path, "--runner=FnApiRunner"]
     assert main(command) == 3
-    assert "more than --max_drop_rate 0.05" in capsys.readouterr().err
-    assert main([*command, "--max_drop_rate", "0.5"]) == 0
+    assert "more than --max_no_loss_rate 0.05" in capsys.readouterr().err
+    assert main([*command, "--max_no_loss_rate", "0.5"]) == 0
     assert "  'gpt': 182 messages; not in `mask`, mask_default is 'mask'\n" in capsys.readouterr().out
 
 
@@ -232,7 +232,7 @@ def test_the_command_line_takes_the_limit(
 def test_a_missing_field_is_not_called_a_wrong_mask(run: Run) -> None:
     rows = [{"prompt": "Say a.", "response": "a"}] * 5
     problem = failing(run, config("sft_prompt_completion"), rows)
-    assert problem.startswith("nothing is kept of 5 records (5 untrained): check the field names in the config")
+    assert problem.startswith("nothing is kept of 5 records (5 rows_without_loss): check the field names in the config")
     assert (
         "with the fields 'prompt', 'response'; the config asks for 'prompt', 'completion': 'completion' is not"
         in problem
@@ -242,7 +242,7 @@ def test_a_missing_field_is_not_called_a_wrong_mask(run: Run) -> None:
 def test_wrong_roles_everywhere_are_listed(run: Run) -> None:
     rows = [{"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}] * 5
     problem = failing(run, config("sft_chat"), rows)
-    assert problem.startswith("nothing is kept of 5 records (5 untrained): no token of any record is trained")
+    assert problem.startswith("nothing is kept of 5 records (5 rows_without_loss): no token of any record is trained")
     assert "`mask` names the role 'assistant' (train), which no message has; found: 'gpt' (5 " in problem
     assert "found: 'gpt' (5 messages), 'human' (5 messages)" in problem
     assert "did you mean 'assistant'?" in problem
@@ -278,13 +278,13 @@ def test_a_failure_has_the_first_rejects_message_with_file_and_offset(
 
 
 def test_without_texts_of_rejects_a_failure_has_the_reason_alone(run: Run, tmp_path: Path) -> None:
-    problem = failing(run, config("sft_chat"), [{"messages": "secret"}, {"secret": 1}], reject_text=0)
+    problem = failing(run, config("sft_chat"), [{"messages": "secret"}, {"secret": 1}], max_reject_chars=0)
     assert f"the first reject is {tmp_path / 'input.jsonl'}, line 1 (byte offset 0): wrong_type; nothing was" in problem
     assert "secret" not in problem.replace(str(tmp_path), "")
 
 
 def test_nothing_trained_says_why(run: Run) -> None:
-    settings = config("sft_chat", mask={"asistant": "train"}, preprocessing={"untrained": "keep"})
+    settings = config("sft_chat", mask={"asistant": "train"}, preprocessing={"rows_without_loss": "keep"})
     problem = failing(run, settings, CHATS[:9])
     assert problem.startswith("nothing is trained on: ")
     assert "`mask` names the role 'asistant' (train), which no message has: did you mean 'assistant'?" in problem
@@ -370,7 +370,7 @@ def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "· the first, the shortest" in out
     assert "· drawn ·" in out
-    assert "· dropped: untrained" in out
+    assert "· dropped: rows_without_loss" in out
     assert f"{source}, byte offset " in out
     assert "messages with the role 'gpt', which `mask` does not name" in out
     assert "a run on these would fail: " in out
@@ -380,7 +380,7 @@ def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Run) -> None:
     settings = config("sft_chat", mask={"asistant": "train", "user": "train"}, preprocessing={"max_seq_len": 90})
-    result = run(settings, CHATS, max_drop_rate=1)
+    result = run(settings, CHATS, max_no_loss_rate=1)
     preview(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(settings), str(ROOT / "examples/tokenizer"))
     out = capsys.readouterr().out
     assert len(told(result)) == 3

@@ -90,7 +90,7 @@ def test_the_page_has_the_numbers_of_the_manifest_and_needs_nothing_else(run: Ru
 
 def test_lengths_are_those_of_the_rows_before_and_after_they_were_cut(run: Run) -> None:
     short, long = (
-        run(chats(preprocessing={"max_seq_len": length}), CHATS, name=str(length), max_drop_rate=1.0)
+        run(chats(preprocessing={"max_seq_len": length}), CHATS, name=str(length), max_no_loss_rate=1.0)
         for length in (64, 100_000)
     )
     found = run_of(short)["report"]["lengths"]
@@ -120,7 +120,7 @@ def test_the_first_records_that_were_left_out_are_listed_with_their_place(run: R
     lines[3], lines[7] = b'{"messages": [', b'{"messages": 5}'
     for place in range(20, 45):
         lines[place] = json.dumps({"messages": [], "number": place}).encode()
-    result = run(CHAT, b"\n".join(lines) + b"\n", max_reject_rate=1.0, max_drop_rate=1.0)
+    result = run(CHAT, b"\n".join(lines) + b"\n", max_reject_rate=1.0, max_no_loss_rate=1.0)
     report = run_of(result)["report"]
     source = (tmp_path / "input.jsonl").read_bytes()
     assert [entry["line"] for entry in report["rejected"]] == [4, 8]
@@ -202,7 +202,9 @@ def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most
 def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:
     records = [*CHATS, {"messages": [], "secret": "SECRET"}, {"messages": "SECRET"}]
     records[5] = {"messages": [{"role": "user", "content": "SECRET"}, {"role": "assistant", "content": "SECRET"}]}
-    open_, closed = (run(CHAT, records, name=str(limit), reject_text=limit, max_reject_rate=1.0) for limit in (1000, 0))
+    open_, closed = (
+        run(CHAT, records, name=str(limit), max_reject_chars=limit, max_reject_rate=1.0) for limit in (1000, 0)
+    )
     assert "SECRET" in Path(open_.output, "report.html").read_text()
     assert "SECRET" not in Path(closed.output, "report.html").read_text()
     assert "SECRET" not in Path(closed.output, "run.json").read_text()
@@ -228,7 +230,7 @@ def test_what_is_trained_is_marked_and_data_stays_text(run: Run) -> None:
 @pytest.mark.parametrize("config", sorted(path.stem for path in (ROOT / "configs").glob("*.json")))
 def test_every_config_of_the_project_has_a_page(tmp_path: Path, tokenizer_path: str, config: str) -> None:
     files, given = [str(example(DATA.get(config, "chat")))], str(ROOT / f"configs/{config}.json")
-    job = Pipeline(given, files, tmp_path / "out", tokenizer_path, max_drop_rate=1.0)
+    job = Pipeline(given, files, tmp_path / "out", tokenizer_path, max_no_loss_rate=1.0)
     result = job.run(["--runner=FnApiRunner"])
     assert result.manifest is not None
     page = Page(Path(result.output, "report.html"))
@@ -267,12 +269,12 @@ def test_a_report_of_what_is_no_output_says_so(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_steps_that_took_time_are_named(run: Run) -> None:
     found = run_of(run(CHAT, CHATS))["seconds"]
-    assert list(found) == ["ApplyTemplate", "BuildMask", "ReadJSONL", "Spool", "Tokenize", "Truncate", "Write"]
+    assert list(found) == ["ApplyTemplate", "BuildMask", "ReadJSONL", "TokenCache", "Tokenize", "Truncate", "Write"]
     assert all(seconds >= 0 for seconds in found.values())
 
 
-def test_a_second_run_over_the_same_spool_has_the_same_report(run: Run, tmp_path: Path) -> None:
-    one, two = (run(CHAT, CHATS, name=name, spool=str(tmp_path / "spool")) for name in ("one", "two"))
+def test_a_second_run_over_the_same_cache_has_the_same_report(run: Run, tmp_path: Path) -> None:
+    one, two = (run(CHAT, CHATS, name=name, cache_dir=str(tmp_path / "token_cache")) for name in ("one", "two"))
     assert run_of(two)["blocks_reused"] == 1
     assert run_of(one)["report"] == run_of(two)["report"]
     assert "Tokenize" not in run_of(two)["seconds"]

@@ -18,12 +18,12 @@ import pytest
 
 from beam_prep import cli, recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import OutputError, SpoolError
+from beam_prep.errors import OutputError, TokenCacheError
+from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.formats.sealed import Sealed
-from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage import publish
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms import shard
 from tests.conftest import shared, tree
 
@@ -68,7 +68,7 @@ class Jobs:
 
     def __init__(self, folder: Path, tokenizer: str) -> None:
         self.folder, self.tokenizer = folder, tokenizer
-        self.spool = str(folder / "spool")
+        self.cache_dir = str(folder / "token_cache")
 
     def write(self, name: str, data: bytes) -> Path:
         path = self.folder / name
@@ -84,7 +84,7 @@ class Jobs:
                 "tokenizer_path": self.tokenizer,
                 "block_bytes": 64 * KB,
                 "max_reject_rate": 0.2,
-                "max_drop_rate": 0.2,
+                "max_no_loss_rate": 0.2,
                 **options,
             },
         )
@@ -139,7 +139,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
     process.wait()
 
 
-def spooled(folder: Path) -> list[Path]:
+def cached(folder: Path) -> list[Path]:
     """The blocks that are whole: their rows are written last."""
     return [path for path in folder.rglob("*.arrow") if path.name.count(".") == 1]
 
@@ -161,20 +161,20 @@ def test_a_killed_run_is_taken_up_where_it_was(jobs: Jobs, launch: Callable[...,
     output, staging = jobs.folder / "out", jobs.folder / ".beam_prep"
     source = str(jobs.folder / "a.jsonl")
     process = launch(source, "-o", str(output), "--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    wait_for(lambda: len(spooled(staging)) >= 3, process)
+    wait_for(lambda: len(cached(staging)) >= 3, process)
     os.killpg(process.pid, signal.SIGSTOP)
     who = rf"another job is writing .+: pid {process.pid} on .+, since 20.+ UTC. Wait for it, or choose another"
     with pytest.raises(OutputError, match=who):
         jobs.run("a.jsonl")
     kill(process)
-    left = len(spooled(staging))
+    left = len(cached(staging))
     assert not output.exists()
 
     jobs.run("a.jsonl")
     blocks, reused = jobs.told()
     assert 3 <= reused <= left < blocks == 32
     assert jobs.tree() == jobs.scratch("a.jsonl")
-    assert spooled(staging) == []  # nothing is kept of a run that succeeded
+    assert cached(staging) == []  # nothing is kept of a run that succeeded
 
 
 def test_what_a_killed_launch_left_goes_after_a_time(jobs: Jobs) -> None:
@@ -189,7 +189,7 @@ def test_what_a_killed_launch_left_goes_after_a_time(jobs: Jobs) -> None:
     assert [path.name for path in root.iterdir() if path.is_dir()] == ["new"]
 
 
-# The spool
+# The token cache
 
 
 def test_a_failed_run_leaves_its_blocks_for_the_next(jobs: Jobs) -> None:
@@ -208,62 +208,62 @@ def old(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Jobs:
     """A job that is done, and whose blocks are kept. Not to be changed."""
     jobs = Jobs(tmp_path_factory.mktemp("old"), tokenizer_path)
     jobs.write("a.jsonl", chat(150))
-    jobs.run("a.jsonl", spool=jobs.spool)
-    assert jobs.told() == (len(spooled(Path(jobs.spool))), 0)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
+    assert jobs.told() == (len(cached(Path(jobs.cache_dir))), 0)
     return jobs
 
 
 @pytest.fixture
 def kept(old: Jobs, jobs: Jobs) -> Jobs:
     """Another output, with a copy of these blocks."""
-    shutil.copytree(old.spool, jobs.spool)
+    shutil.copytree(old.cache_dir, jobs.cache_dir)
     return jobs
 
 
 def again(kept: Jobs, old: Jobs, **options: Any) -> tuple[int, int]:
     """Runs over the same file; gives the blocks, and those that were reused."""
-    kept.run(str(old.folder / "a.jsonl"), spool=kept.spool, **options)
+    kept.run(str(old.folder / "a.jsonl"), cache_dir=kept.cache_dir, **options)
     return kept.told()
 
 
-def test_spooled_blocks_give_the_bytes_of_a_run_from_scratch(old: Jobs, kept: Jobs) -> None:
+def test_cached_blocks_give_the_bytes_of_a_run_from_scratch(old: Jobs, kept: Jobs) -> None:
     assert again(kept, old) == (old.told()[0],) * 2
     assert kept.tree() == old.tree()
 
 
 @pytest.mark.parametrize("keep", [None, 0, 1, 100, -1, -8])
-@pytest.mark.parametrize("ending", [ROWS, SIDECAR, REJECTS])
+@pytest.mark.parametrize("ending", [ROWS, ROW_INDEX, REJECTS])
 def test_a_block_of_which_a_file_is_cut_or_lost_is_not_found(ending: str, keep: int | None, kept: Jobs) -> None:
     """A machine that loses its power may keep a file's name and lose its end."""
-    path = sorted(Path(kept.spool).rglob("*" + REJECTS))[0]
+    path = sorted(Path(kept.cache_dir).rglob("*" + REJECTS))[0]
     stem = path.name.removesuffix(REJECTS)
     digest, _, recipe = stem.partition("-")
-    spool = Spool(kept.spool, recipe)
+    token_cache = TokenCache(kept.cache_dir, recipe)
     found = path.parent.name + digest
-    assert spool.find(found) is not None
+    assert token_cache.find(found) is not None
     target = path.with_name(stem + ending)
     if keep is None:
         target.unlink()
     else:
         target.write_bytes(target.read_bytes()[:keep])
     if ending == ROWS and keep is None:
-        assert spool.find(found) is None
+        assert token_cache.find(found) is None
         return
-    with pytest.raises(SpoolError):
-        spool.find(found)
+    with pytest.raises(TokenCacheError):
+        token_cache.find(found)
 
 
 def test_a_block_without_rejects_needs_no_file_of_them(jobs: Jobs) -> None:
     jobs.write("a.jsonl", b"".join(line for line in chat(70).splitlines(True) if line.endswith(b"}\n")))
     for output in ("one", "two"):
-        jobs.run("a.jsonl", output=output, spool=jobs.spool)
-    assert list(Path(jobs.spool).rglob("*" + REJECTS)) == []
-    assert jobs.told("two") == (len(spooled(Path(jobs.spool))),) * 2
+        jobs.run("a.jsonl", output=output, cache_dir=jobs.cache_dir)
+    assert list(Path(jobs.cache_dir).rglob("*" + REJECTS)) == []
+    assert jobs.told("two") == (len(cached(Path(jobs.cache_dir))),) * 2
 
 
 def test_cut_blocks_are_made_anew_and_the_others_used(old: Jobs, kept: Jobs) -> None:
-    first, second = sorted(spooled(Path(kept.spool)))[:2]
-    whole = {path: content(path) for path in (first, second.with_name(second.stem + SIDECAR))}
+    first, second = sorted(cached(Path(kept.cache_dir)))[:2]
+    whole = {path: content(path) for path in (first, second.with_name(second.stem + ROW_INDEX))}
     for path in whole:
         path.write_bytes(path.read_bytes()[:-1])
     blocks, reused = again(kept, old)
@@ -273,7 +273,7 @@ def test_cut_blocks_are_made_anew_and_the_others_used(old: Jobs, kept: Jobs) -> 
 
 
 def content(path: Path) -> tuple[pa.Table, dict[bytes, Any]]:
-    """The rows of a file of the spool and its footer, without what depends on earlier work of the process."""
+    """The rows of a file of the token cache and its footer, without what depends on earlier work of the process."""
     file = pa.ipc.open_file(pa.BufferReader(path.read_bytes()[: Sealed(pa.OSFile(str(path)), sealed_as(path)).size]))
     footer = {name: json.loads(text) for name, text in file.metadata.items()}
     if b"receipt" in footer:
@@ -301,19 +301,23 @@ def test_a_changed_rule_does_not_meet_old_blocks(changes: dict[str, Any], old: J
 
 
 def recipe_of(job: Pipeline) -> str:
-    return recipe.spool_recipe(job.facts)
+    return recipe.cache_recipe(job.facts)
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "same"),
     [
         ({}, {}, True),
-        ({}, {"block_bytes": MB, "max_reject_rate": 1.0, "max_drop_rate": 1.0, "overwrite": True, "spool": "x"}, True),
+        (
+            {},
+            {"block_bytes": MB, "max_reject_rate": 1.0, "max_no_loss_rate": 1.0, "overwrite": True, "cache_dir": "x"},
+            True,
+        ),
         ({"preprocessing__max_items": 33}, {}, True),
         ({"output__max_tokens_per_shard": 5_000}, {}, True),
         ({"output__storage_format": "bin"}, {}, True),
         ({"output__names": {"sequence": "tokens"}}, {}, True),
-        ({}, {"reject_text": 0}, False),
+        ({}, {"max_reject_chars": 0}, False),
         ({}, {"tokenizer_path": "mm_chatml"}, False),
         ({"preprocessing__max_seq_len": 2049}, {}, False),
         ({"preprocessing__untrained": "keep"}, {}, False),
@@ -357,29 +361,29 @@ def test_what_only_the_plan_and_the_writer_see_leaves_blocks_as_they_are(old: Jo
 
 def test_texts_that_must_not_be_kept_are_not_taken_from_old_blocks(old: Jobs, kept: Jobs) -> None:
     assert b"number" in old.tree()["rejects/rejects-00000.jsonl"]
-    assert again(kept, old, reject_text=0)[1] == 0
+    assert again(kept, old, max_reject_chars=0)[1] == 0
     assert b"number" not in kept.tree()["rejects/rejects-00000.jsonl"]
 
 
 def test_a_second_file_is_all_that_is_new(jobs: Jobs) -> None:
     jobs.write("a.jsonl", chat(150))
     jobs.write("b.jsonl", chat(80, "two", first=1000))
-    jobs.run("a.jsonl", spool=jobs.spool)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     first = jobs.told()[0]
-    jobs.run("a.jsonl", "b.jsonl", spool=jobs.spool, overwrite=True)
+    jobs.run("a.jsonl", "b.jsonl", cache_dir=jobs.cache_dir, overwrite=True)
     blocks, reused = jobs.told()
     assert (reused, blocks > first) == (first, True)
     assert jobs.tree() == jobs.scratch("a.jsonl", "b.jsonl")
-    jobs.run("b.jsonl", "a.jsonl", spool=jobs.spool, overwrite=True)  # blocks know no file names
+    jobs.run("b.jsonl", "a.jsonl", cache_dir=jobs.cache_dir, overwrite=True)  # blocks know no file names
     assert jobs.told() == (blocks, blocks)
 
 
 def test_of_a_file_that_grew_only_the_end_is_new(jobs: Jobs) -> None:
     data = chat(150)
     jobs.write("a.jsonl", data)
-    jobs.run("a.jsonl", spool=jobs.spool)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     jobs.write("a.jsonl", data + chat(60, "more", first=500))
-    jobs.run("a.jsonl", spool=jobs.spool, overwrite=True)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir, overwrite=True)
     assert jobs.told()[1] == len(data) // (64 * KB)
     assert jobs.tree() == jobs.scratch("a.jsonl")
 
@@ -411,17 +415,17 @@ def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: 
     assert rows == alone * 2
 
 
-def rows_in_the_spool(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
-    """How many blocks have their rows in the spool when a run begins to write, and behind each of its shards."""
+def rows_in_the_cache(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
+    """How many blocks have their rows in the token cache when a run begins to write, and behind each of its shards."""
     whole = publish.write_shard
     counts: list[int] = []
 
     def counted(*given: Any) -> Any:
-        folder = Path(given[1].spool.folder)
+        folder = Path(given[1].token_cache.folder)
         if not counts:
-            counts.append(len(spooled(folder)))
+            counts.append(len(cached(folder)))
         receipt = whole(*given)
-        counts.append(len(spooled(folder)))
+        counts.append(len(cached(folder)))
         return receipt
 
     monkeypatch.setattr(shard, "write_shard", counted)
@@ -435,19 +439,19 @@ def test_blocks_of_this_run_alone_go_when_all_of_their_rows_are_in_a_shard(
 ) -> None:
     jobs.write("a.jsonl", chat(400))
     one_shard = changed(output__max_tokens_per_shard=10**9)
-    kept = rows_in_the_spool(jobs, monkeypatch, config=one_shard, output="kept", spool=jobs.spool)
+    kept = rows_in_the_cache(jobs, monkeypatch, config=one_shard, output="kept", cache_dir=jobs.cache_dir)
     assert kept == [kept[0]] * 2
-    assert rows_in_the_spool(jobs, monkeypatch, config=one_shard) == [kept[0], 0]
+    assert rows_in_the_cache(jobs, monkeypatch, config=one_shard) == [kept[0], 0]
     assert jobs.tree() == jobs.tree("kept")
 
 
 def test_blocks_that_several_shards_or_domains_need_stay(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.write("a.jsonl", b"".join(chat(10, topic, first) for first in range(0, 200, 10) for topic in ("one", "two")))
     config = changed(output__max_tokens_per_shard=10**9)
-    first, *behind = rows_in_the_spool(jobs, monkeypatch, config=config)
+    first, *behind = rows_in_the_cache(jobs, monkeypatch, config=config)
     assert behind == [first] * 2  # all blocks have rows of both domains
     config = changed(output__domain_key=None, output__max_tokens_per_shard=4_000)
-    counts = rows_in_the_spool(jobs, monkeypatch, config=config, output="small")
+    counts = rows_in_the_cache(jobs, monkeypatch, config=config, output="small")
     assert len(counts) > 10
     assert counts == [counts[0]] * len(counts)  # each block is cut
     assert jobs.tree("small") == jobs.scratch("a.jsonl", config=config)
@@ -455,7 +459,7 @@ def test_blocks_that_several_shards_or_domains_need_stay(jobs: Jobs, monkeypatch
 
 @pytest.mark.parametrize("max_tokens", [20_000, 10**9])
 def test_equal_blocks_of_this_run_alone_stay(jobs: Jobs, max_tokens: int) -> None:
-    """They are one block of the spool, which more than one place of the output needs."""
+    """They are one block of the token cache, which more than one place of the output needs."""
     for name in ("a.jsonl", "b.jsonl"):
         jobs.write(name, chat(300))
     config = changed(output__max_tokens_per_shard=max_tokens)
@@ -528,7 +532,7 @@ def test_the_output_of_another_job_is_refused_and_left_alone(jobs: Jobs) -> None
         "an input of the same size and time": (data.replace(b"Question 7", b"Question 8"), {}),
         "a config": (data, {"config": changed(preprocessing__max_items=5)}),
         "a tokenizer": (data, {"tokenizer_path": shared("tokenizers", "mm_chatml")}),
-        "an option that the output depends on": (data, {"reject_text": 0}),
+        "an option that the output depends on": (data, {"max_reject_chars": 0}),
     }
     for about, (content, options) in job_of.items():
         jobs.write("a.jsonl", content)

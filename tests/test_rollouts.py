@@ -15,7 +15,7 @@ import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.errors import BeamPrepError, ConfigError, RunError
 from beam_prep.reading.rollouts import RolloutFields
-from beam_prep.shards.layout import settle
+from beam_prep.shards.layout import finalize_columns
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import truncate
 from beam_prep.tokens.tokenized import from_rollouts
@@ -58,7 +58,7 @@ def batch_of(*records: Any, fields: RolloutFields = ALL) -> Batch:
 
 
 def test_columns_by_hand() -> None:
-    batch = settle(batch_of(GROUP), "drop", {})
+    batch = finalize_columns(batch_of(GROUP), "drop", {})
     assert bp.testing.to_rows(batch) == [
         {
             "response_ids": [[7, 8, 9], [], [10]],
@@ -174,7 +174,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("change", "reason", "message"), BAD)
 def test_what_is_wrong_is_a_reject(change: Any, reason: str, message: str) -> None:
-    batch = settle(batch_of(GROUP, {**GROUP, **change}, GROUP), "drop", {})
+    batch = finalize_columns(batch_of(GROUP, {**GROUP, **change}, GROUP), "drop", {})
     assert outcomes(batch) == ["", reason, ""]
     assert batch.ledger.messages[1].startswith(message)
     assert len(batch) == 2
@@ -190,8 +190,8 @@ def test_a_record_of_one_response_has_one_number_of_each(key: str) -> None:
 def test_a_group_in_which_nothing_is_trained() -> None:
     bare = {**GROUP, "loss_mask": [[0, 0, 0], [], [0]]}
     part = {**GROUP, "loss_mask": [[0, 0, 0], [], [1]]}
-    for untrained, wanted in (("drop", "untrained"), ("reject", "untrained"), ("keep", "")):
-        assert outcomes(settle(batch_of(bare, part), untrained, {})) == [wanted, ""]  # type: ignore[arg-type]
+    for rows_without_loss, wanted in (("drop", "rows_without_loss"), ("reject", "rows_without_loss"), ("keep", "")):
+        assert outcomes(finalize_columns(batch_of(bare, part), rows_without_loss, {})) == [wanted, ""]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("length", "wanted"), [(3, [""]), (2, ["too_long"]), (1, ["too_long"])])
@@ -239,7 +239,7 @@ def flat(value: Any) -> list[Any]:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(groups(), min_size=1, max_size=4))
 def test_what_goes_in_comes_out(records: list[dict[str, Any]]) -> None:
-    batch = settle(batch_of(*records), "keep", {"loss_mask": "bool"})
+    batch = finalize_columns(batch_of(*records), "keep", {"loss_mask": "bool"})
     assert outcomes(batch) == [""] * len(records)
     for record, row in zip(records, bp.testing.to_rows(batch), strict=True):
         assert (row["prompt_ids"], row["response_ids"]) == (record["prompt_ids"], record["response_ids"])
@@ -270,7 +270,7 @@ def test_a_damaged_record_is_a_reject_and_its_neighbours_are_kept(record: dict[s
         while isinstance(holder[key], list) and holder[key] and data.draw(st.booleans()):
             holder, key = holder[key], data.draw(st.integers(0, len(holder[key]) - 1))
         holder[key] = copy.deepcopy(data.draw(JUNK))  # else one list may come to lie in itself
-    batch = settle(batch_of(record, damaged, record), "keep", {})
+    batch = finalize_columns(batch_of(record, damaged, record), "keep", {})
     found = outcomes(batch)
     assert (found[0], found[2]) == ("", "")
     assert found[1] in REASONS
@@ -382,8 +382,8 @@ def test_columns_are_written_under_the_names_of_a_trainer(run: Callable[..., Any
 
 
 def test_an_untrained_mask_of_every_response_drops_the_record(run: Callable[..., Any]) -> None:
-    result = run(CONFIG, [GROUP, {**GROUP, "loss_mask": [[0] * 3, [], [0]]}], max_drop_rate=1)
-    assert result.manifest["ledger"]["dropped"] == {"untrained": 1}
+    result = run(CONFIG, [GROUP, {**GROUP, "loss_mask": [[0] * 3, [], [0]]}], max_no_loss_rate=1)
+    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
     assert result.manifest["totals"]["trained"] == {"loss_mask": 3}
     assert result.manifest["totals"]["tokens"] == {"response_ids": 4, "prompt_ids": 2}
 

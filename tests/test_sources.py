@@ -17,7 +17,7 @@ from beam_prep.pipeline import Pipeline, Result
 from beam_prep.replay import Replay
 from tests.conftest import ROOT, shared, tree
 from tests.test_configs import CONFIGS, sample
-from tests.test_goldens_sections import EXACT, KEEP_UNTRAINED, assert_equal
+from tests.test_goldens_sections import EXACT, KEEP_ROWS_WITHOUT_LOSS, assert_equal
 from tests.test_replay import MENDED, config, talk
 
 RUNNER = ["--runner=FnApiRunner"]
@@ -26,7 +26,7 @@ TEXTS = {
     "preprocessing": {"min_chars": 0},
     "output": {"storage_format": "bin"},
 }
-LOOSE: dict[str, Any] = {"max_reject_rate": 1.0, "max_drop_rate": 1.0}
+LOOSE: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
 KINDS = ("parquet", "arrow", "folder")
 
 
@@ -108,8 +108,8 @@ def test_neither_blocks_nor_row_groups_change_a_byte(group: int, tmp_path: Path,
 def test_goldens_from_tables_are_the_references_bytes(case: str, tmp_path: Path) -> None:
     folder = shared("goldens", "sections", case)
     given = json.loads((folder / "config.json").read_text())
-    if case in KEEP_UNTRAINED:
-        given.setdefault("preprocessing", {})["untrained"] = "keep"
+    if case in KEEP_ROWS_WITHOUT_LOSS:
+        given.setdefault("preprocessing", {})["rows_without_loss"] = "keep"
     about = json.loads((folder / "case.json").read_text())
     inputs = [write(rows_of(folder / name), tmp_path / str(place)) for place, name in enumerate(about["inputs"])]
     made(given, inputs, tmp_path / "out", shared("tokenizers", about["tokenizer"]))
@@ -191,8 +191,8 @@ def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Pa
     with pytest.raises(
         bp.errors.InputError, match=r"b\.parquet' has none of the fields .*\('text'\): its columns are 'body', 'id'"
     ):
-        made(TEXTS, inputs, tmp_path / "out", tokenizer_path, spool=str(tmp_path / "spool"))
-    assert not (tmp_path / "spool").exists()
+        made(TEXTS, inputs, tmp_path / "out", tokenizer_path, cache_dir=str(tmp_path / "token_cache"))
+    assert not (tmp_path / "token_cache").exists()
 
 
 def test_tables_of_other_schemas_and_lines_are_one_input(tmp_path: Path, tokenizer_path: str) -> None:
@@ -210,9 +210,9 @@ def test_tables_of_other_schemas_and_lines_are_one_input(tmp_path: Path, tokeniz
 
 def test_up_to_date_reused_blocks_and_a_changed_table(tmp_path: Path, tokenizer_path: str) -> None:
     rows = rows_of(sample("sft_chat"))
-    given, spool = ROOT / "configs/sft_chat.json", str(tmp_path / "spool")
+    given, cache_dir = ROOT / "configs/sft_chat.json", str(tmp_path / "token_cache")
     path = write(rows, tmp_path / "x", group=10**6)
-    options: dict[str, Any] = {"spool": spool, "block_bytes": 65536, "overwrite": True}
+    options: dict[str, Any] = {"cache_dir": cache_dir, "block_bytes": 65536, "overwrite": True}
     first = made(given, path, tmp_path / "out", tokenizer_path, **options)
     assert made(given, path, tmp_path / "out", tokenizer_path, **options).up_to_date
     assert dry_run(Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)).state == "up to date"
@@ -265,12 +265,12 @@ def test_long_rows_are_rejected(tmp_path: Path, tokenizer_path: str) -> None:
 def test_a_replay_of_a_table_is_a_run_from_scratch(tmp_path: Path, tokenizer_path: str) -> None:
     rows = [{**talk(number, "tool" if number in (3, 59) else "user"), "uid": f"é{number}"} for number in range(80)]
     path = write(rows, tmp_path / "x", group=13)
-    beside = {"carry": {"uid": "string"}, "provenance": True}
+    beside = {"keep_fields": {"uid": "string"}, "provenance": True}
     texts = [{**text, "output": {**text["output"], **beside}} for text in (config(), config(MENDED))]
     old, new = (PipelineConfig.from_dict(text) for text in texts)
-    spool = str(tmp_path / "spool")
-    Pipeline(old, path, tmp_path / "out", tokenizer_path, spool=spool, **LOOSE).run(RUNNER)
-    Replay(str(tmp_path / "out"), new, spool=spool, overwrite=True, **LOOSE).run(RUNNER)
+    cache_dir = str(tmp_path / "token_cache")
+    Pipeline(old, path, tmp_path / "out", tokenizer_path, cache_dir=cache_dir, **LOOSE).run(RUNNER)
+    Replay(str(tmp_path / "out"), new, cache_dir=cache_dir, overwrite=True, **LOOSE).run(RUNNER)
     Pipeline(new, path, tmp_path / "scratch", tokenizer_path, **LOOSE).run(RUNNER)
     assert tree(tmp_path / "out") == tree(tmp_path / "scratch")
     places = {row["offset"]: row["uid"] for row in bp.open(tmp_path / "out")}

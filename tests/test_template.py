@@ -83,8 +83,8 @@ def test_the_form_lets_its_own_example_and_default_through(name: str) -> None:
         ("tokenizer_path", "Qwen/Qwen3-8B"),
         ("overwrite", "yes"),
         ("max_reject_rate", "1.5"),
-        ("max_drop_rate", "5%"),
-        ("reject_text", "-1"),
+        ("max_no_loss_rate", "5%"),
+        ("max_reject_chars", "-1"),
         ("block_bytes", "8 MB"),
     ],
 )

@@ -47,7 +47,7 @@ def make(folder: Path, config: dict[str, Any], lines: list[bytes]) -> Path:
         output_dir=folder / "out",
         tokenizer_path=ROOT / "examples" / "tokenizer",
         max_reject_rate=0.5,
-        max_drop_rate=0.5,
+        max_no_loss_rate=0.5,
     ).run(["--runner=FnApiRunner"])
     return folder / "out"
 

@@ -67,7 +67,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         output_dir=folder / "out",
         tokenizer_path=TOKENIZER,
         max_reject_rate=0.9,
-        max_drop_rate=0.9,
+        max_no_loss_rate=0.9,
     )
     job.run(["--runner=FnApiRunner"])
     return Case(name, folder / "out", output_columns(manifest_of(folder / "out")))
@@ -273,7 +273,7 @@ def manifest_changes(manifest: dict[str, Any]) -> Iterator[tuple[str, Callable[[
     yield "another format", lambda m: m["config"]["output"].update(storage_format=["bin", "h5"])
     yield "another limit", lambda m: m["config"]["preprocessing"].update(max_items=1)
     yield "a shorter limit of rows", lambda m: m["config"]["preprocessing"].update(max_seq_len=3, max_packed_len=3)
-    yield "a text of a reject too long", lambda m: m["options"].update(reject_text=0)
+    yield "a text of a reject too long", lambda m: m["options"].update(max_reject_chars=0)
     yield "another folder", lambda m: m["domains"].update(__default__="elsewhere")
     yield "a domain without shards", lambda m: m["domains"].update(more="more")
     if any(column["role"] == "labels" for column in manifest["columns"]):

@@ -171,7 +171,7 @@ def long_source(source: Path) -> Path:
 def test_a_worker_that_is_killed_ends_the_run_in_one_line(
     start: Start, long_source: Path, tmp_path: Path, connected: bool, which: int
 ) -> None:
-    """Also before it has connected; Beam alone would wait for ever. Nothing is left but the spool."""
+    """Also before it has connected; Beam alone would wait for ever. Nothing is left but the token cache."""
     run = start(long_source)
     run.wait_for_workers(connected)
     killed = time.monotonic()
@@ -207,7 +207,7 @@ def test_a_signal_ends_a_run_and_its_workers(
     assert said.splitlines()[-1].startswith(f"beam-prep: stopped by {number.name}"), said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
-    assert not [path for path in tmp_path.glob(".*") if any(path.rglob("spool"))]
+    assert not [path for path in tmp_path.glob(".*") if any(path.rglob("token_cache"))]
 
 
 @pytest.mark.long

@@ -101,14 +101,16 @@ def test_relative_paths_are_the_launchers(
     shutil.copy(CHAT, tmp_path / "chat.jsonl")
     shutil.copytree(tokenizer_path, tmp_path / "tokenizer")
     for output, options in (("here", ["--runner=FnApiRunner"]), ("there", elsewhere)):
-        launch = Pipeline(CONFIG, ["*.jsonl"], output, "tokenizer", spool=f"{output}-spool", staging="staging")
+        launch = Pipeline(
+            CONFIG, ["*.jsonl"], output, "tokenizer", cache_dir=f"{output}-token cache", staging="staging"
+        )
         made = launch.run(options)
         assert made.manifest is not None
         assert [file["path"] for file in made.manifest["inputs"]] == ["chat.jsonl"]
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
     there, here = (
         {path for path in tree(tmp_path / name) if not path.startswith("uses/")}  # named by the output
-        for name in ("there-spool", "here-spool")
+        for name in ("there-token cache", "here-token cache")
     )
     assert there == here != set()
 

@@ -48,7 +48,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
     """Records that are rejected, or dropped with nothing to train on; those that the config drops, if many."""
     found: dict[tuple[str, str], Hits] = {}
     for kind, reason, part, line in sample.left_out():
-        if reason == "untrained" and sample.trained_before_cutting(part, line):
+        if reason == "rows_without_loss" and sample.trained_before_cutting(part, line):
             reason = "cut"
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
@@ -64,11 +64,11 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             yield from hits.finding("dropped_untrained", says, mend)
         elif reason in LOST:
             says = f"there is nothing to train on in {hits.told}: dropped as {reason}"
-            cause = next((text for text in causes if f"first {reason} record" in text), None)
+            cause = next((text for text in causes if f"first record of {reason!r}" in text), None)
             mend = 'the "field" of the sections, as the records have it; or take these records out'
             if cause is not None:
                 says += f"; {cause}"
-            elif reason == "untrained" and sample.view.mask is not None:
+            elif reason == "rows_without_loss" and sample.view.mask is not None:
                 mend = '"mask": {"<role of the answers>": "train"}; or take these records out'
             yield from hits.finding(f"dropped_{reason}", says, mend)
         else:
@@ -127,7 +127,7 @@ def _mend_unread(sample: Sample, name: str) -> str:
 
 def unread(sample: Sample) -> list[str]:
     """All fields that the config does not read, the most frequent first."""
-    read = {*_read_fields(sample), sample.config.output.domain_key, *sample.config.output.carry}
+    read = {*_read_fields(sample), sample.config.output.domain_key, *sample.config.output.keep_fields}
     counts: Counter[str] = Counter()
     for _, _, record in sample.originals():
         counts.update(name for name in record if name not in read)

@@ -20,7 +20,7 @@ from beam_prep.reading.records import LOST, Record, Records
 from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
 from beam_prep.shards.plan import Dropped, dropped_in
 from beam_prep.shards.receipts import ROLE_COUNTS
-from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, ConfigView
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView
 from beam_prep.storage.foreign import advice_on
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import trained_tokens
@@ -54,7 +54,7 @@ class Part:
         read: after the adapter and the limits of characters.
         rendered: as texts; None: they are ids already.
         masked: as ids with masks, uncut.
-        rows: as a run spools them.
+        rows: as a run caches them.
     """
 
     number: int
@@ -128,10 +128,10 @@ class Sample:
                     read = block
                 elif isinstance(block, Rendered):
                     rendered = block
-            rows = packing.spooled(
+            rows = packing.cached(
                 run_steps(after, block),
                 tokenizer.id_of("eos_token"),
-                config.preprocessing.untrained,
+                config.preprocessing.rows_without_loss,
                 config.columns(),
             )
             parts.append(Part(number, records, read, rendered, block, rows))
@@ -289,8 +289,8 @@ class Sample:
         if rejected > MAX_REJECT_RATE:
             return f"{rejected:.1%} of the records are rejected, more than --max_reject_rate {MAX_REJECT_RATE}"
         lost = sum(found["dropped"].get(reason, 0) for reason in LOST) / max(1, self.count)
-        if lost > MAX_DROP_RATE:
-            return f"{lost:.1%} have nothing to train on, more than --max_drop_rate {MAX_DROP_RATE}"
+        if lost > MAX_NO_LOSS_RATE:
+            return f"{lost:.1%} have nothing to train on, more than --max_no_loss_rate {MAX_NO_LOSS_RATE}"
         return None if self.kept[0] else "no record is kept"
 
     def drops(self) -> list[Dropped]:

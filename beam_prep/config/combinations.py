@@ -13,7 +13,7 @@ from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.problems import Location, Problem, shown, unknown_name
 from beam_prep.config.sections import prompt_first
 from beam_prep.config.values import ALLOWED_DTYPES
-from beam_prep.data.carried import FILE, OFFSET
+from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
 
@@ -41,11 +41,11 @@ def joint_problems(
                 "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
             )
             yield ("preprocessing", "decontaminate"), text
-        strings = [name for name, kind in output.carry.items() if kind == "string"]
+        strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
         for kind in output.formats if strings and preprocessing.packing_strategy != "none" else ():
             if FORMATS[kind].strings == "single":
                 of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
-                yield ("output", "carry"), f"found the string {strings[0]!r}; {of}"
+                yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
         mode = preprocessing.truncation_mode
         if given.rollouts is not None and mode in ("keep_start", "keep_end"):
             text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
@@ -72,13 +72,16 @@ def joint_problems(
     if not given.one_sequence and output.loss_weights:
         yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
     holds = contents_of(given, output)
-    yield from _carry_problems(holds, output)
+    yield from _keep_fields_problems(holds, output)
     for name, dtype in output.dtype.items():
-        if (carried := output.carried().get(name)) is not None:
-            if dtype == carried:
+        if (metadata := output.metadata().get(name)) is not None:
+            if dtype == metadata:
                 continue  # as `canonical` says it
-            text = f"found {dtype!r}; this column is carried along: give its type in output.carry"
-            yield ("output", "dtype", name), text if name in output.carry else f"found {dtype!r}; it cannot be changed"
+            text = f"found {dtype!r}; this column is kept as metadata: give its type in output.keep_fields"
+            yield (
+                ("output", "dtype", name),
+                text if name in output.keep_fields else f"found {dtype!r}; it cannot be changed",
+            )
         elif name not in holds:
             yield ("output", "dtype", name), unknown_name("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
@@ -133,29 +136,32 @@ def _rows_of(part: InputConfig, output: OutputConfig) -> str:
     return f"{of} with {', '.join(columns)}"
 
 
-def _carry_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:
-    """Problems of the names of what is carried along: under its own name, or that of `output.names`, it is a column."""
+def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:
+    """Problems of the names of metadata: under its own name, or that of `output.names`, it is a column."""
     provenance = [FILE.name, OFFSET.name] if output.provenance else []
     taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
-    for name in output.carry:
+    for name in output.keep_fields:
         written = output.names.get(name, name)
         if name in holds or name in provenance:
             of = "provenance adds a column" if name in provenance else "the tokens have a column"
-            yield ("output", "carry"), f"found {name!r}; {of} of this name, so the field cannot be carried along"
+            yield (
+                ("output", "keep_fields"),
+                f"found {name!r}; {of} of this name, so the field cannot be kept as metadata",
+            )
         elif name in output.names and re.fullmatch(NAME, written):
             continue  # `name_problems` looks at it
         elif not re.fullmatch(NAME, written) or written.lower() in RESERVED:
             why = "is reserved" if written.lower() in RESERVED else "is no name of letters, digits and '_'"
             example = json.dumps({name: "its_name"})
-            yield ("output", "carry"), f"found {name!r}, which {why}; name its column in output.names: {example}"
+            yield ("output", "keep_fields"), f"found {name!r}, which {why}; name its column in output.names: {example}"
         elif (other := taken.setdefault(written.lower(), name)) != name:
             why = "columns become file names, so upper and lower case count as equal; use output.names"
-            yield ("output", "carry"), f"found {name!r} beside column {other!r}; {why}"
-    strings = [name for name, kind in output.carry.items() if kind == "string"]
+            yield ("output", "keep_fields"), f"found {name!r} beside column {other!r}; {why}"
+    strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
     for kind in output.formats if strings else ():
         if FORMATS[kind].strings == "none":
             text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
-            yield ("output", "carry"), text
+            yield ("output", "keep_fields"), text
 
 
 def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: bool) -> Iterator[Problem]:
@@ -166,7 +172,7 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: boo
                 text = f"found {dtype!r}; the format {kind!r} has all dtypes but {', '.join(unknown)}"
                 yield ("output", "dtype", name), text
     # Every column but these has a value for each token; of lists the number of values is not known here.
-    others = {"seq_lens", *output.carried()}
+    others = {"seq_lens", *output.metadata()}
     width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
     for kind in output.formats if not lists else ():
         largest = FORMATS[kind].largest
@@ -229,7 +235,7 @@ def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
     """Column to dtype, in output order, under the columns' own names."""
-    return _of_tokens(given, preprocessing, output) | output.carried()
+    return _of_tokens(given, preprocessing, output) | output.metadata()
 
 
 def _of_tokens(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from beam_prep.config.presets import PresetName
 from beam_prep.config.problems import Problem, shown
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
-from beam_prep.data.carried import FILE, OFFSET, CarryType, carried_column
 from beam_prep.data.fim import Fim, FimMode
+from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
 
 
 def _three(value: object) -> object:
@@ -118,14 +118,14 @@ class OutputConfig(Strict):
         default={},
         description="Column to the name under which it is written; all other keys use the column's own name.",
     )
-    carry: Annotated[
-        dict[Text, CarryType],
+    keep_fields: Annotated[
+        dict[Text, MetadataType],
         BeforeValidator(_as_strings),
         WithJsonSchema(
             {
                 "anyOf": [
                     {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
-                    {"type": "object", "additionalProperties": {"enum": list(get_args(CarryType))}},
+                    {"type": "object", "additionalProperties": {"enum": list(get_args(MetadataType))}},
                 ]
             }
         ),
@@ -188,9 +188,9 @@ class OutputConfig(Strict):
             if shares > 1:
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
-    def carried(self) -> dict[str, str]:
-        """Column to dtype, of what is carried along beside the tokens."""
-        columns = [carried_column(name, kind) for name, kind in self.carry.items()]
+    def metadata(self) -> dict[str, str]:
+        """Column to dtype, of metadata beside the tokens."""
+        columns = [metadata_column(name, kind) for name, kind in self.keep_fields.items()]
         return {column.name: column.dtype for column in (*columns, *((FILE, OFFSET) if self.provenance else ()))}
 
     @property

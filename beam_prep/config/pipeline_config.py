@@ -141,13 +141,13 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("output", "mix"): None,
     ("preprocessing", "deduplicate"): None,
     ("preprocessing", "decontaminate"): None,
-    ("output", "carry"): {},
+    ("output", "keep_fields"): {},
     ("output", "provenance"): False,
 }
 """(part, field) -> the value at which `canonical` leaves the field out.
 
-A new field belongs here, with its default. Then an output or a spool that was made before there was this field has the
-same canonical config, and stays valid.
+A new field belongs here, with its default. Then an output or a token cache that was made before there was this field
+has the same canonical config, and stays valid.
 """
 
 

@@ -46,7 +46,7 @@ class PreprocessingConfig(Strict):
     min_chars: int = Field(default=50, ge=0, description="Shorter all-trained text fields are left out (code points).")
     max_chars: int = Field(default=2_000_000, ge=1, description="Longer all-trained text fields are left out.")
     max_items: int | None = Field(default=None, gt=0, description="Most records to keep; null means no limit.")
-    untrained: Literal["drop", "keep", "reject"] = Field(
+    rows_without_loss: Literal["drop", "keep", "reject"] = Field(
         default="drop", description="What is done with rows that have nothing to train on."
     )
     truncation_mode: Literal["keep_start", "keep_end", "drop", "error", "chunk"] = Field(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from beam_prep.config.other_names import option_of, place_of
 from beam_prep.errors import ConfigError, did_you_mean, nearest
+from beam_prep.renamed import CONFIG_KEYS
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
@@ -92,6 +93,8 @@ def _explain(model: type[BaseModel], details: Any) -> list[Problem]:
         right = [name for name, part in parts.items() if part and at[-1] in part.model_fields]
         known = _fields(model, at[:-1])
         # A word that is close by chance must not hide what the name means: `packing` is no misspelt `padding`.
+        if (new := CONFIG_KEYS.get(".".join(map(str, at)))) is not None:
+            return [(at, f"unknown key {shown(at[-1])}; it is {new} now")]
         meant, near = _elsewhere(str(at[-1])), nearest(at[-1], known)
         if meant is not None and not right and (near is None or f".{near}" not in meant):
             return [(at, f"unknown key {shown(at[-1])}; {meant}; known: {', '.join(known)}")]

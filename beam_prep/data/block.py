@@ -11,9 +11,9 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from beam_prep.data.carried import Carried
 from beam_prep.data.hashing import Node
 from beam_prep.data.lengths import Histogram
+from beam_prep.data.metadata import Metadata
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
@@ -148,7 +148,7 @@ class Ledger:
         digests: what `key_records` found of each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
         notes: line -> what there is to say of a line that a step dropped, or kept and marked.
         by_row: the lines are rows of a table, see `places`.
-        carried: fields of the records that are carried along to their rows; None: there are none.
+        metadata: fields of the records that are kept as metadata to their rows; None: there are none.
     """
 
     raw: bytes
@@ -160,7 +160,7 @@ class Ledger:
     digests: dict[str, Array] = field(default_factory=dict)
     notes: dict[int, str] = field(default_factory=dict)
     by_row: bool = False
-    carried: Carried | None = None
+    metadata: Metadata | None = None
 
     def __post_init__(self) -> None:
         if len(self.status) != len(self.starts):
@@ -215,9 +215,9 @@ class Ledger:
 def of_this_run(name: str) -> bool:
     """True for the entries of `Block.made` about the run rather than the block.
 
-    The block in the spool was damaged, or was made in a way that this run does not trust; and how long steps took. In a
-    replay (see `storage.spool`): kept rows are those of the earlier run; or they were all made again, and compared;
-    or could not be, as the earlier block is gone; and how many rows were compared.
+    The block in the token cache was damaged, or was made in a way that this run does not trust; and how long steps
+    took. In a replay (see `storage.token_cache`): kept rows are those of the earlier run; or they were all made again,
+    and compared; or could not be, as the earlier block is gone; and how many rows were compared.
     """
     return name in _OF_THIS_RUN or name.startswith(MICROSECONDS)
 
@@ -238,7 +238,7 @@ def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> di
 
 @dataclass(frozen=True, slots=True)
 class BlockReceipt:
-    """The contents of a spooled block in numbers. A function of the block's content and the config: no paths, no times.
+    """The contents of a cached block in numbers. A function of the block's content and the config: no paths, no times.
 
     Attributes:
         lines: lines of the block, blank ones too.
@@ -282,7 +282,7 @@ class Origin:
         size: bytes of content covered, from `start` on, without what the last line has beyond the range.
         nodes: the digests of that range, see `hashing`. Of a table: of a part of the file's bytes, if any; those of all
             its blocks are those of the file.
-        digest: hex digest of all bytes that the block's lines come from; names it in the spool.
+        digest: hex digest of all bytes that the block's lines come from; names it in the token cache.
         max_line_bytes: a longer line is rejected.
         cut: the last line is such a one, and its end was not read.
         refused: (line, reason, message) of lines that are rejects before they are parsed.
@@ -322,9 +322,9 @@ class Block:
         origin: its source.
         ledger: what became of each line.
         line: int32 [rows], the line of each row that is still alive.
-        receipt: of a block that the spool already has: then there are no rows, and steps do nothing.
+        receipt: of a block that the token cache already has: then there are no rows, and steps do nothing.
         made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
-            reference. For `run.json`, and kept with spooled blocks, but for what is `of_this_run`.
+            reference. For `run.json`, and kept with cached blocks, but for what is `of_this_run`.
     """
 
     origin: Origin

@@ -182,11 +182,11 @@ class Column:
         name: its key in every format.
         dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
         depth: 1 = each row is a list of values, 2 = each row is a list of lists; 0 = each row is one value, of what is
-            carried along from records.
+            kept as metadata from records.
         role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `weights`
             (of the loss: 0 where it is not taken), `token_value` (numbers, one for each id), `value` (numbers of the
             row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
-            padding), `position`, `lengths` (of the documents in a packed row). Of what is carried along, see `CARRIED`:
+            padding), `position`, `lengths` (of the documents in a packed row). Of metadata, see `METADATA_ROLES`:
             `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`.
         of: for a mask, labels or weights, the column of ids that it belongs to.
         shifted: for labels and weights: those at i belong to the token after input i.
@@ -220,9 +220,9 @@ class Column:
         return self.depth == 1 and self.role not in OF_RECORDS
 
     @property
-    def carried(self) -> bool:
-        """True if its values say what a row came from, see `CARRIED`."""
-        return self.role in CARRIED
+    def metadata(self) -> bool:
+        """True if its values say what a row came from, see `METADATA_ROLES`."""
+        return self.role in METADATA_ROLES
 
     @property
     def levels(self) -> int:
@@ -230,13 +230,13 @@ class Column:
         return self.depth + 1 if self.role == "string" else max(self.depth, 1)
 
 
-CARRIED = ("string", "number", "file", "offset")
-"""Roles of columns that are carried along from records, beside their tokens: strings and numbers of fields; and, with
+METADATA_ROLES = ("string", "number", "file", "offset")
+"""Roles of metadata columns, beside the tokens: strings and numbers of fields; and, with
 provenance, the number of the file in the manifest's `inputs`, and the byte in it at which the line begins (of a table:
 the rows before it). A row has one value (depth 0), a packed row a list (depth 1), with a value for each of its
 documents."""
 
-OF_RECORDS = ("value", "text", *CARRIED)
+OF_RECORDS = ("value", "text", *METADATA_ROLES)
 """Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""
 
 NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}

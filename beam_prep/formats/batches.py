@@ -3,7 +3,7 @@
 Columns are `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits. The
 borders of the batches follow from the rows alone. The schema's key `huggingface` has the features of `datasets`.
 
-What is carried along is no list: `string`, or `dtype`; in a packed row it is a list of these.
+Metadata is no list: `string`, or `dtype`; in a packed row it is a list of these.
 """
 
 import json

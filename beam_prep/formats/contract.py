@@ -20,7 +20,7 @@ OpenFile = Callable[[str], BinaryIO]
 Row = dict[str, Any]
 """Column name to a row's values: an array [length], or a `Ragged` (its lists) where the column's depth is 2.
 
-What is carried along (`Column.carried`) is an array, too: the bytes of a string, or one number; of a packed row a
+Metadata (`Column.metadata`) is an array, too: the bytes of a string, or one number; of a packed row a
 `Ragged` of strings, or the numbers. `bp.open` gives strings and numbers for them.
 
 `Any`, since only the schema says which of the two: a trainer's type checker would complain at every use.
@@ -76,7 +76,7 @@ class ShardReader(Protocol):
         ...
 
     def sizes(self) -> Array:
-        """int64 [rows]: values of each row, of all columns but what is carried along; or its bytes: see
+        """int64 [rows]: values of each row, of all columns but metadata; or its bytes: see
         `Format.sizes_in`.
 
         Raises:
@@ -102,7 +102,7 @@ class ColumnsReader:
 
     def __init__(self, columns: dict[str, Ragged], differ: str, schema: Sequence[Column]) -> None:
         self.columns = self._mapped = columns
-        self._measured = [column.name for column in schema if not column.carried]
+        self._measured = [column.name for column in schema if not column.metadata]
         for column in schema:
             if column.depth == 0 and column.role != "string" and (columns[column.name].lengths != 1).any():
                 raise FormatError(f"{differ}: a row has not one value of {column.name!r}")

@@ -8,7 +8,7 @@
   (1 dimension, shifted by 2, and the width of the next: 0, 1, 2 for 1, 2, 4 bytes), the number of values, the values.
 * bool is uint8, 0 or 1: an ndarray here cannot be bool. A column of lists of lists has its values, flat, under its
   name, and the lengths of the inner lists as the int64 field `<name>/lengths`, as in `tfrecord`.
-* What is carried along is a `str`, or a number in its dtype, whose size is not said in the row.
+* Metadata is a `str`, or a number in its dtype, whose size is not said in the row.
 * An empty row is an ndarray of no values. `StreamingDataset` reads it, though `MDSWriter` writes none.
 * The offsets are uint32, so a shard has less than 4 GiB. They come first, and are known last: until then the rows are
   in a temporary file (`TMPDIR`).

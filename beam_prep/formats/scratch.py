@@ -1,7 +1,7 @@
-"""Files of one run between the spool and the shards, sealed as those of the spool are (`formats.sealed`).
+"""Files of one run between the token cache and the shards, sealed as those of the token cache are (`formats.sealed`).
 
 `copies`: which records of a block are copies of earlier ones. `order`: the rows of a shard, and where they are in the
-spool. `run`: the rows of several blocks, sorted, for a merge.
+token cache. `run`: the rows of several blocks, sorted, for a merge.
 """
 
 import itertools
@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import Column
+from beam_prep.formats.cached_block import CachedRows, decode_batch, encode_rows
 from beam_prep.formats.sealed import Data, Sealed, seal
-from beam_prep.formats.spool import SpooledRows, decode_batch, encode_rows
 from beam_prep.shards.gather import Order
-from beam_prep.shards.sidecars import Copies
+from beam_prep.shards.row_index import Copies
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
@@ -80,7 +80,7 @@ class RunRows:
         cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
     """
 
-    rows: SpooledRows
+    rows: CachedRows
     key: Array
     sample: Array
     cut: Array
@@ -92,13 +92,13 @@ class RunRows:
     def none(cls) -> "RunRows":
         """No rows of no columns."""
         nothing = np.zeros(0, np.uint64)
-        return cls(SpooledRows({}), nothing, nothing, nothing.astype(np.int64))
+        return cls(CachedRows({}), nothing, nothing, nothing.astype(np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
         """The rows of all parts, one after the other, in another order; there is at least one part."""
         beside = zip(*(part.beside.values() for part in parts), strict=True)
-        rows = SpooledRows.joined([part.rows for part in parts], order)
+        rows = CachedRows.joined([part.rows for part in parts], order)
         return cls(rows, *(np.concatenate(column)[order] for column in beside))
 
     def take(self, places: Array) -> "RunRows":

@@ -169,7 +169,7 @@ class Sealed:
         return self._file.read_at(stop - start, start)
 
     def _damaged(self, how: str) -> FormatError:
-        return FormatError(f"the spool file {self.name} is damaged: {how}")
+        return FormatError(f"the token cache file {self.name} is damaged: {how}")
 
 
 class _Proven(RangeFile):

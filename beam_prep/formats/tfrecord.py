@@ -3,7 +3,7 @@
 Integer and bool columns are Int64Lists, float columns FloatLists: **float64 is rounded to float32** (beyond its range:
 infinite), and uint64 values from 2**63 on are kept as the int64 of the same bits, because Examples have nothing wider.
 A column of lists of lists has its values, flat, under its key, and the lengths of the inner lists as the int64 feature
-`<key>/lengths`. An empty row is a list without values. A string that is carried along is a value of a BytesList.
+`<key>/lengths`. An empty row is a list without values. A string that is kept as metadata is a value of a BytesList.
 
 In TensorFlow, with `features.json` (the content is what `features` gives):
 

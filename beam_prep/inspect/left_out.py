@@ -64,7 +64,7 @@ class LeftOut:
     @classmethod
     def _of(cls, record: Mapping[str, Any], kind: str, message: str) -> "LeftOut":
         place = f"{record['file']}, {place_in(record['file'], record['line'])}"
-        text = record["text"] or "(its text is not kept: --reject_text 0)"
+        text = record["text"] or "(its text is not kept: --max_reject_chars 0)"
         return cls(place, kind, str(record["reason"]), message, str(text))
 
 

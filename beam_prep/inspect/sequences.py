@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import CARRIED, IGNORE_INDEX, PROMPT_COMPLETION, Column
+from beam_prep.data.schema import IGNORE_INDEX, METADATA_ROLES, PROMPT_COMPLETION, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -119,11 +119,11 @@ def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSeq
         "text": False,
         "attention": _padded(display, row) is not None,
         "value": column.name in _values(display, row),
-        **dict.fromkeys(CARRIED, False),
+        **dict.fromkeys(METADATA_ROLES, False),
         "position": column.role == "position" and positions_of(column, display, row) is not None,
     }
     if not shown_elsewhere[column.role]:
-        show = _carried if column.carried else {"weights": _runs, "text": _text}.get(column.role, _numbers)
+        show = _metadata if column.metadata else {"weights": _runs, "text": _text}.get(column.role, _numbers)
         yield f"{column.name}: {show(row[column.name])}"
 
 
@@ -260,7 +260,7 @@ def _text(values: Array | Ragged) -> str:
     return _beginning(np.asarray(values).tobytes().decode(errors="replace"))
 
 
-def _carried(values: Any) -> str:
+def _metadata(values: Any) -> str:
     """A string or a number; of a packed row those of its documents, strings in quotes."""
     if not isinstance(values, list | np.ndarray):
         return _beginning(str(values))

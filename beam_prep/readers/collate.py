@@ -46,7 +46,7 @@ def collate(
       labels are shifted: the token before it belongs to another one. There is no `attention_mask`: with one, models let
       documents see each other.
 
-    Columns keep their names. Integers become int64 (jax: int32). What is carried along is not padded: strings are a
+    Columns keep their names. Integers become int64 (jax: int32). Metadata is not padded: strings are a
     list of `str`, numbers an array, with a value for each row; of packed rows, for each document.
 
     >>> ds = bp.open("out/chat")
@@ -101,7 +101,7 @@ def _packed_problems(schema: Sequence[Column], multiple: int) -> list[str]:
             f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: use packed=False, pad_id=..."
         )
     for column in schema:
-        if not column.of_tokens and not column.carried:
+        if not column.of_tokens and not column.metadata:
             problems.append(f"column {column.name!r} has no value for each token: use packed=False, pad_id=...")
         if column.role == "attention":
             problems.append("the rows are padded: make the output without padding, or use packed=False, pad_id=...")
@@ -128,14 +128,14 @@ class Collate:
         else:
             columns = {
                 c.name: _together(c, [row[c.name] for row in rows])
-                if c.carried
+                if c.metadata
                 else joined([row[c.name] for row in rows], c.dtype, c.depth)
                 for c in self.schema
             }
         made = self._flattened(columns) if self.packed else self._padded(columns)
         return {name: _converted(value, self.arrays) for name, value in made.items()}
 
-    def _carried(self, column: Column, values: Any) -> Any:
+    def _metadata(self, column: Column, values: Any) -> Any:
         """Of each row, or of each document of packed rows."""
         if not column.depth:
             return values
@@ -148,8 +148,8 @@ class Collate:
         ids = [column.name for column in self.schema if column.role == "ids"]
         fills = {"ids": self.pad_id, "labels": IGNORE_INDEX}
         for column in self.schema:
-            if column.carried:
-                batch[column.name] = self._carried(column, columns[column.name])
+            if column.metadata:
+                batch[column.name] = self._metadata(column, columns[column.name])
                 continue
             batch[column.name] = self._rectangle(columns[column.name], fills.get(column.role, 0), column.role)
         if not any(column.role == "attention" for column in self.schema):
@@ -180,8 +180,8 @@ class Collate:
         for column in self.schema:
             if column.role in ("position", "lengths"):
                 continue
-            if column.carried:
-                batch[column.name] = self._carried(column, columns[column.name])
+            if column.metadata:
+                batch[column.name] = self._metadata(column, columns[column.name])
                 continue
             values = columns[column.name].flat.copy()
             if column.role in NO_LOSS and not column.shifted:
@@ -206,7 +206,7 @@ def _rectangle(values: Array, lengths: Array, fill: int, multiple: int, side: st
 
 
 def _together(column: Column, values: list[Any]) -> Any:
-    """The values of rows, as `ds[[1, 5, 7]]` gives what is carried along."""
+    """The values of rows, as `ds[[1, 5, 7]]` gives metadata."""
     return values if column.depth or column.role == "string" else np.array(values, column.dtype)
 
 

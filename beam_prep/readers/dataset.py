@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 
 from beam_prep.data.block import drawn
-from beam_prep.data.carried import carried_values
+from beam_prep.data.metadata import metadata_values
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column, Strategy
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError, did_you_mean
@@ -37,7 +37,7 @@ class Dataset:
     Row order: splits and domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column
     name to array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is
     a dict of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are
-    copies and belong to the caller. What is carried along (`output.carry`, `output.provenance`) is a `str`, an `int` or
+    copies and belong to the caller. Metadata (`output.keep_fields`, `output.provenance`) is a `str`, an `int` or
     a `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with
     a value for each row; of packed rows a list of these. `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views:
     they read nothing and share the open shards. An indexed shard stays open (memory-mapped) until others need its
@@ -172,8 +172,8 @@ class Dataset:
         if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
             found: dict[str, Any] = self._output.gather(self._row_numbers(index))
             for column in self.schema:
-                if column.carried:
-                    found[column.name] = carried_values(column, found[column.name])
+                if column.metadata:
+                    found[column.name] = metadata_values(column, found[column.name])
             return found
         return self._output.row(self._row_number(index))
 
@@ -265,7 +265,7 @@ class Dataset:
         """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
 
         Integers are int64, a list of lists is a list of tensors. Strings and single numbers that are
-        carried along stay `str`, `int` and `float`. `bp.collate(..., arrays="torch")` makes tensors of
+        kept as metadata stay `str`, `int` and `float`. `bp.collate(..., arrays="torch")` makes tensors of
         batches, in less time.
         """
         from beam_prep.readers.torch_rows import TorchRows
@@ -274,7 +274,7 @@ class Dataset:
 
     def tf(self) -> Any:
         """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`,
-        and what is carried along as a scalar (of packed rows as [documents]), strings as `tf.string`.
+        and metadata as a scalar (of packed rows as [documents]), strings as `tf.string`.
         """
         from beam_prep.readers.torch_rows import tf_rows
 

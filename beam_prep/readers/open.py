@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.formats.generation import ReaderLease, followed
 from beam_prep.formats.manifest import FAILURE, MANIFEST, load
+from beam_prep.formats.versions import ReaderLease, followed
 from beam_prep.readers.cache import CACHE_BYTES, default_folder
 from beam_prep.readers.dataset import Dataset, check_split, no_domain
 from beam_prep.readers.output import OpenOutput
@@ -27,7 +27,7 @@ def open_dataset(
 ) -> Dataset:
     """Opens an output. Reads its manifest; shards are opened when their rows are asked for.
 
-    Of an output with generations the latest is opened, and kept: it is not removed as long as it is in use (a lease,
+    Of an output with versions the latest is opened, and kept: it is not removed as long as it is in use (a lease,
     which lasts a day and is renewed as shards are opened).
 
     Of an output in a store (`gs://`, `s3://`) a shard is copied to this machine when one of its rows is first asked

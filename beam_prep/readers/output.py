@@ -13,8 +13,8 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
-from beam_prep.formats.generation import ReaderLease
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
+from beam_prep.formats.versions import ReaderLease
 from beam_prep.readers.cache import hold
 from beam_prep.readers.shards import OpenShard, OpenShards
 from beam_prep.readers.stored import Stored, StoredLease
@@ -209,7 +209,7 @@ class OpenOutput:
         if cuts is not None:
             borders = list(zip(cuts[0].tolist(), cuts[1].tolist(), strict=True))
             views = [
-                found if column.carried else [view[a:b] for view, (a, b) in zip(found, borders, strict=True)]
+                found if column.metadata else [view[a:b] for view, (a, b) in zip(found, borders, strict=True)]
                 for column, found in zip(self.schema, views, strict=True)
             ]
         return {

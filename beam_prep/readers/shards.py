@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_prep.data.carried import carried_value
+from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats import Row, ShardReader
@@ -28,12 +28,12 @@ class OpenShard:
         schema: its columns.
     """
 
-    __slots__ = ("__weakref__", "_carried", "_flat", "_names", "reader", "start")
+    __slots__ = ("__weakref__", "_flat", "_metadata", "_names", "reader", "start")
 
     def __init__(self, reader: ShardReader, start: int, schema: Sequence[Column]) -> None:
         names = [column.name for column in schema]
         self.reader, self.start, self._names = reader, start, names
-        self._carried = [column for column in schema if column.carried]
+        self._metadata = [column for column in schema if column.metadata]
         self._flat: list[tuple[str, Array, memoryview]] | None = None
         columns = _columns_of(reader)
         if columns is not None and all(_is_flat(columns[name]) for name in names):
@@ -49,8 +49,8 @@ class OpenShard:
         else:
             for name, value in self.reader.row(at).items():
                 row[name] = value.with_flat(_native(value.flat)) if isinstance(value, Ragged) else _native(value)
-        for column in self._carried:
-            row[column.name] = carried_value(column, row[column.name])
+        for column in self._metadata:
+            row[column.name] = metadata_value(column, row[column.name])
         return row
 
     def views(self, number: int) -> list[Array | Ragged]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.formats.generation import HIDDEN, LEASE, READERS
 from beam_prep.formats.manifest import FAILURE, MANIFEST
+from beam_prep.formats.versions import HIDDEN, LEASE, READERS
 from beam_prep.readers.cache import Cache
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ class Stored:
 
 
 class StoredLease:
-    """The lease of a reader on a generation in a store: see `formats.generation.ReaderLease`."""
+    """The lease of a reader on a version in a store: see `formats.version_name.ReaderLease`."""
 
-    def __init__(self, generation: str) -> None:
-        root, _, name = generation.rpartition("/")
+    def __init__(self, version_name: str) -> None:
+        root, _, name = version_name.rpartition("/")
         self._url = f"{root}/{HIDDEN}/{READERS}/{name}/{uuid.uuid4().hex}.json"
         self._renewed = 0.0
         self.renew()
@@ -108,21 +108,21 @@ def _delete(url: str, pid: int) -> None:
 
 
 def open_stored(url: str, cache: Path, most: int) -> tuple[Stored, bytes, StoredLease | None]:
-    """The files of an output in a store, its manifest, and the lease on it if it is a generation.
+    """The files of an output in a store, its manifest, and the lease on it if it is a version.
 
     Raises:
         FormatError: there is no output.
         StorageError: the store does not answer, or refuses.
     """
-    from beam_prep.storage.generations import Generations
     from beam_prep.storage.stores import objects
     from beam_prep.storage.stores.client import StoreOptions
     from beam_prep.storage.stores.objects import read_version
+    from beam_prep.storage.versions import Versions
 
     url = url.rstrip("/")
-    generations, lease = Generations(url), None
-    if (latest := generations.latest()) is not None:
-        url = generations.path(latest)
+    versions, lease = Versions(url), None
+    if (latest := versions.latest()) is not None:
+        url = versions.path(latest)
         lease = StoredLease(url)
     found = read_version(f"{url}/{MANIFEST}")
     if found is None:

@@ -70,7 +70,7 @@ class TorchRows:
 
 
 def _tensors(values: Any) -> Any:
-    if not isinstance(values, np.ndarray | Ragged):  # what is carried along: strings and numbers
+    if not isinstance(values, np.ndarray | Ragged):  # metadata: strings and numbers
         return values
     if isinstance(values, Ragged):
         return [_tensors(each) for each in values]

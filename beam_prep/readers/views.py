@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, get_arg
 
 import numpy as np
 
-from beam_prep.data.carried import carried_values
+from beam_prep.data.metadata import metadata_values
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column, Strategy
 from beam_prep.errors import ConfigError
@@ -254,10 +254,10 @@ class Packed(View):
 
     @property
     def schema(self) -> tuple[Column, ...]:
-        """The columns of the dataset, then `position_ids` and `seq_lens`. What is carried along is of each document."""
+        """The columns of the dataset, then `position_ids` and `seq_lens`. Metadata is of each document."""
         (ids,) = (column.name for column in self._dataset.schema if column.role == "ids")
         added = Column(POSITION_IDS, "int32", 1, "position", ids), Column(SEQ_LENS, "int32", 1, "lengths", ids)
-        schema = (replace(column, depth=1) if column.carried else column for column in self._dataset.schema)
+        schema = (replace(column, depth=1) if column.metadata else column for column in self._dataset.schema)
         return (*schema, *added)
 
     def _ordered(self, epoch: int) -> None:
@@ -274,7 +274,7 @@ class Packed(View):
         tokens = offsets_of(lengths)
         positions = (np.arange(tokens[-1]) - np.repeat(tokens[:-1], lengths)).astype(np.int32)
         documents = offsets_of(counts)
-        beside = {c.name: carried_values(c, columns.pop(c.name)) for c in self._dataset.schema if c.carried}
+        beside = {c.name: metadata_values(c, columns.pop(c.name)) for c in self._dataset.schema if c.metadata}
         values = {name: rows.flat for name, rows in columns.items()} | {POSITION_IDS: positions}
         rows = []
         for pack in range(len(packs)):
@@ -300,7 +300,7 @@ def _ids_of(dataset: Rows) -> str:
             raise ConfigError(f"the rows of {dataset.path} are padded: make the output without padding")
         if column.role == "position":
             raise ConfigError(f"{dataset.path} has {column.name!r}, which a packed view makes: leave it out there")
-        if not column.of_tokens and not column.carried:
+        if not column.of_tokens and not column.metadata:
             raise ConfigError(f"column {column.name!r} of {dataset.path} has no value for each token: not to be packed")
     return ids[0]
 

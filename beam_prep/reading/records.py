@@ -13,7 +13,7 @@ from beam_prep.data.ragged import Array, places_of
 from beam_prep.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.reading.json_line import describe, parse_carefully
 
-LOST = ("empty", "untrained")
+LOST = ("empty", "rows_without_loss")
 """Reasons for which a record is dropped without any rule of the config: there is nothing in it to train on."""
 
 CONTAMINATED = "contaminated"

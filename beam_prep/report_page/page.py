@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, Template
 
-from beam_prep.data.carried import carried_value
 from beam_prep.data.lengths import BORDERS, quantile
+from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, parts_of, percent, pieces_of, special_ids
@@ -82,8 +82,8 @@ def shown_rows(
 
 def _array(values: list[Any], column: Column) -> Any:
     dtype = np.dtype(column.dtype)
-    if column.carried:
-        return carried_value(column, np.asarray(values, dtype))
+    if column.metadata:
+        return metadata_value(column, np.asarray(values, dtype))
     return np.asarray(values, dtype) if column.depth == 1 else Ragged.from_lists(values, dtype)
 
 
@@ -107,12 +107,12 @@ _WORDS = {
 }
 """What reasons mean that are not those of a rule on single records."""
 _FIRST = (
-    "ReadJSONL", "KeyRecords", "Carry", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords",
+    "ReadJSONL", "KeyRecords", "KeepFields", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords",
     "Decontaminate",
     "ApplyTemplate", "FromTokens", "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels",
     "Shift", "Pad",
 )  # fmt: skip
-_LAST = ("Spool", "Write")
+_LAST = ("TokenCache", "Write")
 
 
 def page(
@@ -333,7 +333,7 @@ def _time(run: Mapping[str, Any]) -> Iterator[str]:
     if "started" in run and "finished" in run:
         yield f"From start to end: {run['finished'] - run['started']:,.1f} s; {run.get('blocks', 0):,} blocks."
     if run.get("blocks_reused"):
-        yield "Blocks that were in the spool took no time again."
+        yield "Blocks that were in the token cache took no time again."
     yield how_made(run).capitalize() + "."
     for encoder in run.get("encoders", {}):
         yield f"Encoder: {encoder}."

@@ -62,7 +62,7 @@ class Chunking:
 
     size: int
     stride: int = 0
-    keep_untrained: bool = False
+    keep_rows_without_loss: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -98,7 +98,7 @@ class Chunking:
             ValueError: a column has other lengths than the first, or is a list of lists.
         """
         lengths = next(iter(columns.values())).lengths
-        beside = {name: rows for name, rows in columns.items() if schema[name].carried}
+        beside = {name: rows for name, rows in columns.items() if schema[name].metadata}
         columns = {name: rows for name, rows in columns.items() if name not in beside}
         for name, rows in columns.items():
             if rows.depth != 1 or not np.array_equal(rows.lengths, lengths):
@@ -121,7 +121,11 @@ class Chunking:
             chunks=len(row),
             tokens_repeated=int(repeated.sum()),
         )
-        if self.keep_untrained or not any(column.role in NO_LOSS for column in schema.values()) or trained.all():
+        if (
+            self.keep_rows_without_loss
+            or not any(column.role in NO_LOSS for column in schema.values())
+            or trained.all()
+        ):
             return chunks, stats
         kept = {name: chunk.take(trained) for name, chunk in chunks.items()}
         again = int(repeated[~trained].sum())

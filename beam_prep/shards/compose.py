@@ -15,8 +15,8 @@ from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import Mix, Taken
-from beam_prep.shards.receipts import SpoolReceipt
-from beam_prep.shards.sidecars import Copies, Sidecar, View
+from beam_prep.shards.receipts import CachedBlock
+from beam_prep.shards.row_index import Copies, RowIndex, View
 from beam_prep.tokens.batch import CUT_TOKENS
 
 
@@ -130,7 +130,7 @@ class Compose:
 
     @property
     def views(self) -> bool:
-        """True if the plan sees blocks otherwise than the spool has them, see `shards.compose`."""
+        """True if the plan sees blocks otherwise than the token cache has them, see `shards.compose`."""
         return self.splits is not None or self.deduplicate
 
     @property
@@ -148,8 +148,8 @@ class Place(NamedTuple):
     """A block, as those who arrange its rows need it.
 
     Attributes:
-        name: in the spool.
-        copies: the file of its copies, see `SpoolReceipt`.
+        name: in the token cache.
+        copies: the file of its copies, see `CachedBlock`.
         file, first_byte, first_line: of its first line in the input.
         parts: the code of each of its parts in the plan.
         rows: of its rows the first so many; -1: all.
@@ -200,8 +200,8 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         taken: part to what is taken of its rows; of others all are taken, once.
     """
     count = len(view.row) if place.rows < 0 else place.rows
-    line = view.sidecar.line[:count].astype(np.int64) + place.first_line
-    local = view.sidecar.domain[:count]
+    line = view.row_index.line[:count].astype(np.int64) + place.first_line
+    local = view.row_index.domain[:count]
     part = np.array(place.parts, np.int32)[local]
     of_parts = [taken.get(code, Taken()) for code in place.parts]
     copies = np.array([each.copies for each in of_parts], np.int64)[local]
@@ -297,49 +297,49 @@ def scaled(keys: Array, ranges: int) -> Array:
     return found
 
 
-def view(sidecar: Sidecar, copies: Copies, splits: Splits | None) -> View:
-    """A sidecar without copies, by split.
+def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
+    """A row index without copies, by split.
 
     Raises:
         ConfigError: the block has no digests for splits.
     """
-    rank = np.empty(len(sidecar.line), np.int64)
-    order = np.argsort(sidecar.domain, kind="stable")
-    counts = np.bincount(sidecar.domain, minlength=1)
+    rank = np.empty(len(row_index.line), np.int64)
+    order = np.argsort(row_index.domain, kind="stable")
+    counts = np.bincount(row_index.domain, minlength=1)
     rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     if len(copies):
-        kept = ~np.isin(sidecar.line, copies.line)
-        outcomes, status = list(sidecar.outcomes), sidecar.status.astype(np.int16)  # one more than uint8 may hold
+        kept = ~np.isin(row_index.line, copies.line)
+        outcomes, status = list(row_index.outcomes), row_index.status.astype(np.int16)  # one more than uint8 may hold
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
-        drops = [_drop(sidecar, line) for line in copies.line[:SHOWN].tolist()]
+        drops = [_drop(row_index, line) for line in copies.line[:SHOWN].tolist()]
         rank = rank[kept]
-        sidecar = replace(
-            sidecar,
-            line=sidecar.line[kept],
-            domain=sidecar.domain[kept],
-            tokens=sidecar.tokens[kept],
+        row_index = replace(
+            row_index,
+            line=row_index.line[kept],
+            domain=row_index.domain[kept],
+            tokens=row_index.tokens[kept],
             status=status,
             outcomes=outcomes,
-            counters={name: counts[kept] for name, counts in sidecar.counters.items()},
-            roles=sidecar.roles.without(copies.line),
-            drops=tuple(sorted([*sidecar.drops, *drops], key=lambda drop: drop.line)),
-            marks=tuple(mark for mark in sidecar.marks if mark.line not in copies.line),
-            length=sidecar.length[kept],
-            digests={name: digests[kept] for name, digests in sidecar.digests.items()},
-            offset=sidecar.offset[kept],
+            counters={name: counts[kept] for name, counts in row_index.counters.items()},
+            roles=row_index.roles.without(copies.line),
+            drops=tuple(sorted([*row_index.drops, *drops], key=lambda drop: drop.line)),
+            marks=tuple(mark for mark in row_index.marks if mark.line not in copies.line),
+            length=row_index.length[kept],
+            digests={name: digests[kept] for name, digests in row_index.digests.items()},
+            offset=row_index.offset[kept],
         )
     if splits is not None:
-        if SPLIT not in sidecar.digests:
+        if SPLIT not in row_index.digests:
             raise ConfigError("Shard has splits, and the blocks no digests for them: put KeyRecords(split=True) first")
-        part = sidecar.domain * len(splits.names) + splits.codes(sidecar.digests[SPLIT])
-        sidecar = replace(sidecar, domain=part.astype(np.int32))
-    return View(sidecar, rank, copies)
+        part = row_index.domain * len(splits.names) + splits.codes(row_index.digests[SPLIT])
+        row_index = replace(row_index, domain=part.astype(np.int32))
+    return View(row_index, rank, copies)
 
 
-def _drop(sidecar: Sidecar, line: int) -> Drop:
-    return Drop(line, int(sidecar.offset[np.searchsorted(sidecar.line, line)]), DUPLICATE)
+def _drop(row_index: RowIndex, line: int) -> Drop:
+    return Drop(line, int(row_index.offset[np.searchsorted(row_index.line, line)]), DUPLICATE)
 
 
 def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
@@ -349,10 +349,10 @@ def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
 
 
 def view_receipt(
-    receipt: SpoolReceipt, sidecar: Sidecar, copies: Copies, file: str, splits: Splits | None
-) -> SpoolReceipt:
+    receipt: CachedBlock, row_index: RowIndex, copies: Copies, file: str, splits: Splits | None
+) -> CachedBlock:
     """The receipt of a block as the plan sees it; `file`: of its copies."""
-    seen, block = view(sidecar, copies, splits).sidecar, receipt.block
+    seen, block = view(row_index, copies, splits).row_index, receipt.block
     names = parts_of([name for name, _, _ in block.domains], splits)
     rows = np.bincount(seen.domain, minlength=len(names)).tolist()
     tokens = np.zeros(len(names), np.int64)

@@ -1,4 +1,4 @@
-"""Gather: the plan of a shuffle that knows every row, and names for each shard the rows of the spool that it has."""
+"""Gather: the plan of a shuffle that knows every row, and names for each shard the rows of the token cache it has."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from beam_prep.shards.compose import Arranged, Compose, arranged, ranges_of
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import MixedDomain, cutoff
 from beam_prep.shards.receipts import Receipts
+from beam_prep.shards.row_index import RowIndexes, View
 from beam_prep.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
-from beam_prep.shards.sidecars import Sidecars, View
 from beam_prep.shards.slices import Border, OnDemand, ShardPlan, places_of
 
 MOST_ROWS = 8_000_000
 """Rows of a job that are gathered: the plan holds some 40 bytes of each."""
 _AHEAD = 16
-"""Blocks whose sidecars are fetched at a time: they are on a local disk, and each takes some 200 bytes a row."""
+"""Blocks whose row indexes are fetched at a time: they are on a local disk, and each takes some 200 bytes a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Order:
     """The rows of a shard, in order.
 
     Attributes:
-        names: blocks of the spool.
+        names: blocks of the token cache.
         files, first_bytes: of each block, its place in the input; [] where rows have no provenance.
         block: int32 [rows], index into `names`.
         batch: int32 [rows], the number of the row's domain in its block.
@@ -49,7 +49,7 @@ class Gathered(OnDemand[ShardPlan]):
     """The shards of a shuffle. `order` names the rows of each.
 
     Args:
-        receipts, sidecars: all blocks.
+        receipts, row indexes: all blocks.
         compose: what is made of them.
         parts: see there.
         end: where the input ends.
@@ -59,9 +59,11 @@ class Gathered(OnDemand[ShardPlan]):
         mixed: what a mix takes.
     """
 
-    def __init__(self, receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts, end: Border) -> None:
+    def __init__(
+        self, receipts: Receipts, row_indexes: RowIndexes, compose: Compose, parts: Parts, end: Border
+    ) -> None:
         self._receipts = receipts
-        rows = _rows(receipts, sidecars, compose, parts, end)
+        rows = _rows(receipts, row_indexes, compose, parts, end)
         self.mixed: tuple[MixedDomain, ...] = ()
         if parts.wanted:
             rows = _sampled(rows, parts)
@@ -100,14 +102,14 @@ class Gathered(OnDemand[ShardPlan]):
         return Order(names, files, first_bytes, block.astype(np.int32), cut=cut, **rows)
 
 
-def _rows(receipts: Receipts, sidecars: Sidecars, compose: Compose, parts: Parts, end: Border) -> dict[str, Array]:
+def _rows(receipts: Receipts, row_indexes: RowIndexes, compose: Compose, parts: Parts, end: Border) -> dict[str, Array]:
     """All rows in input order, as columns."""
     assert compose.shuffle is not None
     taken, place = parts.taken(), places(receipts, end)
     has_cut = bool(receipts.counts("counter", len(receipts)).get(CUT))
     found: dict[str, list[Array]] = {}
     for block in range(end.block + 1):
-        view = sidecars.view(block, range(block, min(block + _AHEAD, end.block + 1)))
+        view = row_indexes.view(block, range(block, min(block + _AHEAD, end.block + 1)))
         made = arranged(view, place(block), compose.shuffle, taken)
         for name, values in _columns(view, made, compose, block, bool(taken), has_cut):
             found.setdefault(name, []).append(values)
@@ -124,11 +126,11 @@ def _columns(
     if mixed:
         yield "sample", made.sample
     yield "block", np.full(len(made.row), block, np.int32)
-    yield "batch", view.sidecar.domain[made.row] // np.int32(compose.split_count)
+    yield "batch", view.row_index.domain[made.row] // np.int32(compose.split_count)
     yield "row", view.row[made.row].astype(np.int32)
-    yield "tokens", view.sidecar.tokens[made.row].astype(np.int64)
+    yield "tokens", view.row_index.tokens[made.row].astype(np.int64)
     if has_cut:
-        cut = view.sidecar.counters.get(CUT)
+        cut = view.row_index.counters.get(CUT)
         yield "cut", np.zeros(len(made.row), np.int32) if cut is None else cut[made.row].astype(np.int32)
 
 

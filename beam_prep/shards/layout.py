@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 
 from beam_prep.data.block import step
-from beam_prep.data.carried import FILE, MISSING, OFFSET, one_each
+from beam_prep.data.metadata import FILE, MISSING, OFFSET, one_each
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, name_problems
 from beam_prep.errors import ConfigError
@@ -15,33 +15,33 @@ from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards.chunk import Chunking, ChunkStats
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
-from beam_prep.tokens.mask import Untrained, reject_equal_sides, settle_untrained
+from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
 from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate
 
 
 @step
-def add_carried(batch: Batch, provenance: bool = False) -> Batch:
-    """Adds a column for each field that `carry_fields` noted; without it there are none.
+def add_metadata(batch: Batch, provenance: bool = False) -> Batch:
+    """Adds a column for each field that `keep_fields` noted; without it there are none.
 
-    Rows with a value that cannot be carried are rejected (`carry`).
+    Rows with a value that cannot be carried are rejected (`keep_fields`).
 
     Args:
         batch: the rows.
         provenance: adds `FILE` and `OFFSET`, too, counted from the block.
     """
-    carried = batch.ledger.carried
-    if carried is not None:
-        wrong = np.array([line in carried.problems for line in batch.line.tolist()], bool)
+    metadata = batch.ledger.metadata
+    if metadata is not None:
+        wrong = np.array([line in metadata.problems for line in batch.line.tolist()], bool)
         if wrong.any():
             left = batch.take(~wrong)
             left.ledger = batch.ledger.copy()
             for line in batch.line[wrong].tolist():
-                left.ledger.reject(line, "carry", carried.problems[line])
+                left.ledger.reject(line, "keep_fields", metadata.problems[line])
             batch = left
-        columns = {column.name: carried.values[column.name].take(batch.line) for column in carried.columns}
-        schema = {column.name: column for column in carried.columns}
+        columns = {column.name: metadata.values[column.name].take(batch.line) for column in metadata.columns}
+        schema = {column.name: column for column in metadata.columns}
         batch = batch._with(columns={**batch.columns, **columns}, schema={**batch.schema, **schema})
-        batch.count(MISSING, carried.missing[batch.line])
+        batch.count(MISSING, metadata.missing[batch.line])
     if provenance:
         offsets = one_each(batch.ledger.offsets(batch.line))
         batch = batch.assign(FILE, one_each(np.zeros(len(batch), np.int32))).assign(OFFSET, offsets)
@@ -49,12 +49,12 @@ def add_carried(batch: Batch, provenance: bool = False) -> Batch:
 
 
 @step
-def settle(batch: Batch, untrained: Untrained, dtypes: Mapping[str, str]) -> Batch:
-    """The last step before rows are stored: takes out equal sides and untrained rows, and casts columns.
+def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: Mapping[str, str]) -> Batch:
+    """The last step before rows are stored: takes out equal sides and rows without loss, and casts columns.
 
     Rows that the ledger marks are counted.
     """
-    stored = store_as(settle_untrained(reject_equal_sides(batch), untrained), dtypes)
+    stored = store_as(drop_rows_without_loss(reject_equal_sides(batch), rows_without_loss), dtypes)
     if notes := stored.ledger.notes:
         stored.count(CONTAMINATED, np.isin(stored.line, list(notes)), once=True)
     return stored
@@ -183,12 +183,14 @@ class Layout:
             fitting.count(CUT, fitting.counters[CUT_TOKENS] - before)
         return fitting
 
-    def spooled(self, batch: Batch, eos_id: int | None, untrained: Untrained, dtype: Mapping[str, str]) -> Batch:
-        """The rows that the spool holds: cut to the length of a packed row (`fit`), then settled (see `settle`).
+    def cached(
+        self, batch: Batch, eos_id: int | None, rows_without_loss: RowsWithoutLoss, dtype: Mapping[str, str]
+    ) -> Batch:
+        """The rows that the token cache holds: cut to the length of a packed row (`fit`), then finalized.
 
-        What is carried along with them is added last (see `add_carried`).
+        Metadata of them is added last (see `add_metadata`).
         """
-        return add_carried(settle(self.fit(batch, eos_id), untrained, dtype), self.provenance)
+        return add_metadata(finalize_columns(self.fit(batch, eos_id), rows_without_loss, dtype), self.provenance)
 
     def tokens(self, batch: Batch) -> Array:
         """int64 [rows]: tokens that are written of each row: with its padding, and with what its chunks repeat."""
@@ -206,8 +208,8 @@ class Layout:
             ConfigError: `names` has a column that is not written, or gives a name that cannot be.
         """
         added, packed = [], self.packing != "none"
-        carried = [replace(column, depth=int(packed)) for column in columns if column.carried]
-        columns = [column for column in columns if not column.carried]
+        metadata = [replace(column, depth=int(packed)) for column in columns if column.metadata]
+        columns = [column for column in columns if not column.metadata]
         if self.chunking is not None and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be cut into chunks")
         if self.padding is not None:
@@ -220,7 +222,7 @@ class Layout:
             added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
         if added and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be packed, nor have position ids")
-        written = (*columns, *added, *carried)
+        written = (*columns, *added, *metadata)
         self.check_names([column.name for column in written])
         return tuple(
             replace(column, name=self._name(column.name), of=column.of and self._name(column.of)) for column in written
@@ -275,8 +277,8 @@ class Layout:
         for group, cut in _groups(parts, self.group):
             lengths = next(iter(group.values())).lengths
             plan = plan_packs(lengths, self.packing, self.capacity, cut)
-            carried = [name for name in group if written[self._name(name)].carried]
-            yield pack_columns(group, plan, self.position_ids, carried), plan.stats
+            metadata = [name for name in group if written[self._name(name)].metadata]
+            yield pack_columns(group, plan, self.position_ids, metadata), plan.stats
 
     def _padded(self, part: Rows, written: Mapping[str, Column]) -> Iterable[Rows]:
         if self.padding is None:

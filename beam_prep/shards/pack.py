@@ -265,7 +265,7 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
 
 
 def pack_columns(
-    columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Positions = "none", carried: Collection[str] = ()
+    columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Positions = "none", metadata: Collection[str] = ()
 ) -> dict[str, Ragged]:
     """The packed rows of every column, and where the documents lie in them.
 
@@ -277,7 +277,7 @@ def pack_columns(
         columns: name -> one list of values a row, each as long as `plan.lengths` says; any dtype, which is kept.
         plan: of these rows.
         position_ids: see above.
-        carried: columns of which a pack has a list: the value of each of its pieces, as the row has it.
+        metadata: columns of which a pack has a list: the value of each of its pieces, as the row has it.
 
     Raises:
         ValueError: a column has other lengths, or is a list of lists, or has a name of those that are added; an
@@ -285,8 +285,8 @@ def pack_columns(
     """
     if position_ids not in get_args(Positions):
         raise ValueError(f"position_ids is {position_ids!r}, wanted one of {', '.join(get_args(Positions))}")
-    beside = {name: rows for name, rows in columns.items() if name in carried}
-    columns = {name: rows for name, rows in columns.items() if name not in carried}
+    beside = {name: rows for name, rows in columns.items() if name in metadata}
+    columns = {name: rows for name, rows in columns.items() if name not in metadata}
     for name, rows in columns.items():
         _check_column(name, rows, plan)
     lengths = plan.piece_lengths
@@ -298,11 +298,11 @@ def pack_columns(
         counted = lengths if position_ids == "doc_reset" else np.diff(offsets)
         count = np.arange(counted.max(initial=0), dtype=np.int32)
         packed[POSITION_IDS] = Ragged(join_pieces(count, np.zeros_like(counted), counted), offsets)
-    return packed | {name: carried_lists(rows.take(plan.piece_row), plan.packs) for name, rows in beside.items()}
+    return packed | {name: metadata_lists(rows.take(plan.piece_row), plan.packs) for name, rows in beside.items()}
 
 
-def carried_lists(rows: Ragged, packs: Array) -> Ragged:
-    """What is carried along with each piece, as lists: of strings (uint8), or of numbers, of which a row is one."""
+def metadata_lists(rows: Ragged, packs: Array) -> Ragged:
+    """Metadata of each piece, as lists: of strings (uint8), or of numbers, of which a row is one."""
     return Ragged(rows if rows.flat.dtype == np.uint8 else rows.flat, packs)
 
 

@@ -1,4 +1,4 @@
-"""The plan: which rows of which spooled blocks make which shard, as a sequential program would decide it.
+"""The plan: which rows of which cached blocks make which shard, as a sequential program would decide it.
 
 Records are taken in input order. When the tokens of all domains since the last flush reach `max_tokens`, every domain
 that has rows since then gets a shard. `max_items` ends the input after that many kept records.
@@ -26,9 +26,9 @@ from beam_prep.shards.gather import Gathered
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import ROLE_COUNTS, Receipts
+from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, SplitRowIndexes, View
 from beam_prep.shards.runs import RunGroup, Runs, plan_runs
 from beam_prep.shards.shuffle import Parts
-from beam_prep.shards.sidecars import Copies, FetchSidecars, Sidecar, Sidecars, SplitSidecars, View
 from beam_prep.shards.slices import (
     Border,
     Rejects,
@@ -122,7 +122,7 @@ class Plan:
         columns: what each row has.
         domains: domain -> folder.
         shards_of: part -> how many shards it has; a part is a domain, or its rows in a split (`part_of`).
-        blocks, reused: how many blocks there are, and how many of them were in the spool already.
+        blocks, reused: how many blocks there are, and how many of them were in the token cache already.
         made: how many records were made in which way, those of reused blocks too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
         drops: the first records that were dropped, of each reason.
@@ -184,7 +184,7 @@ _NO_COMPOSE = Compose()
 
 def make_plan(
     receipts: Receipts,
-    fetch: FetchSidecars,
+    fetch: FetchRowIndexes,
     max_tokens: int,
     max_items: int | None = None,
     compose: Compose = _NO_COMPOSE,
@@ -195,34 +195,34 @@ def make_plan(
 
     Args:
         receipts: all blocks.
-        fetch: reads sidecars.
+        fetch: reads row indexes.
         max_tokens: a shard is flushed when the tokens since the last flush reach this.
         max_items: kept records, at most, before a mix.
         compose: what is made of the rows.
-        copies: reads a file of copies, see `SpoolReceipt`.
+        copies: reads a file of copies, see `CachedBlock`.
         gathers: says of the parts of a shuffle whether it is gathered; otherwise its runs are planned.
 
     Raises:
         RunError: a mix cannot be made of what is there.
     """
 
-    def see(sidecar: Sidecar, name: str) -> View:
-        return view(sidecar, copies(name), compose.splits) if compose.composes else View(sidecar)
+    def see(row_index: RowIndex, name: str) -> View:
+        return view(row_index, copies(name), compose.splits) if compose.composes else View(row_index)
 
-    sidecars = Sidecars(fetch, receipts, see)
-    end = input_end(receipts, sidecars, max_items)
-    cut = _cut_at(sidecars, end)
+    row_indexes = RowIndexes(fetch, receipts, see)
+    end = input_end(receipts, row_indexes, max_items)
+    cut = _cut_at(row_indexes, end)
     ledger, counters = _ledger(receipts, cut)
     splits, runs = compose.splits, None
     mixed: tuple[MixedDomain, ...] = ()
     groups: Iterable[RunGroup] = ()
     shards: Shards | ShardsOfSplits | Gathered
     if compose.shuffle is None:
-        shards = _in_input_order(receipts, sidecars, max_tokens, end, splits)
+        shards = _in_input_order(receipts, row_indexes, max_tokens, end, splits)
     else:
-        parts = Parts.of(receipts, sidecars, compose, max_tokens, end)
+        parts = Parts.of(receipts, row_indexes, compose, max_tokens, end)
         if gathers(parts):
-            gathered = Gathered(receipts, sidecars, compose, parts, end)
+            gathered = Gathered(receipts, row_indexes, compose, parts, end)
             shards, mixed = gathered, gathered.mixed
         else:
             runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
@@ -240,11 +240,13 @@ def make_plan(
         blocks=len(receipts),
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made", len(receipts)).items())),
-        roles=_roles(receipts, sidecars, cut),
-        drops=_listed(receipts, sidecars, "dropped", ledger.dropped, cut),
-        marks=_listed(receipts, sidecars, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, cut),
+        roles=_roles(receipts, row_indexes, cut),
+        drops=_listed(receipts, row_indexes, "dropped", ledger.dropped, cut),
+        marks=_listed(
+            receipts, row_indexes, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, cut
+        ),
         first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN, cut)),
-        lengths=_lengths(receipts, sidecars, end),
+        lengths=_lengths(receipts, row_indexes, end),
         drawn=_drawn(receipts, end, splits),
         splits=() if splits is None else splits.names,
         of_files=_of_files(receipts, end),
@@ -255,18 +257,18 @@ def make_plan(
 
 
 def _in_input_order(
-    receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: Border, splits: Splits | None
+    receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, end: Border, splits: Splits | None
 ) -> Shards | ShardsOfSplits:
     """The shards of rows in input order. The borders of each split are those of its rows alone."""
     if splits is None:
-        return Shards(receipts, shard_borders(receipts, sidecars, max_tokens, end))
+        return Shards(receipts, shard_borders(receipts, row_indexes, max_tokens, end))
     count, found = len(splits.names), []
     for split, name in enumerate(splits.names):
         mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
-        seen = SplitSidecars(sidecars, split, count)
+        seen = SplitRowIndexes(row_indexes, split, count)
         ends = end
         if end.rows >= 0:
-            here = sidecars.get(end.block).domain[: end.rows] % count == split
+            here = row_indexes.get(end.block).domain[: end.rows] % count == split
             ends = Border(end.block, int(np.count_nonzero(here)), end.cut[split::count])
         found.append(Shards(mine, shard_borders(mine, seen, max_tokens, ends), splits, split))
     return ShardsOfSplits(found)
@@ -311,14 +313,14 @@ class _Cut(NamedTuple):
     counts: dict[str, dict[str, int]]
 
 
-def _cut_at(sidecars: Sidecars, end: Border) -> _Cut | None:
+def _cut_at(row_indexes: RowIndexes, end: Border) -> _Cut | None:
     """None where the input does not end within a block."""
     if end.rows < 0:
         return None
-    sidecar = sidecars.get(end.block)
-    line = int(sidecar.line[end.rows - 1]) + 1
-    seen = count_outcomes(sidecar.status[:line], sidecar.outcomes)
-    counters = {name: int(per_row[: end.rows].sum()) for name, per_row in sidecar.counters.items()}
+    row_index = row_indexes.get(end.block)
+    line = int(row_index.line[end.rows - 1]) + 1
+    seen = count_outcomes(row_index.status[:line], row_index.outcomes)
+    counters = {name: int(per_row[: end.rows].sum()) for name, per_row in row_index.counters.items()}
     return _Cut(end.block, line, end.rows, {**seen, "blank": {"": seen["blank"]}, "counter": counters})
 
 
@@ -356,23 +358,23 @@ def _of_files(receipts: Receipts, end: Border) -> Array:
     return found
 
 
-def _roles(receipts: Receipts, sidecars: Sidecars, cut: _Cut | None) -> dict[str, dict[str, int]]:
+def _roles(receipts: Receipts, row_indexes: RowIndexes, cut: _Cut | None) -> dict[str, dict[str, int]]:
     complete = len(receipts) if cut is None else cut.block
     found = {what: Counter(receipts.counts(what, complete)) for what in ROLE_COUNTS}
     if cut is not None:
-        for role, counts in sidecars.get(cut.block).roles.sums(cut.line).items():
+        for role, counts in row_indexes.get(cut.block).roles.sums(cut.line).items():
             for what, count in zip(ROLE_COUNTS, counts, strict=True):
                 found[what][role] += count
     return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
 
 
-def _lengths(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Histogram, Histogram]:
+def _lengths(receipts: Receipts, row_indexes: RowIndexes, end: Border) -> tuple[Histogram, Histogram]:
     complete = end.block + 1 if end.rows < 0 else end.block
     kept, uncut = receipts.lengths(complete)
     if end.rows >= 0:
-        sidecar = sidecars.get(end.block)
-        lengths = sidecar.length[: end.rows]
-        lost = sidecar.counters.get(CUT_TOKENS, np.zeros(len(sidecar.length), np.int64))[: end.rows]
+        row_index = row_indexes.get(end.block)
+        lengths = row_index.length[: end.rows]
+        lost = row_index.counters.get(CUT_TOKENS, np.zeros(len(row_index.length), np.int64))[: end.rows]
         kept, uncut = add(kept, histogram(lengths)), add(uncut, histogram(lengths + lost))
     return kept, uncut
 
@@ -402,7 +404,7 @@ _MARKS = {CONTAMINATED}
 
 
 def _listed(
-    receipts: Receipts, sidecars: Sidecars, kind: str, counts: Mapping[str, int], cut: _Cut | None
+    receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int], cut: _Cut | None
 ) -> tuple[Dropped, ...]:
     """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
 
@@ -412,14 +414,14 @@ def _listed(
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
-        sidecar = sidecars.get(block, blocks[place:])
-        until = cut.line if cut is not None and block == cut.block else len(sidecar.status)
-        for drop in sidecar.drops if kind == "dropped" else sidecar.marks:
+        row_index = row_indexes.get(block, blocks[place:])
+        until = cut.line if cut is not None and block == cut.block else len(row_index.status)
+        for drop in row_index.drops if kind == "dropped" else row_index.marks:
             if drop.line < until and left.get(drop.reason):
                 left[drop.reason] -= 1
                 offset, kept = int(receipts.first_byte[block]) + drop.offset, None
                 if drop.reason == DUPLICATE and kind == "dropped":
-                    kept = _same_as(drop, sidecars.view(block).copies, receipts, before)
+                    kept = _same_as(drop, row_indexes.view(block).copies, receipts, before)
                 if kept is not None:
                     drop = dataclasses.replace(drop, note=_equal_to(*kept))
                 line, file = int(before[block]) + drop.line + 1, int(receipts.file[block])

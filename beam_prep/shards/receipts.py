@@ -1,4 +1,4 @@
-"""Receipts of all spooled blocks: packed as Arrow blobs for the way to the plan, there read as arrays."""
+"""Receipts of all cached blocks: packed as Arrow blobs for the way to the plan, there read as arrays."""
 
 import copy
 import itertools
@@ -25,12 +25,12 @@ _AT_A_TIME = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolReceipt:
-    """A block in the spool, and its source.
+class CachedBlock:
+    """A block in the token cache, and its source.
 
     Attributes:
         origin: its place in the input.
-        name: its file in the spool, without ending.
+        name: its file in the token cache, without ending.
         reused: it was there already: from an earlier run, or because the input has the same bytes twice.
         block: its contents.
         made: how many of its records were made in which way, in whichever run: see `Block`.
@@ -46,7 +46,7 @@ class SpoolReceipt:
     copies: str = ""
 
 
-def pack_receipts(receipts: Sequence[SpoolReceipt]) -> bytes:
+def pack_receipts(receipts: Sequence[CachedBlock]) -> bytes:
     """Receipts as one Arrow blob; 1.2 million of them must fit a worker, which objects would not."""
     columns: dict[str, list[Any]] = {
         "file": [r.origin.file for r in receipts],
@@ -93,7 +93,7 @@ def _tables(blobs: Iterable[bytes]) -> Iterator[pa.Table]:
     yield pa.concat_tables([*found, _RECEIPTS.empty_table()]).combine_chunks()
 
 
-def _counts(receipt: SpoolReceipt) -> Iterator[tuple[str, str, int]]:
+def _counts(receipt: CachedBlock) -> Iterator[tuple[str, str, int]]:
     """All that is counted of a block: (kind, what, count)."""
     found = receipt.block.counts
     yield "blank", "", found["blank"]
@@ -183,9 +183,9 @@ class Receipts:
             1.2 million blocks take 700 MB.
 
     Attributes:
-        names: Arrow strings [blocks], files in the spool.
-        file, start, size, first_byte, lines: int64 [blocks], see `Origin`, `BlockReceipt` and `SpoolReceipt`.
-        reused: how many blocks were in the spool already.
+        names: Arrow strings [blocks], files in the token cache.
+        file, start, size, first_byte, lines: int64 [blocks], see `Origin`, `BlockReceipt` and `CachedBlock`.
+        reused: how many blocks were in the token cache already.
         columns: what each row has; the same in every block.
         domains: names by code, sorted.
         entry_domain: codes, one row a block: its domains in their order there.
@@ -253,7 +253,7 @@ class Receipts:
 
     @property
     def distinct(self) -> bool:
-        """True if no block occurs twice. Equal bytes are one block of the spool."""
+        """True if no block occurs twice. Equal bytes are one block of the token cache."""
         return bool(pc.count_distinct(self.names).as_py() == len(self))
 
     def __len__(self) -> int:
@@ -298,7 +298,7 @@ class Receipts:
         return path
 
     def copies(self, block: int) -> str:
-        """The file of a block's copies, see `SpoolReceipt`."""
+        """The file of a block's copies, see `CachedBlock`."""
         name: str = self._copy_files[self._copies[block]]
         return name
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from beam_prep.data.block import ALIVE, sample
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.shards.sidecars import Sidecar
+from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import first_difference
 from beam_prep.tokens.segments import RoleCounts, Roles
@@ -34,7 +34,7 @@ class KeptRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsToRecheck:
-    """The kept rows that a change of the config may change, by what their sidecar says: each of them is compared.
+    """The kept rows that a change of the config may change, by what their row index says: each of them is compared.
 
     Attributes:
         roles: names of roles whose rule in `mask` changed.
@@ -53,14 +53,14 @@ class RowsToRecheck:
     words: tuple[str, ...] = ()
     new_words: frozenset[str] = frozenset()
 
-    def rows(self, sidecar: Sidecar, having: Mapping[str, Array]) -> Array:
+    def rows(self, row_index: RowIndex, having: Mapping[str, Array]) -> Array:
         """bool [rows]; `having`: word -> bool [rows]."""
-        found = np.zeros(len(sidecar.line), bool)
-        if self.cut and (counts := sidecar.counters.get("truncated_rows")) is not None:
+        found = np.zeros(len(row_index.line), bool)
+        if self.cut and (counts := row_index.counters.get("truncated_rows")) is not None:
             found |= counts > 0
-        names = [name in self.roles or (self.others and name not in self.known) for name in sidecar.roles.names]
-        changed = np.array(names, bool)[sidecar.roles.role]
-        found |= np.isin(sidecar.line, sidecar.roles.line[changed])
+        names = [name in self.roles or (self.others and name not in self.known) for name in row_index.roles.names]
+        changed = np.array(names, bool)[row_index.roles.role]
+        found |= np.isin(row_index.line, row_index.roles.line[changed])
         for word in self.new_words:
             found |= having[word]
         return found
@@ -88,14 +88,14 @@ def without_lines(data: bytes, lines: Array) -> bytes:
     return bytes(blank)
 
 
-def lines_to_compare(sidecar: Sidecar, lines: Sequence[bytes], digest: str, recheck: RowsToRecheck) -> Array:
+def lines_to_compare(row_index: RowIndex, lines: Sequence[bytes], digest: str, recheck: RowsToRecheck) -> Array:
     """The lines of kept rows that are compared, the same on every worker: those to recheck, and a sample of the block.
 
     The sample: one row of each kind, the shortest and the longest, and one in `SHARE` of the bytes. Rows are of the
     same kind if they have the same domain, counters, roles and words.
 
     Args:
-        sidecar: of the block; it has rows.
+        row_index: of the block; it has rows.
         lines: the line of each row.
         digest: of the block.
         recheck: what may have changed.
@@ -103,24 +103,24 @@ def lines_to_compare(sidecar: Sidecar, lines: Sequence[bytes], digest: str, rech
     sizes = np.array([len(line) for line in lines], np.int64)
     having = {word: rows_with(word, lines) for word in recheck.words}
     order = sample(digest, len(sizes), len(sizes))
-    _, first = np.unique(_kinds(sidecar, having)[order], return_index=True)
+    _, first = np.unique(_kinds(row_index, having)[order], return_index=True)
     some = order[np.cumsum(sizes[order]) <= sizes.sum() // SHARE]
-    extremes = [int(find(values)) for values in (sizes, sidecar.tokens) for find in (np.argmin, np.argmax)]
-    doubtful = np.flatnonzero(recheck.rows(sidecar, having))
-    picked: Array = sidecar.line[np.unique(np.concatenate([order[first], some, extremes, doubtful]))]
+    extremes = [int(find(values)) for values in (sizes, row_index.tokens) for find in (np.argmin, np.argmax)]
+    doubtful = np.flatnonzero(recheck.rows(row_index, having))
+    picked: Array = row_index.line[np.unique(np.concatenate([order[first], some, extremes, doubtful]))]
     return picked
 
 
-def _kinds(sidecar: Sidecar, having: Mapping[str, Array]) -> Array:
+def _kinds(row_index: RowIndex, having: Mapping[str, Array]) -> Array:
     """uint64 [rows]: a number for each kind of row."""
-    kinds = _mixed(sidecar.domain, 0)
-    for place, values in enumerate([*sidecar.counters.values(), *having.values()]):
+    kinds = _mixed(row_index.domain, 0)
+    for place, values in enumerate([*row_index.counters.values(), *having.values()]):
         kinds += _mixed(values > 0, 2 + place)
-    roles = sidecar.roles
+    roles = row_index.roles
     messages, _, trained = roles.counts
     entries = _mixed((roles.role * 2 + (messages > 1)) * 2 + (trained > 0), 1)
-    kept = np.isin(roles.line, sidecar.line)
-    np.add.at(kinds, np.searchsorted(sidecar.line, roles.line[kept]), entries[kept])
+    kept = np.isin(roles.line, row_index.line)
+    np.add.at(kinds, np.searchsorted(row_index.line, roles.line[kept]), entries[kept])
     return kinds
 
 

@@ -16,12 +16,12 @@ from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.tokens.batch import CUT_TOKENS
 from beam_prep.tokens.check import IN_FULL
 
-MAX_REJECT_RATE, MAX_DROP_RATE = 0.01, 0.05
+MAX_REJECT_RATE, MAX_NO_LOSS_RATE = 0.01, 0.05
 
 
-def check_rates(max_reject_rate: float, max_drop_rate: float) -> None:
+def check_rates(max_reject_rate: float, max_no_loss_rate: float) -> None:
     """Raises ConfigError if a rate is not a share between 0 and 1."""
-    for name, share in (("max_reject_rate", max_reject_rate), ("max_drop_rate", max_drop_rate)):
+    for name, share in (("max_reject_rate", max_reject_rate), ("max_no_loss_rate", max_no_loss_rate)):
         if not 0 <= share <= 1:
             raise ConfigError(f"{name} is {share}, wanted a share between 0 and 1")
 
@@ -127,7 +127,7 @@ def _fields(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(section["field"] for section in _sections(given)))
 
 
-def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rate: float) -> str | None:
+def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_rate: float) -> str | None:
     """The reason why a run fails with this plan, or None."""
     ledger = plan.ledger
     if ledger.reject_rate > max_reject_rate:
@@ -145,10 +145,10 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_drop_rat
         most = max(left_out, key=left_out.__getitem__)
         advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
         is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
-        if most in ("untrained", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
+        if most in ("rows_without_loss", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
-    lost = too_many_lost(ledger, max_drop_rate)
+    lost = too_many_lost(ledger, max_no_loss_rate)
     return _of_empty_group(plan, config) if lost is None else _with_causes(lost, plan, config)
 
 
@@ -173,15 +173,15 @@ def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
     return None
 
 
-def too_many_lost(ledger: LedgerTotals, max_drop_rate: float) -> str | None:
+def too_many_lost(ledger: LedgerTotals, max_no_loss_rate: float) -> str | None:
     """The problem if more records than allowed have nothing to train on, or None."""
     lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
     count = sum(lost.values())
-    if count <= max_drop_rate * ledger.read:
+    if count <= max_no_loss_rate * ledger.read:
         return None
     return (
         f"{count} of {ledger.read} records were dropped with nothing to train on ({count / ledger.read:.2%}; "
-        f"{_reasons(lost)}), more than --max_drop_rate {max_drop_rate}"
+        f"{_reasons(lost)}), more than --max_no_loss_rate {max_no_loss_rate}"
     )
 
 
@@ -226,7 +226,7 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         missing, asked = _missing(found, config), config.asked(found.file)
         bare = [name for name in asked if name in (record.bare or ())]
         fields = record.fields or []
-        text = f"the first {reason} record is {at_offset(path, offset)}, with the fields {_names(fields)}"
+        text = f"the first record of {reason!r} is {at_offset(path, offset)}, with the fields {_names(fields)}"
         if asked:
             text += f"; the config asks for {_names(asked)}"
         others = [other for other in fields if other not in asked]
@@ -436,12 +436,12 @@ _WAYS = {
     "conversations_compared": "conversations compared with a plain rendering",
     "conversations_different": "of these different",
     IN_FULL: "blocks compared completely",
-    "blocks_reused": "blocks that were in the spool",
-    "blocks_replaced": "blocks of the spool that were made in other ways, and made again",
-    "blocks_damaged": "blocks of the spool that were damaged, and made again",
+    "blocks_reused": "blocks that were in the token cache",
+    "blocks_replaced": "blocks of the token cache that were made in other ways, and made again",
+    "blocks_damaged": "blocks of the token cache that were damaged, and made again",
     "blocks_replayed": "blocks in which kept rows were reused",
     "blocks_compared": "blocks in which all kept rows were made again and compared",
-    "blocks_not_compared": "blocks that were not in the spool, so that no kept row was compared",
+    "blocks_not_compared": "blocks that were not in the token cache, so that no kept row was compared",
     "rows_compared": "kept rows that were compared",
 }
 

@@ -9,7 +9,7 @@ from beam_prep.data.ragged import Array
 from beam_prep.shards.compose import Compose, Place, Splits, domain_of, split_of
 from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, copies_of
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.sidecars import Sidecars
+from beam_prep.shards.row_index import RowIndexes
 from beam_prep.shards.slices import Border, ShardPlan, first_lines, folders_of
 
 
@@ -29,14 +29,14 @@ class Parts:
     wanted: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, receipts: Receipts, sidecars: Sidecars, compose: Compose, max_tokens: int, end: Border) -> "Parts":
+    def of(cls, receipts: Receipts, row_indexes: RowIndexes, compose: Compose, max_tokens: int, end: Border) -> "Parts":
         """Of the rows before the end.
 
         Raises:
             RunError: see `budgets`.
         """
         names = receipts.domains
-        rows, tokens = _before(receipts, sidecars, end)
+        rows, tokens = _before(receipts, row_indexes, end)
         split = np.array([split_of(name, compose.splits) for name in names], np.int64)
         wanted: dict[int, int] = {}
         if compose.mix:
@@ -71,15 +71,15 @@ class Parts:
         return copies_of(self.wanted[part], int(self.tokens[part]))[1]
 
 
-def _before(receipts: Receipts, sidecars: Sidecars, end: Border) -> tuple[Array, Array]:
+def _before(receipts: Receipts, row_indexes: RowIndexes, end: Border) -> tuple[Array, Array]:
     """(rows, tokens) of each part before the end, int64 [parts]."""
     rows, tokens = (each.flat.astype(np.int64) for each in (receipts.entry_rows, receipts.entry_tokens))
     if end.rows >= 0:
         first, last = receipts.entry_tokens.offsets[[end.block, end.block + 1]].tolist()
-        sidecar = sidecars.get(end.block)
-        domain, entries = sidecar.domain[: end.rows].astype(np.int64), last - first
+        row_index = row_indexes.get(end.block)
+        domain, entries = row_index.domain[: end.rows].astype(np.int64), last - first
         rows[first:last] = np.bincount(domain, minlength=entries)
-        tokens[first:last] = np.bincount(domain, sidecar.tokens[: end.rows], entries).astype(np.int64)
+        tokens[first:last] = np.bincount(domain, row_index.tokens[: end.rows], entries).astype(np.int64)
         rows[last:], tokens[last:] = 0, 0
     count = len(receipts.domains)
     found = np.zeros((2, count), np.int64)

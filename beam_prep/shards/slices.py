@@ -7,13 +7,13 @@ from typing import NamedTuple, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.carried import FILE
+from beam_prep.data.metadata import FILE
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.shards.compose import Splits, domain_of
 from beam_prep.shards.domains import folders
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.sidecars import Sidecar, Sidecars
+from beam_prep.shards.row_index import RowIndex, RowIndexes
 
 _PREFETCH = 512
 """Borders whose blocks are fetched at a time."""
@@ -33,12 +33,12 @@ class Border:
     cut: tuple[int, ...]
 
 
-def _border(sidecar: Sidecar, block: int, rows: int, domains: int) -> Border:
-    cut = np.bincount(sidecar.domain[:rows], minlength=domains)
+def _border(row_index: RowIndex, block: int, rows: int, domains: int) -> Border:
+    cut = np.bincount(row_index.domain[:rows], minlength=domains)
     return Border(block, rows, tuple(cut.tolist()))
 
 
-def input_end(receipts: Receipts, sidecars: Sidecars, max_items: int | None) -> Border:
+def input_end(receipts: Receipts, row_indexes: RowIndexes, max_items: int | None) -> Border:
     """The end of what is kept: where `max_items` is reached, else the end of the input."""
     kept = np.cumsum(receipts.rows)
     if max_items is None or not len(kept) or kept[-1] < max_items:
@@ -46,10 +46,10 @@ def input_end(receipts: Receipts, sidecars: Sidecars, max_items: int | None) -> 
         return Border(block, -1, ())
     block = int(np.searchsorted(kept, max_items))
     rows = max_items - int(kept[block] - receipts.rows[block])
-    return _border(sidecars.get(block), block, rows, len(receipts.entry_domain[block]))
+    return _border(row_indexes.get(block), block, rows, len(receipts.entry_domain[block]))
 
 
-def shard_borders(receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: Border) -> list[Border]:
+def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, end: Border) -> list[Border]:
     """Every flush, the last one included."""
     ends = np.cumsum(receipts.tokens[: end.block + 1])
     borders: list[Border] = []
@@ -60,13 +60,13 @@ def shard_borders(receipts: Receipts, sidecars: Sidecars, max_tokens: int, end: 
         block = int(np.searchsorted(ends, goal))
         if block > end.block:
             break
-        ahead = () if block in sidecars else _later(receipts, ends, goal, max_tokens, over)
-        sidecar = sidecars.get(block, ahead)
-        until = ends[block] - receipts.tokens[block] + np.cumsum(sidecar.tokens)
+        ahead = () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
+        row_index = row_indexes.get(block, ahead)
+        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens)
         rows = int(np.searchsorted(until, goal)) + 1
         if block == end.block and 0 <= end.rows < rows:
             break
-        borders.append(_border(sidecar, block, rows, len(receipts.entry_domain[block])))
+        borders.append(_border(row_index, block, rows, len(receipts.entry_domain[block])))
         flushed = int(until[rows - 1])
         over.append(flushed - goal)
     return [*borders, end]
@@ -112,10 +112,10 @@ REJECTS_PER_FILE = 100_000
 
 
 class Slice(NamedTuple):
-    """Rows [start, stop) of one domain of a spooled block; or of one part of a view of it.
+    """Rows [start, stop) of one domain of a cached block; or of one part of a view of it.
 
-    With provenance it has its place in the input, see `placed`; the block in the spool does not. `copies` is the file
-    of the block's copies, see `SpoolReceipt`.
+    With provenance it has its place in the input, see `placed`; the block in the token cache does not. `copies` is the
+    file of the block's copies, see `CachedBlock`.
     """
 
     name: str

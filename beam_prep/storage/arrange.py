@@ -1,4 +1,4 @@
-"""The rows of shards, out of the spool: in slices, gathered, or merged from sorted runs."""
+"""The rows of shards, out of the token cache: in slices, gathered, or merged from sorted runs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.carried import placed
+from beam_prep.data.metadata import placed
 from beam_prep.data.ragged import Array, Ragged, changes
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError, SpoolError
+from beam_prep.errors import FormatError, TokenCacheError
+from beam_prep.formats.cached_block import CachedRows
 from beam_prep.formats.scratch import (
     RunReader,
     RunRows,
@@ -22,10 +23,10 @@ from beam_prep.formats.scratch import (
     read_order,
 )
 from beam_prep.formats.sealed import Data
-from beam_prep.formats.spool import SpooledRows
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, ranges_of, view
 from beam_prep.shards.gather import Order
 from beam_prep.shards.layout import CUT
+from beam_prep.shards.row_index import Copies, View
 from beam_prep.shards.runs import (
     Limit,
     RunCounts,
@@ -36,11 +37,10 @@ from beam_prep.shards.runs import (
     limited,
     merge_order,
 )
-from beam_prep.shards.sidecars import Copies, View
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.token_cache import TokenCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Scratch:
         """What `write_copies` wrote.
 
         Raises:
-            SpoolError: the file is gone, or damaged.
+            TokenCacheError: the file is gone, or damaged.
         """
         if not name:
             return Copies()
@@ -82,7 +82,7 @@ class Scratch:
         """What `write_order` wrote.
 
         Raises:
-            SpoolError: the file is gone, or damaged.
+            TokenCacheError: the file is gone, or damaged.
         """
         with expected(name):
             return read_order(read_file(self._path(name)), name)
@@ -97,7 +97,7 @@ class Scratch:
         """A run.
 
         Raises:
-            SpoolError: the file is gone, or damaged.
+            TokenCacheError: the file is gone, or damaged.
         """
         with expected(name):
             path = self._path(name)
@@ -119,14 +119,16 @@ def expected(name: str) -> Iterator[None]:
     """Reads a file of this run.
 
     Raises:
-        SpoolError: it is gone, or damaged.
+        TokenCacheError: it is gone, or damaged.
     """
     try:
         yield
     except FormatError as error:
-        raise SpoolError(f"{error}: run again; blocks that are done are kept") from None
+        raise TokenCacheError(f"{error}: run again; blocks that are done are kept") from None
     except FileNotFoundError:
-        raise SpoolError(f"the file {name} of this run is gone: run again; blocks that are done are kept") from None
+        raise TokenCacheError(
+            f"the file {name} of this run is gone: run again; blocks that are done are kept"
+        ) from None
 
 
 Rows = Mapping[str, Ragged]
@@ -140,12 +142,12 @@ class Arranger:
     """Reads the rows of shards.
 
     Attributes:
-        spool, scratch: where they are.
+        token_cache, scratch: where they are.
         compose: see `Shard`.
         provenance: rows have it, see `Layout`.
     """
 
-    spool: Spool
+    token_cache: TokenCache
     scratch: Scratch
     compose: Compose = field(default_factory=Compose)
     provenance: bool = False
@@ -155,13 +157,13 @@ class Arranger:
         if plan.merge is not None:
             return plan.merge.columns
         name = plan.slices[0].name if plan.slices else self.scratch.order(plan.order).names[0]
-        return self.spool.receipt(name).columns
+        return self.token_cache.receipt(name).columns
 
     def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
         """The rows of a shard in order, a part of them at a time, and of each part int64 [rows]: tokens that were cut.
 
         Raises:
-            SpoolError: a block, or a file of this run, is gone or damaged.
+            TokenCacheError: a block, or a file of this run, is gone or damaged.
         """
         if plan.merge is not None:
             yield from self._merged(plan.merge)
@@ -172,23 +174,25 @@ class Arranger:
                 yield self.slice(piece, plan.last, plan.cut)
 
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
-        """A slice's rows, and with `cut` the tokens that were cut from each. For `last` see `Spool.rows`."""
+        """A slice's rows, and with `cut` the tokens that were cut from each. For `last` see `TokenCache.rows`."""
         name, domain, start, stop = piece[:4]
         if self.compose.splits is None and not piece.copies:
-            lost = self.spool.counter(CUT, name, domain, start, stop) if cut else None
-            return self._placed(self.spool.rows(name, domain, start, stop, last), piece.file, piece.first_byte), lost
+            lost = self.token_cache.counter(CUT, name, domain, start, stop) if cut else None
+            return self._placed(
+                self.token_cache.rows(name, domain, start, stop, last), piece.file, piece.first_byte
+            ), lost
         seen = self._view(name, piece.copies)
-        here = np.flatnonzero(seen.sidecar.domain == domain)[start:stop]
-        rows = self.spool.pick(name, domain // self.compose.split_count, seen.row[here]).decoded()
-        lost = seen.sidecar.counters.get(CUT) if cut else None
+        here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
+        rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here]).decoded()
+        lost = seen.row_index.counters.get(CUT) if cut else None
         return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
 
     def _placed(self, rows: dict[str, Ragged], file: int, first_byte: int) -> Rows:
         return placed(rows, file, first_byte) if self.provenance else rows
 
     def _view(self, name: str, copies: str) -> View:
-        (sidecar,) = self.spool.sidecars([name])
-        return view(sidecar, self.scratch.copies(copies), self.compose.splits)
+        (row_index,) = self.token_cache.row_indexes([name])
+        return view(row_index, self.scratch.copies(copies), self.compose.splits)
 
     def _gathered(self, order: Order) -> Iterator[tuple[Rows, Array | None]]:
         until = np.cumsum(order.tokens, dtype=np.int64)
@@ -202,7 +206,7 @@ class Arranger:
 
     def _chunk(self, order: Order, start: int, stop: int) -> Rows:
         block, batch, row = (each[start:stop] for each in (order.block, order.batch, order.row))
-        # By place in the spool, so that each block is opened once and read forwards.
+        # By place in the token cache, so that each block is opened once and read forwards.
         by_place = np.lexsort((row, batch, block))
         first = changes(block[by_place], batch[by_place])
         parts = []
@@ -210,11 +214,11 @@ class Arranger:
             at = int(block[here[0]])
             place = (order.files[at], order.first_bytes[at]) if order.files else (0, 0)
             parts.append(self._pick(order.names[at], int(batch[here[0]]), row[here], *place))
-        return SpooledRows.joined(parts, np.argsort(by_place)).decoded()
+        return CachedRows.joined(parts, np.argsort(by_place)).decoded()
 
-    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> SpooledRows:
-        found = self.spool.pick(name, batch, rows)
-        return SpooledRows(dict(self._placed(found.rows, file, first_byte)), found.bits)
+    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> CachedRows:
+        found = self.token_cache.pick(name, batch, rows)
+        return CachedRows(dict(self._placed(found.rows, file, first_byte)), found.bits)
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
         known: dict[str, RunReader] = {}
@@ -234,7 +238,7 @@ class Arranger:
         counts = SampleCounts()
         for place in group.places:
             seen, made = self._arranged(place, group.runs, {})
-            counts += SampleCounts.of(made, seen.sidecar.tokens[made.row], group.runs.parts)
+            counts += SampleCounts.of(made, seen.row_index.tokens[made.row], group.runs.parts)
         return counts
 
     def _arranged(self, place: Place, runs: Runs, limits: Mapping[int, Limit]) -> tuple[View, Arranged]:
@@ -249,7 +253,7 @@ class Arranger:
         for place in group.places:
             seen, made = self._arranged(place, runs, limits)
             found.append(made)
-            tokens.append(seen.sidecar.tokens[made.row])
+            tokens.append(seen.row_index.tokens[made.row])
             rows.append(self._all_rows(place, seen, made))
         made = Arranged.concat(found)
         order = np.lexsort((made.key, made.part))
@@ -262,14 +266,14 @@ class Arranger:
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
     def _all_rows(self, place: Place, seen: View, made: Arranged) -> RunRows:
-        batch = seen.sidecar.domain[made.row] // self.compose.split_count
+        batch = seen.row_index.domain[made.row] // self.compose.split_count
         by_batch = np.argsort(batch, kind="stable")
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
             parts.append(self._pick(place.name, code, seen.row[made.row[here]], place.file, place.first_byte))
-        rows = SpooledRows.joined(parts, np.argsort(by_batch))
-        cut = seen.sidecar.counters.get(CUT)
+        rows = CachedRows.joined(parts, np.argsort(by_batch))
+        cut = seen.row_index.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         return RunRows(rows, made.key, made.sample, lost)
 
@@ -295,7 +299,7 @@ def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | No
     """The rows of a bin, or of a wider range of keys, in order; None: there are none.
 
     Raises:
-        SpoolError: a run is damaged.
+        TokenCacheError: a run is damaged.
     """
     found = []
     for name, source in sources.items():

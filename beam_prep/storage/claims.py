@@ -52,9 +52,9 @@ class Claim:
         started: when the launch began, in seconds since the epoch.
         renewed: when the claim was last renewed.
         lease: seconds after that, when it ends. 0: the launch has failed, and its claim has ended.
-        generation: the name of the generation that it makes.
+        version_name: the name of the version that it makes.
         job: the runner's id and URL of its job, once there is one.
-        left: (launch, generation) of those before it that did not end well, and of which something may be left.
+        left: (launch, version) of those before it that did not end well, and of which something may be left.
     """
 
     launch: str
@@ -65,13 +65,13 @@ class Claim:
     started: float = field(default_factory=time.time)
     renewed: float = field(default_factory=time.time)
     lease: float = LEASE
-    generation: str | None = None
+    version_name: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
     left: Sequence[Sequence[str | None]] = ()
 
     def ended(self) -> list[Sequence[str | None]]:
         """`left` for the launch that takes this claim over."""
-        return [*self.left, (self.launch, self.generation)]
+        return [*self.left, (self.launch, self.version_name)]
 
     @property
     def is_due(self) -> bool:

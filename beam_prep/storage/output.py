@@ -132,7 +132,7 @@ class LocalOutput:
 
         Until then the staged one stays as it is: if this attempt ends early, the next one finds all of it.
         """
-        os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of generations
+        os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of versions
         if os.stat(made).st_dev == os.stat(os.path.dirname(target)).st_dev:
             self.check_claim()
             replace_directory(made, target)

@@ -2,7 +2,8 @@
 
 What is estimated is the least that the run needs. While little of the input is done, a run is stopped only if it lacks
 much, because the blocks to come may differ from the first ones. Where a number is not known, nothing is counted for it:
-the size of a compressed input is that of the file, and of a spool that has blocks of this job, all others may be there.
+the size of a compressed input is that of the file, and of a token cache that has blocks of this job, all others may be
+there.
 """
 
 import os
@@ -30,12 +31,12 @@ class Need:
     """What a run still needs, at least.
 
     Attributes:
-        spool, output: bytes.
+        token_cache, output: bytes.
         runs: bytes of a shuffle's sorted runs.
-        reclaimed: bytes of the spool that are removed while the shards are written.
+        reclaimed: bytes of the token cache that are removed while the shards are written.
     """
 
-    spool: float
+    token_cache: float
     output: float
     reclaimed: float = 0.0
     runs: float = 0.0
@@ -43,7 +44,7 @@ class Need:
     @property
     def on_one_disk(self) -> float:
         """The most that is needed at a time where all of it is on the same disk."""
-        return max(self.spool, self.spool + self.output + self.runs - self.reclaimed)
+        return max(self.token_cache, self.token_cache + self.output + self.runs - self.reclaimed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,20 @@ class Preflight:
 
     Attributes:
         input_bytes: of all input files, as they are stored.
-        spool: the spool's folder; None: it is in a store.
+        token_cache: the token cache's folder; None: it is in a store.
         outputs: the folders in which an output is built and put in place; none of a store.
-        spool_is_new: the spool has no blocks of this job.
+        spool_is_new: the token cache has no blocks of this job.
         linked: bytes of shards that may be linked from the earlier output.
-        limited: the output may have fewer rows than the spool: by `max_items`, a mix or deduplication.
+        limited: the output may have fewer rows than the token cache: by `max_items`, a mix or deduplication.
         single_use: blocks are removed as their rows are written.
         shuffle: how rows are shuffled, see `Compose`; None: they are not.
         scratch: the folder of a shuffle's sorted runs; None: it is in a store.
     """
 
     input_bytes: int
-    spool: str | None
+    token_cache: str | None
     outputs: tuple[str, ...]
-    spool_is_new: bool
+    cache_is_new: bool
     linked: int
     limited: bool
     single_use: bool
@@ -81,19 +82,19 @@ class Preflight:
         if done.blocks_made < FIRST_BLOCKS or done.bytes < FIRST_SHARE * self.input_bytes:
             return None
         total = max(self.input_bytes, done.bytes)
-        spooled = done.spooled / done.bytes_made
+        cached = done.cached / done.bytes_made
         # Of the rest, as large a share is made as of what is done; where that can be known.
-        made = (total - done.bytes) * (done.bytes_made / done.bytes) if self.spool_is_new else 0.0
-        output = 0.0 if self.limited else max(0.0, done.output_ratio * spooled * total - self.linked)
-        more = spooled * made
-        return Need(more, output, done.spooled + more if self.single_use else 0.0, self._runs(spooled * total))
+        made = (total - done.bytes) * (done.bytes_made / done.bytes) if self.cache_is_new else 0.0
+        output = 0.0 if self.limited else max(0.0, done.output_ratio * cached * total - self.linked)
+        more = cached * made
+        return Need(more, output, done.cached + more if self.single_use else 0.0, self._runs(cached * total))
 
-    def _runs(self, spool: float) -> float:
-        """Bytes of sorted runs. Rows of a spool that fits in memory are gathered, without any."""
-        gathered = self.spool is not None and spool <= memory_limit() // 2
+    def _runs(self, token_cache: float) -> float:
+        """Bytes of sorted runs. Rows of a token cache that fits in memory are gathered, without any."""
+        gathered = self.token_cache is not None and token_cache <= memory_limit() // 2
         if self.limited or self.shuffle in (None, "gather") or (self.shuffle == "auto" and gathered):
             return 0.0
-        return spool
+        return token_cache
 
     def check(self, done: Counts) -> bool:
         """Stops a run that lacks room. False if too little is done to say it.
@@ -106,7 +107,7 @@ class Preflight:
             return False
         sure = _SURE_AT_FIRST + (1 - _SURE_AT_FIRST) * min(1.0, done.bytes / max(1, self.input_bytes))
         wanted: dict[int, list[tuple[str, str, float]]] = {}
-        folders = [(self.spool, "the spool", need.spool)] if self.spool is not None else []
+        folders = [(self.token_cache, "the token cache", need.token_cache)] if self.token_cache is not None else []
         folders += [(self.scratch, "the sorted runs", need.runs)] if self.scratch is not None and need.runs else []
         # Of an output that is built on another disk than it is put in place, a copy is made.
         folders += [(folder, "the output", need.output) for folder in self.outputs]
@@ -123,13 +124,13 @@ class Preflight:
                 raise StorageError(
                     f"{listed}: about {size / 1e9:.2f} GB more are needed, {free / 1e9:.2f} GB are free (estimated "
                     f"when {done.bytes / 1e6:,.0f} of {self.input_bytes / 1e6:,.0f} MB of input were done): make room, "
-                    "or give folders on other disks (--spool, --staging, -o); blocks that are done are kept"
+                    "or give folders on other disks (--cache_dir, --staging, -o); blocks that are done are kept"
                 )
         return True
 
 
-def output_ratio(batch: Batch, spooled: int, formats: Sequence[str], layout: Layout) -> float:
-    """The bytes that a block's rows take in an output, as a multiple of those that it takes in the spool."""
+def output_ratio(batch: Batch, cached: int, formats: Sequence[str], layout: Layout) -> float:
+    """The bytes that a block's rows take in an output, as a multiple of those that it takes in the token cache."""
     columns = layout.columns(tuple(batch.schema.values()))
     file = _Counted()
     writers = [FORMATS[name].writer(lambda _: file, columns, 0, 1) for name in formats]  # type: ignore[arg-type,return-value]
@@ -138,7 +139,7 @@ def output_ratio(batch: Batch, spooled: int, formats: Sequence[str], layout: Lay
             writer.write(rows)
     for writer in writers:
         writer.close()
-    return file.bytes / max(1, spooled)
+    return file.bytes / max(1, cached)
 
 
 class _Counted:

@@ -36,7 +36,6 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.generations import Generations
 from beam_prep.storage.output import failed_at, output_at
 from beam_prep.storage.output_target import OutputTarget, is_manifest
 from beam_prep.storage.reuse import (
@@ -48,8 +47,9 @@ from beam_prep.storage.reuse import (
     numbers,
     slices_text,
 )
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
@@ -97,7 +97,7 @@ def _written(
     layout: Layout,
     tell: Callable[[int], None],
 ) -> ShardReceipt:
-    """Streams a shard's rows from the spool into every format.
+    """Streams a shard's rows from the token cache into every format.
 
     Memory: one slice (a block's rows of one domain), or the rows that are gathered or merged at a time, and one packing
     group, for any size of the shard.
@@ -155,22 +155,22 @@ def _counted(
         )
 
 
-def write_rejects(plan: RejectsPlan, spool: Spool, output: OutputTarget) -> WrittenFile:
+def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarget) -> WrittenFile:
     """Rejects as JSON lines: file, offset (bytes; of a table: rows), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
         file = files.open(name)
-        for entry in _rejects(plan.slices, spool):
+        for entry in _rejects(plan.slices, token_cache):
             file.write((json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
         file.close()
     (written,) = files.written()
     return written
 
 
-def first_rejects(plan: Plan, spool: Spool) -> tuple[dict[str, Any], ...]:
+def first_rejects(plan: Plan, token_cache: TokenCache) -> tuple[dict[str, Any], ...]:
     """The first rejects of the most frequent reasons, as they are written to the rejects, in input order."""
     left, found = dict.fromkeys(reasons_shown(plan.ledger.rejected), REJECTS_SHOWN), []
-    for entry in _rejects(plan.first_rejected, spool):
+    for entry in _rejects(plan.first_rejected, token_cache):
         if left.get(entry["reason"]):
             left[entry["reason"]] -= 1
             found.append(entry)
@@ -207,8 +207,8 @@ def _is_long(values: Array | Ragged) -> bool:
     return len(values) > SAMPLE_TOKENS
 
 
-def _rejects(slices: Sequence[RejectSlice], spool: Spool) -> Iterator[dict[str, Any]]:
-    for piece, rows in zip(slices, spool.rejects([piece.name for piece in slices]), strict=True):
+def _rejects(slices: Sequence[RejectSlice], token_cache: TokenCache) -> Iterator[dict[str, Any]]:
+    for piece, rows in zip(slices, token_cache.rejects([piece.name for piece in slices]), strict=True):
         for row in rows[piece.start : piece.stop]:
             yield {
                 "file": piece.path,
@@ -227,13 +227,13 @@ class Publisher:
     Attributes:
         output: the directory to make.
         staging: the folder of its unfinished files.
-        formats, layout, max_reject_rate, max_drop_rate, tokenizer, overwrite: see `Shard`.
+        formats, layout, max_reject_rate, max_no_loss_rate, tokenizer, overwrite: see `Shard`.
         facts: what the manifest says of the job.
         run: what `run.json` says of the run.
         launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
             as in a chain written by hand, the steps do both: `prepare` and `publish`.
-        generations: how many generations are kept; None: the output is no generation.
-        reject_text: see `Shard`; 0 keeps texts out of the report.
+        keep_versions: how many versions are kept; None: the output is no version.
+        max_reject_chars: see `Shard`; 0 keeps texts out of the report.
     """
 
     output: str
@@ -241,19 +241,19 @@ class Publisher:
     formats: tuple[str, ...]
     layout: Layout
     max_reject_rate: float
-    max_drop_rate: float
+    max_no_loss_rate: float
     tokenizer: Tokenizer | None
     overwrite: bool
     facts: Mapping[str, Any]
     run: Mapping[str, Any]
     launched: bool = False
-    generations: int | None = None
-    reject_text: int = 1000
+    keep_versions: int | None = None
+    max_reject_chars: int = 1000
 
     @property
     def root(self) -> str:
-        """What the launch has claimed: the output, or the folder of generations."""
-        return self.output if self.generations is None else folder_above(self.output)
+        """What the launch has claimed: the output, or the folder of versions."""
+        return self.output if self.keep_versions is None else folder_above(self.output)
 
     @property
     def target(self) -> OutputTarget:
@@ -262,13 +262,13 @@ class Publisher:
 
     def refusal(self) -> str | None:
         """The reason why the output may not be written, or None."""
-        if self.generations is not None and (problem := Generations(self.root).problem()):
+        if self.keep_versions is not None and (problem := Versions(self.root).problem()):
             return problem
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
-        if text is None and Generations(self.output).latest() is not None:
-            return f"{self.output} holds generations: pass --generations N, or choose another -o"
+        if text is None and Versions(self.output).latest() is not None:
+            return f"{self.output} holds versions: pass --keep_versions N, or choose another -o"
         if not is_manifest(text):
             return (
                 f"{self.output} exists and is no output of beam_prep (no {MANIFEST} of ours): "
@@ -304,7 +304,7 @@ class Publisher:
 
     def earlier(self) -> EarlierOutput:
         """The output that is replaced, for its shards. Asked for before `prepare`, which may remove its manifest."""
-        return EarlierOutput(earlier_path(self.root, self.generations) if self.facts else None)
+        return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
 
     def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], make_page: MakePage) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
@@ -341,10 +341,10 @@ class Publisher:
         elif self.run.get("check") == "full":
             target.write_run(run, page())
         target.remove_replaced(manifest)
-        if self.generations is not None:
-            generations = Generations(self.root)
-            generations.point(name := self.output.rpartition("/")[2])
-            generations.remove_old(self.generations, name)
+        if self.keep_versions is not None:
+            keep_versions = Versions(self.root)
+            keep_versions.point(name := self.output.rpartition("/")[2])
+            keep_versions.remove_old(self.keep_versions, name)
         if self.launched:
             target.claims.end_without_launcher()
         else:
@@ -373,7 +373,7 @@ class Publisher:
 
     def problem(self, plan: Plan) -> str | None:
         """The reason why a plan must not be carried out, or None."""
-        return failure(plan, self._config, self.max_reject_rate, self.max_drop_rate)
+        return failure(plan, self._config, self.max_reject_rate, self.max_no_loss_rate)
 
     def _run(self, plan: Plan, manifest: Mapping[str, Any], made: Sequence[WrittenShard]) -> dict[str, Any]:
         spent = {name: count / 1e6 for name, count in _of(plan.made, MICROSECONDS).items()}
@@ -429,7 +429,7 @@ def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
 
 
 def folder_above(output: str) -> str:
-    """The folder of generations that an output is in."""
+    """The folder of versions that an output is in."""
     return output.rpartition("/")[0]
 
 

@@ -39,12 +39,12 @@ from beam_prep.shards.layout import Layout
 from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.files import join
-from beam_prep.storage.generations import Generations
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import unfinished_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, is_local
 from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.versions import Versions
 
 log = logging.getLogger("beam_prep")
 
@@ -55,12 +55,12 @@ _WRITING_LIBRARIES = ("numpy", "pyarrow")
 _READ_BYTES = 1 << 20
 
 
-def earlier_path(root: str, generations: int | None) -> str | None:
-    """The path of the output whose shards are linked: the one that is replaced, or the latest generation."""
-    if generations is None:
+def earlier_path(root: str, keep_versions: int | None) -> str | None:
+    """The path of the output whose shards are linked: the one that is replaced, or the latest version."""
+    if keep_versions is None:
         return root
-    latest = Generations(root).latest()
-    return None if latest is None else Generations(root).path(latest)
+    latest = Versions(root).latest()
+    return None if latest is None else Versions(root).path(latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ class WrittenShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardKeys:
-    """Makes the keys of an output's shards: by its spool, formats, layout and columns.
+    """Makes the keys of an output's shards: by its token cache, formats, layout and columns.
 
     What decides how far a block is trusted is part of a key: a shard of blocks that were compared with the reference in
     full is not replaced by one that was not.
     """
 
-    spool: Spool
+    token_cache: TokenCache
     formats: tuple[str, ...]
     layout: Layout
     columns: tuple[Column, ...]
@@ -125,7 +125,7 @@ class ShardKeys:
         cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]
     ) -> "ShardKeys":
         """Of a job; `columns`: of its blocks."""
-        return cls(arranger.spool, formats, layout, layout.columns(columns), arranger.compose)
+        return cls(arranger.token_cache, formats, layout, layout.columns(columns), arranger.compose)
 
     def of(self, plan: ShardPlan) -> str:
         """The key of a shard. The names of blocks are digests of their bytes, in part; and of the recipe."""
@@ -136,8 +136,8 @@ class ShardKeys:
             "libraries": {name: library_version(name) for name in libraries},
             "beam_prep": __version__,
             "python": platform.python_version_tuple()[:2],
-            "recipe": self.spool.recipe,
-            "trust": dataclasses.asdict(self.spool.trust),
+            "recipe": self.token_cache.recipe,
+            "trust": dataclasses.asdict(self.token_cache.trust),
             "formats": self.formats,
             "layout": dataclasses.asdict(self.layout),
             "columns": [dataclasses.asdict(column) for column in self.columns],

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from beam_prep.data.block import REPLAYED, InputFile, Ledger, Origin, Split, is_table
-from beam_prep.errors import InputError, SpoolError
+from beam_prep.errors import InputError, TokenCacheError
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.reading.json_list import is_json_file, parse_list
 from beam_prep.reading.records import Records, parse
 from beam_prep.storage.files import Position, open_input
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.tables import is_parquet, table_blocks
+from beam_prep.storage.token_cache import TokenCache
 
 log = logging.getLogger("beam_prep")
 
@@ -104,15 +104,15 @@ def blocks_of(
 
 
 def read_split(
-    split: Split, block_bytes: int, spool: Spool | None = None, max_line_bytes: int = MAX_LINE_BYTES
+    split: Split, block_bytes: int, token_cache: TokenCache | None = None, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterable[Records]:
-    """The blocks of a split. A block that is in the spool already has its receipt and no rows.
+    """The blocks of a split. A block that is in the token cache already has its receipt and no rows.
 
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
     """
     for raw, origin in blocks_of(split, block_bytes, max_line_bytes):
-        yield _block(raw, origin, spool)
+        yield _block(raw, origin, token_cache)
 
 
 FIRST_BYTES = 1024 * 1024
@@ -179,17 +179,21 @@ def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int)
     return [_block(raw, origin) for raw, origin in found], end, complete
 
 
-def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None) -> Records:
+def _block(raw: RawBlock, origin: Origin, token_cache: TokenCache | None = None) -> Records:
     receipt, made = None, dict[str, int]()
     try:
-        receipt = spool.find(spool.digest(origin)) if spool is not None else None
-    except SpoolError as error:
+        receipt = token_cache.find(token_cache.digest(origin)) if token_cache is not None else None
+    except TokenCacheError as error:
         log.warning("%s; the block is made again", error)
         made = {"blocks_damaged": 1}
-    if receipt is not None and spool is not None and not spool.trust.holds(receipt.made):
+    if receipt is not None and token_cache is not None and not token_cache.trust.holds(receipt.made):
         receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
-        part = spool.earlier.part(raw, origin) if spool is not None and spool.earlier is not None else None
+        part = (
+            token_cache.earlier.part(raw, origin)
+            if token_cache is not None and token_cache.earlier is not None
+            else None
+        )
         read = parse_list if is_json_file(origin.source.path) else parse
         records = read(raw if part is None else part, origin)
         if part is not None:
@@ -197,7 +201,7 @@ def _block(raw: RawBlock, origin: Origin, spool: Spool | None = None) -> Records
             made[REPLAYED] = 1
         records.made = made
         return records
-    if spool is not None and spool.earlier is not None:
-        spool.earlier.check_reused(spool, raw, origin)
+    if token_cache is not None and token_cache.earlier is not None:
+        token_cache.earlier.check_reused(token_cache, raw, origin)
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)

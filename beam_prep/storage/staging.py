@@ -19,7 +19,7 @@ from beam_prep.storage.files import join, naming
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local, shortened
 
-_KEPT = ("spool", "tokenizers")
+_KEPT = ("token_cache", "tokenizers")
 """Folders that stay after a failure, for the next launch on the same output."""
 
 
@@ -28,7 +28,8 @@ class Staging:
     """The folder of one launch's unfinished files.
 
     Attributes:
-        root: the folder of all launches on this output. The default spool is in it, so that the next launch finds it.
+        root: the folder of all launches on this output. The default token cache is in it, so that the next launch finds
+            it.
         launch: the name of this launch.
         options: the store options that workers activate.
         home: the folder of the output's claim and lock: next to the output, wherever `root` is, so that all launches

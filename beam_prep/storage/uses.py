@@ -1,4 +1,4 @@
-"""Who uses which blocks of a spool, so that `gc` keeps them. In the spool itself, in the folder `uses`.
+"""Who uses which blocks of a token cache, so that `gc` keeps them. In the token cache itself, in the folder `uses`.
 
 `<root>.<launch>.json`: a launch, and where its claim is: as long as that has not ended, every block of its recipe is in
 use. `<root>-<output>.blocks` (`.<launch>.blocks` until the output is published): the blocks of an output. They are in
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.data.ragged import Array
-from beam_prep.errors import FormatError, SpoolError
+from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.manifest import MANIFEST, RUN
 from beam_prep.formats.sealed import Sealed, seal
 from beam_prep.storage.claims import Claims
@@ -40,12 +40,12 @@ _DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch that uses a spool.
+    """A launch that uses a token cache.
 
     Attributes:
         launch: its id.
         recipe: the digits of the recipe in the names of its blocks.
-        root: what its claim is on: the output, or the folder of generations.
+        root: what its claim is on: the output, or the folder of versions.
         claims: the folder of its claim.
     """
 
@@ -88,14 +88,14 @@ class Output:
 
 
 class Uses:
-    """The folder `uses` of a spool.
+    """The folder `uses` of a token cache.
 
     Args:
-        spool: the spool's folder.
+        token_cache: the token cache's folder.
     """
 
-    def __init__(self, spool: str) -> None:
-        self._folder = join(spool, FOLDER)
+    def __init__(self, token_cache: str) -> None:
+        self._folder = join(token_cache, FOLDER)
 
     def begin(self, launch: Launch) -> None:
         """Notes a launch. Called after it has claimed its output, before it looks for blocks."""
@@ -133,7 +133,7 @@ class Uses:
         """All outputs that are noted, with the names of the notes; `root`: those of launches on it.
 
         Raises:
-            SpoolError: a note is damaged.
+            TokenCacheError: a note is damaged.
         """
         for name in self._names(_BLOCKS, root):
             with suppress(FileNotFoundError):  # it is final now, or gone
@@ -145,7 +145,7 @@ class Uses:
             content = bytes(sealed.read(0, sealed.size))
         except FormatError as error:
             path = self._path(name)
-            raise SpoolError(f"{path}: {error}: nothing is removed; remove it, and run its job again") from None
+            raise TokenCacheError(f"{path}: {error}: nothing is removed; remove it, and run its job again") from None
         facts, _, digests = content.partition(b"\n")
         return Output(**json.loads(facts), blocks=np.frombuffer(digests, "<u8"))
 
@@ -167,7 +167,7 @@ class Uses:
                 output = self._output(name)
             except FileNotFoundError:
                 continue
-            except SpoolError:
+            except TokenCacheError:
                 if root:  # of a job that runs now: it will note them again
                     self._remove(name)
                 continue

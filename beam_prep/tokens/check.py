@@ -1,4 +1,4 @@
-"""Comparison of a block with the reference: how much is compared, and which spooled blocks are used again."""
+"""Comparison of a block with the reference: how much is compared, and which cached blocks are used again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ IN_FULL = "blocks_checked_in_full"
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
-    """The blocks of the spool that a run uses, by how they were made.
+    """The blocks of the token cache that a run uses, by how they were made.
 
     Attributes:
         backend: `transformers`: none that another backend encoded, unless it was checked in full.
@@ -80,13 +80,13 @@ def _differences(batch: Batch, reference: Batch) -> Iterator[tuple[int, str]]:
         ]
         for row in np.flatnonzero(counts[0] != counts[1])[:1].tolist():
             yield int(shared[row]), f"counter {name!r}: found {counts[0][row]}, wanted {counts[1][row]}"
-    carried = batch.ledger.carried, reference.ledger.carried
-    if carried[0] is not None and carried[1] is not None and batch.ledger is not reference.ledger:
-        for name, values in carried[0].values.items():
-            pairs = values.take(shared), carried[1].values[name].take(shared)
+    metadata = batch.ledger.metadata, reference.ledger.metadata
+    if metadata[0] is not None and metadata[1] is not None and batch.ledger is not reference.ledger:
+        for name, values in metadata[0].values.items():
+            pairs = values.take(shared), metadata[1].values[name].take(shared)
             if not _same(*pairs):
                 row = next(row for row in range(len(shared)) if not _same(*(each[row : row + 1] for each in pairs)))
-                yield int(shared[row]), f"field {name!r}: another value is carried along"
+                yield int(shared[row]), f"field {name!r}: another value is kept as metadata"
     for name in batch.schema:
         columns = batch[name].take(of_mine), reference[name].take(of_theirs)
         if not _same(*columns):

@@ -13,7 +13,7 @@ from beam_prep.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule,
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import Segments, disjoint
 
-Untrained = Literal["drop", "keep", "reject"]
+RowsWithoutLoss = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
 """segments -> bool [segments]: the segments that are trained."""
 
@@ -157,15 +157,15 @@ def reject_equal_sides(batch: Batch) -> Batch:
     return batch.reject(equal, "equal_sides", "chosen and rejected are the same tokens, wanted a difference")
 
 
-def settle_untrained(batch: Batch, untrained: Untrained) -> Batch:
+def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> Batch:
     """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
-    if untrained == "keep":
+    if rows_without_loss == "keep":
         return batch
     never = {output.mask_name for output in batch.outputs if not output.trains}
     counts = [per_row for name, per_row in trained_tokens(batch).items() if name not in never]
     if not counts:
         return batch
     bare = (np.array(counts) == 0).any(axis=0)
-    if untrained == "drop":
-        return batch.drop(bare, "untrained")
-    return batch.reject(bare, "untrained", "nothing of the record is trained on (after cutting)")
+    if rows_without_loss == "drop":
+        return batch.drop(bare, "rows_without_loss")
+    return batch.reject(bare, "rows_without_loss", "nothing of the record is trained on (after cutting)")

@@ -11,7 +11,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, OF_RECORDS, PROMPT_COMPLETION, Column
 from beam_prep.errors import RunError
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
-from beam_prep.tokens.mask import Untrained, reject_equal_sides, settle_untrained
+from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
 
 
 @step
@@ -101,7 +101,7 @@ class Padding:
     def check(self, schema: Mapping[str, Column]) -> None:
         """Raises ValueError if a column holds lists or values, or ids of a dtype that cannot hold the pad id."""
         for name, column in schema.items():
-            if not column.of_tokens and not column.carried:
+            if not column.of_tokens and not column.metadata:
                 raise ValueError(f"column {name!r} holds lists or values; only sequences of one output can be padded")
             if column.role == "ids" and self.pad_id > np.iinfo(column.dtype).max:
                 raise ValueError(f"column {name!r}: the pad id {self.pad_id} does not fit {column.dtype}: use int32")
@@ -127,7 +127,7 @@ class Padding:
 
         padded = {}
         for name, rows in columns.items():
-            if schema[name].carried:
+            if schema[name].metadata:
                 padded[name] = rows
                 continue
             if not np.array_equal(rows.lengths, lengths):
@@ -163,12 +163,13 @@ SIDES = ("chosen", "rejected")
 
 
 @step
-def split_prompt(batch: Batch, untrained: Untrained = "drop") -> Batch:
+def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> Batch:
     """`chosen`, `rejected` and their masks -> `chosen_ids` and `rejected_ids`, the completions, and `prompt_ids`.
 
     The prompt is what comes before the first trained token; all after it must be trained. Rows with nothing to train on
-    are dropped or rejected, by `untrained`; `keep` drops them, too: they have no completion. Rejects: `equal_sides`;
-    `prompt_differs`, the sides have other prompts; `not_prompt_first`, a token after the first trained one is not.
+    are dropped or rejected, by `rows_without_loss`; `keep` drops them, too: they have no completion. Rejects:
+    `equal_sides`; `prompt_differs`, the sides have other prompts; `not_prompt_first`, a token after the first trained
+    one is not.
 
     Raises:
         ValueError: the batch has other columns.
@@ -178,7 +179,7 @@ def split_prompt(batch: Batch, untrained: Untrained = "drop") -> Batch:
         raise ValueError(
             f"prompts are split off chosen and rejected with masks, the batch has {', '.join(batch.columns)}"
         )
-    batch = settle_untrained(reject_equal_sides(batch), "reject" if untrained == "reject" else "drop")
+    batch = drop_rows_without_loss(reject_equal_sides(batch), "reject" if rows_without_loss == "reject" else "drop")
     sizes = [_prompt_sizes(batch[str(mask)]) for mask in masks]
     mixed = np.any([prompt < 0 for prompt in sizes], axis=0)
     if mixed.any():

@@ -1,4 +1,4 @@
-"""Exact deduplication, and the views of blocks: the steps between the spool and the plan."""
+"""Exact deduplication, and the views of blocks: the steps between the token cache and the plan."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -13,10 +13,10 @@ from beam_prep.data.ragged import Array, changes
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Splits, view_receipt
-from beam_prep.shards.receipts import SpoolReceipt
-from beam_prep.shards.sidecars import Copies
+from beam_prep.shards.receipts import CachedBlock
+from beam_prep.shards.row_index import Copies
 from beam_prep.storage.arrange import Scratch
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.token_cache import TokenCache
 
 _MOST = 500_000
 """Digests that a bundle holds before it passes them on."""
@@ -51,24 +51,24 @@ class Digests(NamedTuple):
 class ReadDigests(beam.DoFn):
     """Receipts -> (bucket, digests of records): equal ones are in one bucket."""
 
-    spool: Spool
+    token_cache: TokenCache
     buckets: int
 
     def setup(self) -> None:
-        self.spool.options.activate()
+        self.token_cache.options.activate()
 
     def start_bundle(self) -> None:
         self._held: list[Digests] = []
 
-    def process(self, receipt: SpoolReceipt) -> Iterable[tuple[int, Digests]]:
+    def process(self, receipt: CachedBlock) -> Iterable[tuple[int, Digests]]:
         if not receipt.block.kept:
             return
-        (sidecar,) = self.spool.sidecars([receipt.name])
-        if DUPLICATE not in sidecar.digests:
+        (row_index,) = self.token_cache.row_indexes([receipt.name])
+        if DUPLICATE not in row_index.digests:
             raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
-        count = len(sidecar.line)
+        count = len(row_index.line)
         file, start = (np.full(count, number, np.int64) for number in (receipt.origin.file, receipt.origin.start))
-        found = Digests(sidecar.digests[DUPLICATE], file, start, sidecar.line.astype(np.int64), sidecar.offset)
+        found = Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
         self._held.append(found)
         if sum(len(each.line) for each in self._held) >= _MOST:
             yield from self._passed_on()
@@ -117,15 +117,15 @@ class FindCopies(beam.DoFn):
 class ViewBlock(beam.DoFn):
     """A receipt, or (block, its receipt and copies) -> the receipt as the plan sees it."""
 
-    spool: Spool
+    token_cache: TokenCache
     scratch: Scratch
     splits: Splits | None
 
     def setup(self) -> None:
-        self.spool.options.activate()
+        self.token_cache.options.activate()
 
-    def process(self, element: SpoolReceipt | tuple[BlockKey, Mapping[str, Iterable[Any]]]) -> Iterable[SpoolReceipt]:
-        if isinstance(element, SpoolReceipt):
+    def process(self, element: CachedBlock | tuple[BlockKey, Mapping[str, Iterable[Any]]]) -> Iterable[CachedBlock]:
+        if isinstance(element, CachedBlock):
             receipt, copies = element, Copies()
         else:
             (receipt,) = element[1]["receipts"]
@@ -133,21 +133,21 @@ class ViewBlock(beam.DoFn):
         if self.splits is None and not len(copies):
             yield receipt
             return
-        (sidecar,) = self.spool.sidecars([receipt.name])
-        yield view_receipt(receipt, sidecar, copies, self.scratch.write_copies(copies), self.splits)
+        (row_index,) = self.token_cache.row_indexes([receipt.name])
+        yield view_receipt(receipt, row_index, copies, self.scratch.write_copies(copies), self.splits)
 
 
 @dataclasses.dataclass(eq=False)
 class ViewBlocks(beam.PTransform):
-    """`SpoolReceipt` -> the receipts as the plan sees them: by split, and without copies of earlier records.
+    """`CachedBlock` -> the receipts as the plan sees them: by split, and without copies of earlier records.
 
     Attributes:
-        spool, scratch: where blocks and copies are.
+        token_cache, scratch: where blocks and copies are.
         splits: see `Compose`.
         buckets: into which digests are grouped, to find equal ones; None: they are not compared.
     """
 
-    spool: Spool
+    token_cache: TokenCache
     scratch: Scratch
     splits: Splits | None
     buckets: int | None
@@ -155,20 +155,21 @@ class ViewBlocks(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, receipts: beam.PCollection[SpoolReceipt]) -> beam.PCollection[SpoolReceipt]:
-        see = ViewBlock(self.spool, self.scratch, self.splits)
+    def expand(self, receipts: beam.PCollection[CachedBlock]) -> beam.PCollection[CachedBlock]:
+        see = ViewBlock(self.token_cache, self.scratch, self.splits)
         if self.buckets is None:
-            return receipts | "View" >> beam.ParDo(see).with_output_types(SpoolReceipt)
+            return receipts | "View" >> beam.ParDo(see).with_output_types(CachedBlock)
         copies = (
             receipts
-            | "Digests" >> beam.ParDo(ReadDigests(self.spool, self.buckets)).with_output_types(tuple[int, Digests])
+            | "Digests"
+            >> beam.ParDo(ReadDigests(self.token_cache, self.buckets)).with_output_types(tuple[int, Digests])
             | "Buckets" >> beam.GroupByKey()
             | "Copies" >> beam.ParDo(FindCopies()).with_output_types(tuple[BlockKey, Copies])
         )
-        by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, SpoolReceipt])
+        by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, CachedBlock])
         joined = {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey()
-        return joined | "View" >> beam.ParDo(see).with_output_types(SpoolReceipt)
+        return joined | "View" >> beam.ParDo(see).with_output_types(CachedBlock)
 
 
-def _by_block(receipt: SpoolReceipt) -> tuple[BlockKey, SpoolReceipt]:
+def _by_block(receipt: CachedBlock) -> tuple[BlockKey, CachedBlock]:
     return (receipt.origin.file, receipt.origin.start), receipt

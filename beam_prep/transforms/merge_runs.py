@@ -38,7 +38,7 @@ class _ArrangeFn(beam.DoFn):
     arranger: Arranger
 
     def setup(self) -> None:
-        self.arranger.spool.options.activate()
+        self.arranger.token_cache.options.activate()
 
 
 class Survey(_ArrangeFn):

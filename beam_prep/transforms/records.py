@@ -17,7 +17,7 @@ from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode
 from beam_prep.reading.records import Records
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_files
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.block_step import BlockStep, timed
 
@@ -27,15 +27,15 @@ class ReadSplits(beam.DoFn):
     """Splits -> their blocks: see `read_split`."""
 
     block_bytes: int
-    spool: Spool | None
+    token_cache: TokenCache | None
     max_line_bytes: int = MAX_LINE_BYTES
 
     def setup(self) -> None:
-        if self.spool is not None:
-            self.spool.options.activate()
+        if self.token_cache is not None:
+            self.token_cache.options.activate()
 
     def process(self, split: Split) -> Iterable[Records]:
-        blocks = iter(read_split(split, self.block_bytes, self.spool, self.max_line_bytes))
+        blocks = iter(read_split(split, self.block_bytes, self.token_cache, self.max_line_bytes))
         while True:
             started = time.perf_counter()
             block = next(blocks, None)
@@ -57,7 +57,7 @@ class ReadJSONL(beam.PTransform):
     Attributes:
         inputs: paths and globs.
         block_bytes: bytes of input in a block; a multiple of 65536, so that digests of inputs do not depend on it.
-        spool: the folder of blocks of earlier runs, which are reused; for launchers.
+        token_cache: the folder of blocks of earlier runs, which are reused; for launchers.
         max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
         workers: that there will be, about: so many share a large compressed file.
 
@@ -69,7 +69,7 @@ class ReadJSONL(beam.PTransform):
 
     inputs: Sequence[str | InputFile]
     block_bytes: int = BLOCK_BYTES
-    spool: Spool | None = None
+    token_cache: TokenCache | None = None
     max_line_bytes: int = MAX_LINE_BYTES
     workers: int = 1
 
@@ -88,7 +88,9 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
-        read = ReadSplits(block_bytes=self.block_bytes, spool=self.spool, max_line_bytes=self.max_line_bytes)
+        read = ReadSplits(
+            block_bytes=self.block_bytes, token_cache=self.token_cache, max_line_bytes=self.max_line_bytes
+        )
         return (
             start
             | "Once" >> beam.Impulse()

@@ -1,4 +1,4 @@
-"""Shard: batches -> an output directory, in four phases: spool, plan, write, publish."""
+"""Shard: batches -> an output directory, in four phases: token cache, plan, write, publish."""
 
 import dataclasses
 import time
@@ -22,8 +22,8 @@ from beam_prep.shards.compose import Compose
 from beam_prep.shards.gather import MOST_ROWS, Gathered
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.shards.report import MAX_DROP_RATE, MAX_REJECT_RATE, check_rates
+from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.shuffle import Parts
 from beam_prep.shards.slices import RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
@@ -32,11 +32,11 @@ from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.preflight import Preflight, memory_limit, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import Untrained
+from beam_prep.tokens.mask import RowsWithoutLoss
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.deduplicate import ViewBlocks
 from beam_prep.transforms.merge_runs import MergeShards
@@ -48,14 +48,14 @@ _ROOM_EVERY = 0.5
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class SpoolBlocks(beam.DoFn):
-    """Writes each block to the spool; only its receipt goes on."""
+class CacheBlocks(beam.DoFn):
+    """Writes each block to the token cache; only its receipt goes on."""
 
-    spool: Spool
+    token_cache: TokenCache
     dtype: Mapping[str, str]
     layout: Layout
-    untrained: Untrained
-    reject_text: int
+    rows_without_loss: RowsWithoutLoss
+    max_reject_chars: int
     tokenizer: Tokenizer | None
     progress: str | None
     output: OutputTarget | None
@@ -63,12 +63,12 @@ class SpoolBlocks(beam.DoFn):
     preflight: Preflight | None = None
 
     def setup(self) -> None:
-        self.spool.options.activate()
+        self.token_cache.options.activate()
         self._checked = float("-inf")
         self._next_check, self._output_ratio = 0.0, 0.0
         self._reports = None if self.progress is None else Reports(self.progress)
 
-    def process(self, batch: Batch) -> Iterable[SpoolReceipt]:
+    def process(self, batch: Batch) -> Iterable[CachedBlock]:
         started = time.perf_counter()
         if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
@@ -76,18 +76,18 @@ class SpoolBlocks(beam.DoFn):
         receipt, reused = batch.receipt, batch.receipt is not None
         done = Counts(batch.origin.bytes, stored=batch.origin.stored)
         if reused:
-            self.spool.used(self.spool.name(self.spool.digest(batch.origin)))
+            self.token_cache.used(self.token_cache.name(self.token_cache.digest(batch.origin)))
         if receipt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
-            batch = self.layout.spooled(batch, eos_id, self.untrained, self.dtype)
-            if self.spool.earlier is not None:
-                batch = self.spool.earlier.complete(batch)
-            receipt, spooled = self.spool.write(batch, self.layout.tokens(batch), self.reject_text)
-            done.blocks_made, done.bytes_made, done.spooled = 1, batch.origin.bytes, spooled
+            batch = self.layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
+            if self.token_cache.earlier is not None:
+                batch = self.token_cache.earlier.complete(batch)
+            receipt, cached = self.token_cache.write(batch, self.layout.tokens(batch), self.max_reject_chars)
+            done.blocks_made, done.bytes_made, done.cached = 1, batch.origin.bytes, cached
             if self.progress is not None:
                 done.trained, done.maybe_trained = _trained(batch)
             if self.preflight is not None and not self._output_ratio and len(batch):
-                self._output_ratio = output_ratio(batch, spooled, self.formats, self.layout)
+                self._output_ratio = output_ratio(batch, cached, self.formats, self.layout)
         rejected = sum(receipt.counts["rejected"].values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -95,16 +95,18 @@ class SpoolBlocks(beam.DoFn):
         count("beam_prep", "rejected").inc(rejected)
         count("beam_prep", "stored").inc(batch.origin.stored)
         count("beam_prep", "tokens").inc(receipt.tokens)
-        count("beam_prep", "blocks_reused" if reused else "blocks_spooled").inc()
+        count("beam_prep", "blocks_reused" if reused else "blocks_cached").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
             done.lines, done.rejects, done.output_ratio = receipt.lines, rejected, self._output_ratio
             done.tokens = receipt.tokens
             report_block(self.progress, done)
             self._check_room()
-        batch.spent("Spool", time.perf_counter() - started)
+        batch.spent("TokenCache", time.perf_counter() - started)
         made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.made
-        yield SpoolReceipt(batch.origin, self.spool.name(self.spool.digest(batch.origin)), reused, receipt, made)
+        yield CachedBlock(
+            batch.origin, self.token_cache.name(self.token_cache.digest(batch.origin)), reused, receipt, made
+        )
 
     def _check_room(self) -> None:
         """Checks now and then whether the disks have room for the rest."""
@@ -135,9 +137,9 @@ class PackReceipts(beam.DoFn):
     MOST = 2_000
 
     def start_bundle(self) -> None:
-        self._pending: list[SpoolReceipt] = []
+        self._pending: list[CachedBlock] = []
 
-    def process(self, receipt: SpoolReceipt) -> Iterable[tuple[int, bytes]]:
+    def process(self, receipt: CachedBlock) -> Iterable[tuple[int, bytes]]:
         self._pending.append(receipt)
         if len(self._pending) >= self.MOST:
             yield self._packed()
@@ -167,33 +169,33 @@ class MakePlan(beam.DoFn):
     progress: str | None = None
 
     def setup(self) -> None:
-        self.arranger.spool.options.activate()
+        self.arranger.token_cache.options.activate()
 
     def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
         if self.progress is not None:
             report_block(self.progress, Counts(plans=1))
-        spool, scratch, compose = self.arranger.spool, self.arranger.scratch, self.arranger.compose
+        token_cache, scratch, compose = self.arranger.token_cache, self.arranger.scratch, self.arranger.compose
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
         plan = make_plan(
             receipts,
-            spool.sidecars,
+            token_cache.row_indexes,
             self.max_tokens,
             self.max_items,
             compose,
             scratch.copies,
-            lambda parts: gathers(parts, compose, spool),
+            lambda parts: gathers(parts, compose, token_cache),
         )
-        plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, spool))
-        if self.publisher.reject_text:
+        plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
+        if self.publisher.max_reject_chars:
             plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
         earlier = self.publisher.earlier()
-        if spool.uses is not None:
+        if token_cache.uses is not None:
             publisher = self.publisher
-            spool.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
+            token_cache.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
         goes_on = self.publisher.prepare(plan)
         if goes_on:
-            last = spool.single_use and receipts.distinct and not compose.composes
+            last = token_cache.single_use and receipts.distinct and not compose.composes
             if self.progress is not None:
                 report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
             keys = ShardKeys.of_job(self.arranger, self.publisher.formats, self.publisher.layout, plan.columns)
@@ -215,7 +217,7 @@ class MakePlan(beam.DoFn):
             yield shard
 
 
-def gathers(parts: Parts, compose: Compose, spool: Spool) -> bool:
+def gathers(parts: Parts, compose: Compose, token_cache: TokenCache) -> bool:
     """True if the rows of a shuffle are gathered, rather than merged from sorted runs.
 
     That reads each block for every part of a shard, which is fast where the blocks stay in memory.
@@ -223,7 +225,7 @@ def gathers(parts: Parts, compose: Compose, spool: Spool) -> bool:
     if compose.method != "auto":
         return compose.method == "gather"
     few = int((parts.rows * parts.copies).sum()) <= MOST_ROWS
-    return few and is_local(spool.folder) and _TOKEN_BYTES * int(parts.tokens.sum()) <= memory_limit() // 2
+    return few and is_local(token_cache.folder) and _TOKEN_BYTES * int(parts.tokens.sum()) <= memory_limit() // 2
 
 
 _TOKEN_BYTES = 8
@@ -241,7 +243,7 @@ class Write(beam.DoFn):
     progress: str | None = None
 
     def setup(self) -> None:
-        self.arranger.spool.options.activate()
+        self.arranger.token_cache.options.activate()
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
         if isinstance(work, KeyedShard):
@@ -250,7 +252,7 @@ class Write(beam.DoFn):
                 written = write_shard(work, self.arranger, self.output, self.formats, self.layout, tell)
             yield dataclasses.replace(written, seconds=time.perf_counter() - started)
         else:
-            yield write_rejects(work, self.arranger.spool, self.output)
+            yield write_rejects(work, self.arranger.token_cache, self.output)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -288,18 +290,18 @@ class Shard(beam.PTransform):
         max_items: the largest number of kept records.
         pack: how rows are packed or padded, and which position ids they get; by default neither. A row that is too
             long for a packed row is cut or dropped (`too_long`), or fails the run: see its `truncation_mode`.
-        untrained: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
+        rows_without_loss: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
         dtype: column -> dtype, if it is not the default (ids, masks and labels int32, values float32).
         names: column -> the name under which it is written, in every format. `dtype` uses the column's own name.
         max_reject_rate: a larger share of rejected records fails the run.
-        max_drop_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
-            `untrained`).
-        reject_text: characters of a rejected record that are kept; 0 keeps texts out.
+        max_no_loss_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
+            `rows_without_loss`).
+        max_reject_chars: characters of a rejected record that are kept; 0 keeps texts out.
         tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
-        spool, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
+        token_cache, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
             launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
-        generations: the output is a generation, `OUT/<name>`, and this many are kept.
+        keep_versions: the output is a version, `OUT/<name>`, and this many are kept.
         preflight: stops the run early where the disks lack room; for launchers.
         progress: the folder of the workers' reports; for launchers.
         compose: shuffle, splits, mix and deduplication: see `Compose`.
@@ -328,19 +330,19 @@ class Shard(beam.PTransform):
     formats: Sequence[str] = ("bin",)
     max_items: int | None = None
     pack: Layout = dataclasses.field(default_factory=Layout)
-    untrained: Untrained = "drop"
+    rows_without_loss: RowsWithoutLoss = "drop"
     dtype: Mapping[str, str] = dataclasses.field(default_factory=dict)
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_reject_rate: float = MAX_REJECT_RATE
-    max_drop_rate: float = MAX_DROP_RATE
-    reject_text: int = 1000
+    max_no_loss_rate: float = MAX_NO_LOSS_RATE
+    max_reject_chars: int = 1000
     tokenizer: Tokenizer | None = None
     overwrite: bool = False
-    spool: Spool | None = None
+    token_cache: TokenCache | None = None
     staging: Staging | None = None
     preflight: Preflight | None = None
     progress: str | None = None
-    generations: int | None = None
+    keep_versions: int | None = None
     compose: Compose = dataclasses.field(default_factory=Compose)
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -360,60 +362,60 @@ class Shard(beam.PTransform):
         for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, wanted at least {least}")
-        check_rates(self.max_reject_rate, self.max_drop_rate)
-        if self.untrained not in ("drop", "keep", "reject"):
-            raise ValueError(f"untrained is {self.untrained!r}, wanted drop, keep or reject")
+        check_rates(self.max_reject_rate, self.max_no_loss_rate)
+        if self.rows_without_loss not in ("drop", "keep", "reject"):
+            raise ValueError(f"untrained is {self.rows_without_loss!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
         self.pack.check_names([*self.pack.names])  # the columns are known when there are blocks
         launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up
         self.staging = self.staging or Staging.beside(self.output)
-        if self.spool is None:
+        if self.token_cache is None:
             # The steps before are unknown, so no other run may use these blocks.
-            self.spool = Spool(self.staging.path("spool"), uuid.uuid4().hex)
+            self.token_cache = TokenCache(self.staging.path("token_cache"), uuid.uuid4().hex)
         self.publisher = Publisher(
             self.output,
             self.staging,
             tuple(self.formats),
             self.pack,
             self.max_reject_rate,
-            self.max_drop_rate,
+            self.max_no_loss_rate,
             self.tokenizer,
             self.overwrite,
             dict(self.facts),
             {"started": time.time(), **self.run},
             launched=launched,
-            reject_text=self.reject_text,
-            generations=self.generations,
+            max_reject_chars=self.max_reject_chars,
+            keep_versions=self.keep_versions,
         )
         if problem := self.publisher.refusal():
             raise OutputError(problem)
 
     def expand(self, batches: beam.PCollection[Batch]) -> beam.PCollection[str]:
-        assert self.spool is not None
+        assert self.token_cache is not None
         assert self.staging is not None
-        spool = SpoolBlocks(
-            spool=self.spool,
+        token_cache = CacheBlocks(
+            token_cache=self.token_cache,
             dtype=dict(self.dtype),
             layout=self.pack,
-            untrained=self.untrained,
-            reject_text=self.reject_text,
+            rows_without_loss=self.rows_without_loss,
+            max_reject_chars=self.max_reject_chars,
             tokenizer=self.tokenizer,
             progress=self.progress,
             output=self.publisher.target if self.publisher.launched else None,
             formats=tuple(self.formats),
             preflight=self.preflight,
         )
-        receipts = batches | "Spool" >> beam.ParDo(spool).with_output_types(SpoolReceipt)
+        receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(CachedBlock)
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
         if compose.views:
             buckets = compose.buckets if compose.deduplicate else None
-            receipts |= "View" >> ViewBlocks(self.spool, scratch, compose.splits, buckets)
+            receipts |= "View" >> ViewBlocks(self.token_cache, scratch, compose.splits, buckets)
         packed = (
             receipts
             | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
         )
-        arranger = Arranger(self.spool, scratch, compose, self.pack.provenance)
+        arranger = Arranger(self.token_cache, scratch, compose, self.pack.provenance)
         make = MakePlan(
             arranger=arranger,
             max_tokens=self.max_tokens,

@@ -8,20 +8,20 @@ from typing import Any, Literal, cast, get_args
 
 from beam_prep.chat.apply import COMPARED, render_records
 from beam_prep.chat.chat_format import chat_format_of
-from beam_prep.data.carried import CarryType
+from beam_prep.data.metadata import MetadataType
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
 from beam_prep.reading.adapters import Adapter, adapt_records
-from beam_prep.reading.carry import carry_fields
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
 from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.reading.keep_fields import keep_fields
 from beam_prep.reading.keys import Keys, key_records
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.storage.references import read_references
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch, in_domain
-from beam_prep.tokens.mask import MaskPolicy, RoleMask, Untrained, build_mask
+from beam_prep.tokens.mask import MaskPolicy, RoleMask, RowsWithoutLoss, build_mask
 from beam_prep.tokens.rows import Padding, TruncationMode, pad, split_prompt, to_labels, truncate
 from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
 from beam_prep.tokens.tokenized import from_rollouts, from_tokens
@@ -187,30 +187,30 @@ class KeyRecords(BlockStep):
         self.settings()  # which `Keys` checks
 
 
-class Carry(BlockStep):
+class KeepFields(BlockStep):
     """`Records` -> the same `Records`: fields are noted, and become columns of the rows that `Shard` writes.
 
-    It belongs right after the records are read: what steps before it changed is carried along as they changed it. See
-    `beam_prep.reading.carry.carry_fields` for what fields may hold.
+    It belongs right after the records are read: what steps before it changed is kept as metadata as they changed it.
+    See `beam_prep.reading.keep_fields.keep_fields` for what fields may hold.
 
     Attributes:
         fields: field -> `string`, `int32`, `int64`, `float32` or `float64`; or only the fields, as strings. A field is
             the name of its column; `names` of `Shard` gives another.
 
     >>> block = bp.testing.records([{"id": "a1", "text": "one"}, {"id": 7, "text": "two"}])
-    >>> carried = bp.Carry(["id"]).step()(block).ledger.carried
-    >>> [bytes(value).decode() for value in carried.values["id"]]
+    >>> kept = bp.KeepFields(["id"]).step()(block).ledger.metadata
+    >>> [bytes(value).decode() for value in kept.values["id"]]
     ['a1', '7']
     """
 
-    fields: Mapping[str, CarryType] | Sequence[str]
+    fields: Mapping[str, MetadataType] | Sequence[str]
 
-    work, gives = carry_fields, Records
+    work, gives = keep_fields, Records
 
     def check(self) -> None:
         given = self.fields if isinstance(self.fields, Mapping) else dict.fromkeys(_names(self.fields), "string")
         for name, kind in given.items():
-            if kind not in (known := get_args(CarryType)):
+            if kind not in (known := get_args(MetadataType)):
                 raise ValueError(f"field {name!r} has type {kind!r}, wanted one of {', '.join(known)}")
         self.fields = dict(given)  # type: ignore[arg-type]
 
@@ -445,7 +445,7 @@ class SplitPrompt(BlockStep):
     `not_prompt_first`.
 
     Attributes:
-        untrained: what becomes of rows without a completion: `drop` (and `keep`) or `reject`.
+        rows_without_loss: what becomes of rows without a completion: `drop` (and `keep`) or `reject`.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> texts = [("prompt", "mask"), ("chosen", "train")], [("prompt", "mask"), ("rejected", "train")]
@@ -460,7 +460,7 @@ class SplitPrompt(BlockStep):
     {'chosen_ids': 'Far.', 'rejected_ids': 'No.', 'prompt_ids': 'How far? '}
     """
 
-    untrained: Untrained = "drop"
+    rows_without_loss: RowsWithoutLoss = "drop"
 
     work, gives = split_prompt, Batch
 

@@ -143,7 +143,7 @@ class Rejects:
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         self.names = {file["path"] for file in manifest["rejects"]}
         self._inputs = {entry["path"]: place for place, entry in enumerate(manifest["inputs"])}
-        self._most = manifest.get("options", {}).get("reject_text")
+        self._most = manifest.get("options", {}).get("max_reject_chars")
         self._last = (-1, -1, -1)
 
     def problems(self, folder: Path, name: str, reasons: Counter[str]) -> Iterator[str]:
@@ -172,7 +172,7 @@ class Rejects:
         if place <= before or (place[0] == before[0] and place[2] <= before[2]):
             return f"found offset {place[1]}, line {place[2]} of {found['file']}, which is not after the line before"
         if self._most is not None and len(found["text"] or "") > self._most:
-            return f"found {len(found['text'])} characters of text, options say reject_text {self._most}"
+            return f"found {len(found['text'])} characters of text, options say max_reject_chars {self._most}"
         return ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import CARRIED, CUTTING, IGNORE_INDEX, Column
+from beam_prep.data.schema import CUTTING, IGNORE_INDEX, METADATA_ROLES, Column
 
 Part = Mapping[str, Ragged]
 
@@ -71,7 +71,7 @@ def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabula
         trained=frozenset(
             column.name
             for column in columns
-            if column.role in ("mask", "labels") and totals.get(column.name) and rules["untrained"] != "keep"
+            if column.role in ("mask", "labels") and totals.get(column.name) and rules["rows_without_loss"] != "keep"
         )
         if capacity is None
         else frozenset(),
@@ -132,8 +132,8 @@ class RowChecks:
                 self._flag(values, ~np.isfinite(values.flat), f"of {column.name!r} holds {{}}, wanted numbers")
         for column in (*self._all("text"), *self._all("string")):
             self._texts(column, part)
-        for column in self._all(*CARRIED):
-            self._carried(column, part)
+        for column in self._all(*METADATA_ROLES):
+            self._metadata(column, part)
         aligned = all(
             [self._lengths(column, part) for column in self._all(*_ALIGNED)]  # noqa: C419
         )  # each is told
@@ -349,7 +349,7 @@ class RowChecks:
             except UnicodeDecodeError:
                 self._flag_rows(np.array([row]), f"of {column.name!r} holds bytes that are no UTF-8")
 
-    def _carried(self, column: Column, part: Part) -> None:
+    def _metadata(self, column: Column, part: Part) -> None:
         """A row has one value, a packed row as many as documents; places are in files that the manifest lists."""
         rows = part[column.name]
         if column.depth:

@@ -67,14 +67,14 @@ class FoundShard:
     Attributes:
         rows: how many.
         tokens, trained: as a `ShardReceipt` has them.
-        untrained: rows without a trained token.
+        rows_without_loss: rows without a trained token.
         checks: what is impossible in the rows.
         sums: checksums of every column's values and lengths; empty if there is one format.
     """
 
     def __init__(self, columns: Sequence[Column], promises: Promises, formats: Sequence[str]) -> None:
         self._columns, self._formats = columns, formats
-        self.rows = self.untrained = 0
+        self.rows = self.rows_without_loss = 0
         self.tokens = {column.name: 0 for column in columns if column.role == "ids"}
         self.trained = {column.name: 0 for column in columns if column.role in ("mask", "labels")}
         self.checks = RowChecks(columns, promises)
@@ -90,7 +90,9 @@ class FoundShard:
         for name, counts in trained.items():
             self.trained[name] += int(counts.sum())
         if trained:
-            self.untrained += rows - int(np.count_nonzero(np.all([counts > 0 for counts in trained.values()], axis=0)))
+            self.rows_without_loss += rows - int(
+                np.count_nonzero(np.all([counts > 0 for counts in trained.values()], axis=0))
+            )
         self.checks.add(part, trained)
         if len(self._formats) > 1:
             for column in self._columns:
@@ -150,9 +152,13 @@ def shard_problems(found: FoundShard, shard: ShardReceipt) -> Iterator[str]:
     """Compares the rows and tokens of a shard with the manifest."""
     if found.rows != shard.rows:
         yield f"found {found.rows} rows, {MANIFEST} says {shard.rows}"
-    listed = found.untrained if shard.packing is None else shard.packing.get("packs_untrained", found.untrained)
-    if shard.packing is not None and found.untrained != listed:
-        yield f"found {found.untrained} packed rows without a trained token, {MANIFEST} says {listed}"
+    listed = (
+        found.rows_without_loss
+        if shard.packing is None
+        else shard.packing.get("packs_untrained", found.rows_without_loss)
+    )
+    if shard.packing is not None and found.rows_without_loss != listed:
+        yield f"found {found.rows_without_loss} packed rows without a trained token, {MANIFEST} says {listed}"
     for kind, counts, wanted in (("tokens", found.tokens, shard.tokens), ("trained", found.trained, shard.trained)):
         for column, count in counts.items():
             if count != wanted.get(column):

@@ -1,4 +1,4 @@
-"""Every night: the files of all days so far become a generation of training data, to which `latest` points.
+"""Every night: the files of all days so far become a version of training data, to which `latest` points.
 
     list_inputs -> prepare -> verify -> tell
 
@@ -20,7 +20,7 @@ DAY = "{{ params.day or data_interval_start | ds }}"
 DATA = f"{OUTPUTS}/data"
 # The same for all tries of a task, another when a day is run again.
 GENERATION = "{{ (params.day or data_interval_start | ds) | replace('-', '') }}T{{ dag_run.start_date | ts_nodash }}"
-KEEP = 7  # generations
+KEEP = 7  # versions
 TRAINING_DATA = Asset("beam_prep_training_data")
 
 DIRECT = {"direct_running_mode": "multi_processing", "direct_num_workers": "0"}  # one worker process per core
@@ -99,8 +99,8 @@ with DAG(
         return keep_list(outputs, day, day_inputs(root, day))
 
     @task
-    def verify(python: str, data: str, generation: str) -> dict[str, Any]:
-        return verified(python, data, generation)
+    def verify(python: str, data: str, version_name: str) -> dict[str, Any]:
+        return verified(python, data, version_name)
 
     @task(outlets=[TRAINING_DATA])
     def tell(data: str, day: str, found: dict[str, Any], *, outlet_events: Any) -> None:
@@ -110,11 +110,11 @@ with DAG(
         {
             "inputs": list_inputs("{{ var.value.beam_prep_inputs }}", OUTPUTS, DAY),
             "output_dir": DATA,
-            "generations": str(KEEP),
-            "generation": GENERATION,
+            "keep_versions": str(KEEP),
+            "version_name": GENERATION,
             "config": "{{ var.value.beam_prep_config }}",
             "tokenizer_path": "{{ var.value.beam_prep_tokenizer }}",
-            "spool": f"{OUTPUTS}/spool",  # kept: the next night tokenises only what is new
+            "cache_dir": f"{OUTPUTS}/token_cache",  # kept: the next night tokenises only what is new
         }
     )
     found = verify(PYTHON, DATA, GENERATION)

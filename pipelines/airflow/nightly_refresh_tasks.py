@@ -118,32 +118,32 @@ def reject_summary(output: str, since: datetime) -> str | None:
     return "\n".join(lines)
 
 
-def verified(python: str, data: str, generation: str) -> dict[str, Any]:
+def verified(python: str, data: str, version_name: str) -> dict[str, Any]:
     """Compares every file and count of an output with its manifest; returns the result of `beam-prep verify --json`.
 
     Args:
         python: an interpreter that has beam_prep.
-        data: the folder of generations.
-        generation: the one that was to be made. If the latest one was up to date it was not: then that is verified.
+        data: the folder of versions.
+        version_name: the one that was to be made. If the latest one was up to date it was not: then that is verified.
 
     Raises:
         AirflowException: the message has every problem.
     """
-    made = ObjectStoragePath(f"{data}/{generation}/manifest.json").exists()
-    output = f"{data}/{generation if made else latest(data)}"
+    made = ObjectStoragePath(f"{data}/{version_name}/manifest.json").exists()
+    output = f"{data}/{version_name if made else latest(data)}"
     command = [python, "-m", "beam_prep.cli", "verify", output, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout.startswith("{"):
         raise AirflowException(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stderr[-4000:]}")
     found: dict[str, Any] = json.loads(done.stdout)
     if problems := found.pop("problems"):
-        advice = f"remove {output} and clear the task `prepare`: the spool still has its blocks"
+        advice = f"remove {output} and clear the task `prepare`: the token cache still has its blocks"
         raise AirflowException("\n".join([f"{output} is not what its manifest says:", *problems, advice]))
     return found
 
 
 def latest(data: str) -> str:
-    """The name of the latest generation.
+    """The name of the latest version.
 
     Raises:
         AirflowException: there is none.
@@ -154,12 +154,12 @@ def latest(data: str) -> str:
         if os.path.islink(link):
             return os.readlink(link)
     elif path.exists():
-        return str(json.loads(path.read_text())["generation"])
-    raise AirflowException(f"{data} has no latest generation: clear the task `prepare`")
+        return str(json.loads(path.read_text())["version_name"])
+    raise AirflowException(f"{data} has no latest version: clear the task `prepare`")
 
 
 def still_latest(data: str, found: dict[str, Any]) -> dict[str, Any]:
-    """`found`, if it is of the generation that `latest` names.
+    """`found`, if it is of the version that `latest` names.
 
     Raises:
         AirflowSkipException: it names a later one, as in a backfill.

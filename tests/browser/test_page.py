@@ -30,7 +30,7 @@ def make(folder: Path, name: str, lines: list[str], tokenizer: Path = TOKENIZER,
         output_dir=folder / "out",
         tokenizer_path=tokenizer,
         max_reject_rate=1.0,
-        max_drop_rate=1.0,
+        max_no_loss_rate=1.0,
     )
     job.run(["--runner=FnApiRunner"])
     return bp.open(folder / "out")

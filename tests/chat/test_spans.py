@@ -332,7 +332,7 @@ def test_a_silent_turn_without_an_end_says_nothing() -> None:
     answer = "{{ '</s>' if loop.last }} {{ m.content.strip() }}</s>22 Nov 2026\n"
     source = BARE.replace("<answer>", answer) + "{% endfor %}"
     messages = [say("assistant", " "), say("user", "q")]
-    assert trained(source, messages) in ([], ["</s>"], "untrained")
+    assert trained(source, messages) in ([], ["</s>"], "rows_without_loss")
 
 
 @pytest.mark.parametrize("content", ["<think>\n<think>", "Here."])

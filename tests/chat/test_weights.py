@@ -138,7 +138,7 @@ def test_every_path_honours_weights(kind: str, run: Callable[..., Any]) -> None:
             return {"p": messages[:1], "chosen": messages[1:], "rejected": other[1:]}
         return {"chosen": messages, "rejected": other} if kind == "implicit" else record
 
-    config = {"input": given, "mask": {"assistant": "train"}, "preprocessing": {"untrained": "keep"}}
+    config = {"input": given, "mask": {"assistant": "train"}, "preprocessing": {"rows_without_loss": "keep"}}
     found, wanted, plain = (
         bp.open(run(config, [shaped(record) for record in records], name).output)
         for name, records in (

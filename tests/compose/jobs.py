@@ -1,4 +1,4 @@
-"""Jobs without Beam: rows in blocks of a real spool, planned and read as the steps do it, in milliseconds."""
+"""Jobs without Beam: rows in blocks of a real token cache, planned and read as the steps do it, in milliseconds."""
 
 import hashlib
 import shutil
@@ -18,11 +18,11 @@ from beam_prep.shards.compose import Compose, RunSizes, Splits
 from beam_prep.shards.gather import Gathered
 from beam_prep.shards.mix import DomainMix
 from beam_prep.shards.plan import Plan, make_plan, with_mix
-from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
+from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.deduplicate import FindCopies, ReadDigests, ViewBlock
 from tests.compose.naive import Job, Part, Row
@@ -86,7 +86,7 @@ class Blocks:
 
     Attributes:
         files: the rows.
-        folder: of spool and scratch.
+        folder: of token cache and scratch.
         cuts: of each file, how many lines each block has; the last one has the rest.
         packed: receipts that travel together.
     """
@@ -95,10 +95,10 @@ class Blocks:
     folder: Path
     cuts: Sequence[Sequence[int]] = ()
     packed: int = 3
-    receipts: list[SpoolReceipt] = field(default_factory=list)
+    receipts: list[CachedBlock] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.spool = Spool(str(self.folder / "spool"), "recipe" * 3)
+        self.token_cache = TokenCache(str(self.folder / "token_cache"), "recipe" * 3)
         self.scratch = Scratch(str(self.folder / "scratch"))
         for number, rows in enumerate(self.files):
             source = InputFile(f"in/{number}.jsonl", len(rows) * LINE_BYTES, 0.0)
@@ -112,8 +112,8 @@ class Blocks:
         size = len(rows) * LINE_BYTES
         origin = Origin(file, source, first * LINE_BYTES, 0, size, (Node(place, 0, bytes(32)),), digest)
         batch = batch_of(rows, origin)
-        receipt, _ = self.spool.write(batch, batch.tokens, 100)
-        self.receipts.append(SpoolReceipt(origin, self.spool.name(digest), False, receipt))
+        receipt, _ = self.token_cache.write(batch, batch.tokens, 100)
+        self.receipts.append(CachedBlock(origin, self.token_cache.name(digest), False, receipt))
 
 
 def _counts(lines: int, cuts: Iterable[int]) -> list[int]:
@@ -170,11 +170,11 @@ def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | Non
     compose = compose_of(job, method, buckets)
     compose = compose if sizes is None else replace(compose, sizes=sizes)
     shutil.rmtree(blocks.scratch.folder, ignore_errors=True)
-    arranger = Arranger(blocks.spool, blocks.scratch, compose)
+    arranger = Arranger(blocks.token_cache, blocks.scratch, compose)
     found = viewed(blocks, compose)
     parts = [found[first :: blocks.packed][::-1] for first in range(blocks.packed)]
     receipts = Receipts([pack_receipts(part) for part in parts], lengths_by_block=job.max_items is not None)
-    fetch, copies = blocks.spool.sidecars, blocks.scratch.copies
+    fetch, copies = blocks.token_cache.row_indexes, blocks.scratch.copies
     plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies, lambda _: method == "gather")
     shards = list(plan.shards)
     if isinstance(plan.shards, Gathered):
@@ -186,13 +186,13 @@ def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | Non
     return Made(plan, shards, arranger, runs, groups)
 
 
-def viewed(blocks: Blocks, compose: Compose) -> list[SpoolReceipt]:
+def viewed(blocks: Blocks, compose: Compose) -> list[CachedBlock]:
     """The receipts as the plan sees them: what `ViewBlocks` does."""
     if not compose.views:
         return blocks.receipts
     copies: dict[Any, list[Any]] = {}
     if compose.deduplicate:
-        read = ReadDigests(blocks.spool, compose.buckets)
+        read = ReadDigests(blocks.token_cache, compose.buckets)
         read.start_bundle()
         found = [each for receipt in blocks.receipts for each in read.process(receipt)]
         found += [windowed.value for windowed in read.finish_bundle()]
@@ -202,8 +202,8 @@ def viewed(blocks: Blocks, compose: Compose) -> list[SpoolReceipt]:
         for element in buckets.items():
             for block, of_block in FindCopies().process(element):
                 copies.setdefault(block, []).append(of_block)
-    see = ViewBlock(blocks.spool, blocks.scratch, compose.splits)
-    result: list[SpoolReceipt] = []
+    see = ViewBlock(blocks.token_cache, blocks.scratch, compose.splits)
+    result: list[CachedBlock] = []
     for receipt in blocks.receipts:
         key = receipt.origin.file, receipt.origin.start
         result += see.process((key, {"receipts": [receipt], "copies": copies.get(key, [])}))

@@ -16,7 +16,7 @@ ROWS, COPIES = 200_000, 20_000
 CONFIG: dict[str, Any] = {
     "input": {"sections": [{"field": "text", "action": "train"}]},
     "preprocessing": {"min_chars": 0, "deduplicate": {"by": ["text"]}},
-    "output": {"storage_format": "parquet", "carry": {"id": "int64"}, "max_tokens_per_shard": 2_000_000},
+    "output": {"storage_format": "parquet", "keep_fields": {"id": "int64"}, "max_tokens_per_shard": 2_000_000},
 }
 
 

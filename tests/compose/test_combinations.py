@@ -50,14 +50,14 @@ def chats(count: int) -> list[Record]:
 
 
 def of_tokens(preprocessing: Record, output: Record | None = None) -> Record:
-    return config({**COMPOSED, "carry": {}, **(output or {})}, preprocessing)
+    return config({**COMPOSED, "keep_fields": {}, **(output or {})}, preprocessing)
 
 
 CASES: dict[str, Record] = {
     **{
         f"packed by {strategy}": of_tokens(
             {"packing_strategy": strategy, "max_packed_len": 10, "packing_group": 7},
-            {"carry": {"id": "int64"}, "provenance": True},
+            {"keep_fields": {"id": "int64"}, "provenance": True},
         )
         for strategy in ("simple", "bfd", "bfd_split", "wrapped")
     },
@@ -72,7 +72,7 @@ CASES: dict[str, Record] = {
         {"storage_format": [each for each in FORMAT_NAMES if each not in ("megatron", "mds")], "columns": "loss_mask"},
     ),
     "carried strings": of_tokens(
-        {}, {"carry": ["id", "user", "text"], "provenance": True, "storage_format": ["bin", "parquet"]}
+        {}, {"keep_fields": ["id", "user", "text"], "provenance": True, "storage_format": ["bin", "parquet"]}
     ),
     "dpo_conversation": {},
     "grpo": {},

@@ -1,4 +1,4 @@
-"""Files between the spool and the shards that are damaged, cut or gone are refused: no byte of them is in an output."""
+"""Files between the token cache and the shards that are damaged, cut or gone are refused."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.errors import SpoolError
+from beam_prep.errors import TokenCacheError
 from beam_prep.shards.compose import RunSizes
 from beam_prep.storage import arrange
 from tests.compose.jobs import Blocks, Made, made
@@ -76,7 +76,7 @@ CHANGES: list[Callable[[random.Random], Callable[[bytes], bytes]]] = [
 
 
 def test_a_damaged_file_is_refused(job: tuple[Made, Path]) -> None:
-    """Of the spool a part may be read that is sound: then the rows are right."""
+    """Of the token cache a part may be read that is sound: then the rows are right."""
     found, folder = job
     wanted = read(found)
     source = random.Random(0)
@@ -85,31 +85,31 @@ def test_a_damaged_file_is_refused(job: tuple[Made, Path]) -> None:
     assert len(files) > 1
     for number in range(FLIPS):
         for _ in damaged(source.choice(files), CHANGES[number % len(CHANGES)](source)):
-            with pytest.raises(SpoolError, match="run again"):
+            with pytest.raises(TokenCacheError, match="run again"):
                 read(found)
-    for file in sorted((folder / "spool").rglob("*.arrow")) if found.runs is None else []:
+    for file in sorted((folder / "token_cache").rglob("*.arrow")) if found.runs is None else []:
         if not file.name.endswith((".rows.arrow", ".rejects.arrow")):
             for change in CHANGES:
                 refused = False
                 for _ in damaged(file, change(source)):
                     try:
                         assert read(found) == wanted
-                    except SpoolError as error:
+                    except TokenCacheError as error:
                         refused = "run again" in str(error)
                 assert refused or change is flipped
     assert read(found) == wanted
 
 
-@pytest.mark.parametrize("kind", ["runs", "copies", "spool"])
+@pytest.mark.parametrize("kind", ["runs", "copies", "token_cache"])
 def test_what_the_steps_before_the_shards_read_is_proven_too(kind: str, tmp_path: Path) -> None:
-    """The second level reads runs; views read copies; runs are made of the spool."""
+    """The second level reads runs; views read copies; runs are made of the token cache."""
     blocks = Blocks([rows(0), rows(1), rows(2)], tmp_path, [[20, 20], [50], []])
     found = made(blocks, JOB, "runs", SIZES)
     source = random.Random(1)
     wanted = found.ids()
     runs = found.runs
     assert runs is not None
-    folder = tmp_path / ("spool" if kind == "spool" else f"scratch/{kind}")
+    folder = tmp_path / ("token_cache" if kind == "token_cache" else f"scratch/{kind}")
     files = [
         file for file in sorted(folder.rglob("*.arrow")) if not file.name.endswith((".rows.arrow", ".rejects.arrow"))
     ]
@@ -124,7 +124,7 @@ def test_what_the_steps_before_the_shards_read_is_proven_too(kind: str, tmp_path
                 else:
                     for group in found.groups:
                         found.arranger.write_run(group, {})
-            except SpoolError as error:
+            except TokenCacheError as error:
                 refused += "run again" in str(error)
         assert refused
     assert made(blocks, JOB, "runs", SIZES).ids() == wanted
@@ -135,9 +135,9 @@ def test_files_that_are_gone_or_lie_in_the_place_of_another_are_refused(job: tup
     kind = "merged" if found.runs is not None else "order"
     one, other, *_ = sorted((folder / "scratch" / kind).glob("*.arrow"))
     for _ in damaged(one, lambda data: other.read_bytes()):
-        with pytest.raises(SpoolError, match="copy of another file"):
+        with pytest.raises(TokenCacheError, match="copy of another file"):
             read(found)
     for _ in damaged(one, lambda data: data):
         one.unlink()
-        with pytest.raises(SpoolError, match=r"is gone: run again; blocks that are done are kept"):
+        with pytest.raises(TokenCacheError, match=r"is gone: run again; blocks that are done are kept"):
             read(found)

@@ -152,21 +152,21 @@ DEFAULT = {("runs", "all runs, no shard"), ("gather", "two shards")}
     ],
 )
 @pytest.mark.parametrize(
-    "kept", [pytest.param(True, marks=pytest.mark.long, id="spool"), pytest.param(False, id="no spool")]
+    "kept", [pytest.param(True, marks=pytest.mark.long, id="cache_dir"), pytest.param(False, id="no token cache")]
 )
 def test_a_run_after_one_that_failed_publishes_the_same_bytes(
     method: Any, holder: Any, name: str, times: int, kept: bool, tmp_path: Path, small: None
 ) -> None:
     files = [write(tmp_path / "a.jsonl", records(300, filler=300)), write(tmp_path / "b.jsonl", records(200, 1))]
-    spool = {"spool": str(tmp_path / "spool")} if kept else {}
+    cache_dir = {"cache_dir": str(tmp_path / "token_cache")} if kept else {}
     output = tmp_path / "there" / "out"
     output.parent.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holder, name, failing(getattr(holder, name), times))
         with pytest.raises(Exception, match=f"call {times}"):
-            run(ALL, files, output, shuffle_method=method, block_bytes=65536, **spool)
+            run(ALL, files, output, shuffle_method=method, block_bytes=65536, **cache_dir)
     assert not output.exists()
-    run(ALL, files, output, shuffle_method=method, block_bytes=65536, **spool)
+    run(ALL, files, output, shuffle_method=method, block_bytes=65536, **cache_dir)
     run(ALL, files, tmp_path / "other", shuffle_method="gather")
     assert tree(output) == tree(tmp_path / "other")
     left = {path.name for path in output.parent.rglob("*") if path.is_file() and output not in path.parents}

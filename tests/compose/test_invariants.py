@@ -16,7 +16,7 @@ from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuf
 from beam_prep.shards.gather import MOST_ROWS
 from beam_prep.shards.mix import cutoff
 from beam_prep.shards.shuffle import Parts
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms import shard as shard_module
 from tests.compose import naive
 from tests.compose.jobs import Blocks, Made, made
@@ -227,7 +227,7 @@ def test_rows_are_gathered_where_those_that_are_written_are_few(
 ) -> None:
     monkeypatch.setattr(shard_module, "memory_limit", lambda: 10**15)
     parts = Parts(np.ones(1, np.int64), np.array([rows]), np.array([10 * rows]), {} if wanted is None else {0: wanted})
-    assert shard_module.gathers(parts, bp.Compose(shuffle=1), Spool(str(tmp_path), "x")) is gathered
+    assert shard_module.gathers(parts, bp.Compose(shuffle=1), TokenCache(str(tmp_path), "x")) is gathered
 
 
 def test_a_split_key_that_is_the_key_of_duplicates_leaves_no_record_in_two_splits(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def config(output: Record, preprocessing: Record | None = None, **more: Any) -> 
     """Of records that are tokenised."""
     base = {
         "domain_key": "domain",
-        "carry": {"id": "int64"},
+        "keep_fields": {"id": "int64"},
         "columns": "labels",
         "storage_format": ["parquet"],
         "max_tokens_per_shard": 900,
@@ -66,7 +66,7 @@ def config(output: Record, preprocessing: Record | None = None, **more: Any) -> 
 
 def run(given: Record, files: Sequence[Path], output: Path, *, options: Sequence[str] = (), **rest: Any) -> Record:
     """Runs a job in this process. Returns its manifest."""
-    rest = {"max_reject_rate": 1.0, "max_drop_rate": 1.0, **rest}
+    rest = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0, **rest}
     job = bp.Pipeline(bp.PipelineConfig.from_dict(given), list(map(str, files)), output, TOKENIZER, **rest)
     manifest = job.run([*options] or ["--runner=FnApiRunner"]).manifest
     assert manifest is not None
@@ -192,8 +192,8 @@ def test_workers_change_nothing(files: list[Path], tmp_path: Path, method: Any) 
 
 
 def test_another_seed_share_or_mix_makes_no_block_again(files: list[Path], tmp_path: Path) -> None:
-    spool, output = str(tmp_path / "spool"), tmp_path / "out"
-    run(EVERYTHING, files, output, spool=spool, shuffle_method="runs")
+    cache_dir, output = str(tmp_path / "token_cache"), tmp_path / "out"
+    run(EVERYTHING, files, output, cache_dir=cache_dir, shuffle_method="runs")
     other = json.loads(json.dumps(EVERYTHING))
     other["output"] |= {
         "shuffle": {"seed": 18},
@@ -203,7 +203,7 @@ def test_another_seed_share_or_mix_makes_no_block_again(files: list[Path], tmp_p
         "max_tokens_per_shard": 2000,
     }
     for method in ("runs", "gather"):
-        manifest = run(other, files, output, spool=spool, overwrite=True, shuffle_method=method)
+        manifest = run(other, files, output, cache_dir=cache_dir, overwrite=True, shuffle_method=method)
         told = json.loads((output / "run.json").read_text())
         assert (told["blocks"], told["blocks_reused"]) == (3, 3)
         assert ids(output, manifest) == naive_of(other, files).shards
@@ -214,13 +214,13 @@ def test_another_seed_share_or_mix_makes_no_block_again(files: list[Path], tmp_p
 def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: Path, method: Any) -> None:
     """Shards with the same key are linked: it must tell all apart that decides about rows."""
     made = records(200)
-    spool, output = str(tmp_path / "spool"), tmp_path / "out"
+    cache_dir, output = str(tmp_path / "token_cache"), tmp_path / "out"
     whole = config({"shuffle": {"seed": 1}, "domain_key": None})
     one, two = write(tmp_path / "1.jsonl", made[:100]), write(tmp_path / "2.jsonl", made[100:])
     told = []
     for files, tokens in (([one, two], 10**6), ([one, two], 500), ([two, one], 500)):
         whole["output"]["max_tokens_per_shard"] = tokens
-        manifest = run(whole, files, output, spool=spool, overwrite=True, shuffle_method=method)
+        manifest = run(whole, files, output, cache_dir=cache_dir, overwrite=True, shuffle_method=method)
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3

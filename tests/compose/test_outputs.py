@@ -87,8 +87,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Splits in the order of the input; the number of each record is carried along."""
-    output = {"splits": SPLITS, "split_key": "user", "carry": {"number": "int64"}, "storage_format": ["bin", "arrow"]}
+    """Splits in the order of the input; the number of each record is kept as metadata."""
+    output = {
+        "splits": SPLITS,
+        "split_key": "user",
+        "keep_fields": {"number": "int64"},
+        "storage_format": ["bin", "arrow"],
+    }
     return make(tmp_path_factory.mktemp("plain"), records(), output)
 
 
@@ -661,11 +666,11 @@ def test_a_second_run_does_nothing_and_another_config_leaves_nothing_behind(tmp_
 
 def test_shards_of_a_split_that_did_not_change_are_linked(tmp_path: Path, told: Told) -> None:
     output = {"splits": SPLITS, "split_key": "user", "storage_format": ["bin", "arrow", "mds"]}
-    rows, spool = records(), str(tmp_path / "spool")
+    rows, cache_dir = records(), str(tmp_path / "token_cache")
     one_more = [{"text": "one more", "domain": "math", "user": "user 0"}]
-    out = make(tmp_path, rows, output, spool=spool, generations=2, generation="first")
+    out = make(tmp_path, rows, output, cache_dir=cache_dir, keep_versions=2, version_name="first")
     alone = make(tmp_path / "alone", rows, output, more=one_more)
-    again = make(tmp_path, rows, output, more=one_more, spool=spool, generations=2, generation="second")
+    again = make(tmp_path, rows, output, more=one_more, cache_dir=cache_dir, keep_versions=2, version_name="second")
     assert again != out
     assert told(again) == []
     changed = [name for name in SPLITS if numbered(again, name) != numbered(out, name)]

@@ -1,4 +1,4 @@
-"""Features that meet: evaluation data, fields that are carried along, places of rows, and every kind of source."""
+"""Features that meet: evaluation data, fields that are kept as metadata, places of rows, and every kind of source."""
 
 import gzip
 import json
@@ -105,7 +105,7 @@ def config(evaluation: Path, mode: str, **preprocessing: Any) -> dict[str, Any]:
         "output": {
             "columns": "labels",
             "storage_format": formats,
-            "carry": {"id": "string", "score": "float64", "turn": "int64"},
+            "keep_fields": {"id": "string", "score": "float64", "turn": "int64"},
             "provenance": True,
             "max_tokens_per_shard": 400,
         },
@@ -199,7 +199,7 @@ def test_a_table_that_changed_is_not_printed_from(tmp_path: Path, evaluation: Pa
 
 def test_what_is_nested_or_no_number_is_a_reject_of_its_row(tmp_path: Path, evaluation: Path) -> None:
     given = config(evaluation, "mark")
-    given["output"]["carry"] = {"about": "string", "score": "int32"}
+    given["output"]["keep_fields"] = {"about": "string", "score": "int32"}
     dataset = made(
         given,
         in_parquet([{"text": "a", "score": 1.0, "about": None}, *ROWS[:2]], tmp_path),
@@ -207,8 +207,8 @@ def test_what_is_nested_or_no_number_is_a_reject_of_its_row(tmp_path: Path, eval
         max_reject_rate=1.0,
     )
     assert [(each["line"], each["reason"], each["message"]) for each in dataset.rejects()] == [
-        (2, "carry", "field 'about' is an object, wanted a string or a number"),
-        (3, "carry", "field 'about' is an object, wanted a string or a number"),
+        (2, "keep_fields", "field 'about' is an object, wanted a string or a number"),
+        (3, "keep_fields", "field 'about' is an object, wanted a string or a number"),
     ]
 
 
@@ -236,7 +236,7 @@ def test_a_collection_is_marked_and_carried_in_any_order(tmp_path: Path, evaluat
     found = sorted((row["turn"], row["id"], row["score"]) for row in dataset)
     assert found == [(row["turn"], row["id"] or "", row["score"]) for row in ROWS]
     assert dataset.manifest["counters"]["contaminated"] == len(dataset.marked()) == 19
-    assert dataset.manifest["counters"]["carry_missing"] == 40
+    assert dataset.manifest["counters"]["keep_fields_missing"] == 40
     marked = {each["offset"] for each in dataset.marked()}
     assert {row["turn"] >> 40 for row in dataset if row["offset"] in marked} == set(range(0, 200, 11))
 

@@ -12,7 +12,7 @@ from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
 from beam_prep.shards.compose import Compose, Splits, view
 from beam_prep.shards.mix import DomainMix, budgets
-from beam_prep.shards.sidecars import Copies, Sidecar
+from beam_prep.shards.row_index import Copies, RowIndex
 from tests.compose.test_jobs import config, records, run, write
 
 Given = dict[str, Any]
@@ -185,7 +185,7 @@ def test_blocks_without_digests_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"Shard has splits, and the blocks no digests .* put KeyRecords\(split=True\)"
     ):
-        view(Sidecar(nothing, nothing, nothing, nothing, [], {}), Copies(), Splits.of({"a": 1.0}))
+        view(RowIndex(nothing, nothing, nothing, nothing, [], {}), Copies(), Splits.of({"a": 1.0}))
 
 
 def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
@@ -195,7 +195,7 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
     lines = np.arange(count, dtype=np.int32)
     marks = tuple(Drop(line, 10 * line, "contaminated") for line in range(count))
     zeros = np.zeros(count, np.int64)
-    sidecar = Sidecar(
+    row_index = RowIndex(
         lines,
         zeros.astype(np.int32),
         zeros,
@@ -207,7 +207,7 @@ def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:
         offset=10 * np.arange(count),
     )
     one = np.array([1])
-    seen = view(sidecar, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None).sidecar
+    seen = view(row_index, Copies(one.astype(np.int32), 0 * one, 0 * one, 0 * one, 0 * one), None).row_index
     assert [mark.line for mark in seen.marks] == [0, 2]
     assert seen.status.tolist() == [0, 256, 0]
     assert seen.outcomes[255] == ("dropped", "duplicate")

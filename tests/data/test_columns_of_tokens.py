@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.data.schema import CARRIED, NO_LOSS, OF_RECORDS, Column
+from beam_prep.data.schema import METADATA_ROLES, NO_LOSS, OF_RECORDS, Column
 from beam_prep.readers.collate import collate
 from beam_prep.readers.views import _ids_of
 from beam_prep.shards.chunk import Chunking
@@ -36,7 +36,7 @@ JOINING: dict[str, Callable[[tuple[Column, ...]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("role", [role for role in OF_RECORDS if role not in CARRIED])
+@pytest.mark.parametrize("role", [role for role in OF_RECORDS if role not in METADATA_ROLES])
 @pytest.mark.parametrize("how", JOINING)
 def test_what_belongs_to_a_record_is_not_joined_with_tokens(how: str, role: Any) -> None:
     with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
@@ -49,7 +49,7 @@ def test_lists_of_lists_are_not_joined_with_tokens(how: str) -> None:
         JOINING[how]((IDS, Column("more", "int32", 2, "mask", "input_ids")))
 
 
-@pytest.mark.parametrize("role", CARRIED)
+@pytest.mark.parametrize("role", METADATA_ROLES)
 @pytest.mark.parametrize("how", JOINING)
 def test_what_is_carried_along_stays_beside_the_tokens(how: str, role: Any) -> None:
     JOINING[how]((IDS, Column("more", "uint8", 0, role)))

@@ -39,7 +39,7 @@ def count(store: Store, records: int, name: str, max_tokens: int = 10**9) -> tup
         f"{store.url}/{name}",
         TOKENIZER,
         block_bytes=64 * KB,
-        spool=f"{store.url}/spool",
+        cache_dir=f"{store.url}/token_cache",
         beam_options=options,
     ).run()
     assert made.manifest is not None

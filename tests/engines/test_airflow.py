@@ -93,11 +93,11 @@ class Airflow:
 
     @property
     def latest(self) -> str:
-        """The name of the latest generation."""
+        """The name of the latest version."""
         return os.readlink(self.outputs / "data" / "latest")
 
     def of_day(self, day: str) -> Path:
-        """The generation of a day, as 20260101."""
+        """The version of a day, as 20260101."""
         (found,) = (self.outputs / "data").glob(f"{day}T*")
         return found
 
@@ -254,7 +254,7 @@ def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path:
     kind, message = two_days.task("verified", two_days.python, tmp_path / "data", "a")
     assert kind == "AirflowException"
     assert f"\n{name} is damaged: found sha256 " in message
-    assert message.endswith(f"remove {output} and clear the task `prepare`: the spool still has its blocks")
+    assert message.endswith(f"remove {output} and clear the task `prepare`: the token cache still has its blocks")
     kind, message = two_days.task("verified", "/bin/false", tmp_path / "data", "a")
     assert (kind, message) == (
         "AirflowException",
@@ -262,13 +262,13 @@ def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path:
     )
 
 
-def test_a_generation_that_was_not_made_is_the_latest(two_days: Airflow) -> None:
-    """A run whose latest generation is up to date makes none."""
+def test_a_version_that_was_not_made_is_the_latest(two_days: Airflow) -> None:
+    """A run whose latest version is up to date makes none."""
     kind, found = two_days.task("verified", two_days.python, two_days.outputs / "data", "20260102T000000")
     assert (kind, found["output"]) == ("gave", str(two_days.of_day("20260102")))
     kind, message = two_days.task("verified", two_days.python, two_days.outputs / "none", "a")
     assert kind == "AirflowException"
-    assert "has no latest generation: clear the task `prepare`" in message
+    assert "has no latest version: clear the task `prepare`" in message
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
     with gcs_server(tmp_path) as store:
         for name in ("in/2026-01-01/b.jsonl", "in/2026-01-01/a.jsonl", "in/2026-01-02/a.jsonl"):
             objects.put(f"{store.url}/{name}", b"{}")
-        objects.put(f"{store.url}/prepared/data/latest.json", b'{"generation": "b", "generations": ["a", "b"]}')
+        objects.put(f"{store.url}/prepared/data/latest.json", b'{"version": "b", "versions": ["a", "b"]}')
         objects.put(f"{store.url}/prepared/data.failed/failure.json", json.dumps(failure).encode())
         calls = [
             ["day_inputs", [f"{store.url}/in", "2026-01-01"]],
@@ -333,11 +333,11 @@ STORE = {
 JOB = {
     "inputs": "@gs://bucket/prepared/inputs/2026-01-02.txt",
     "output_dir": "gs://bucket/prepared/data",
-    "generations": "7",
-    "generation": "20260102T20260103T001000",
+    "keep_versions": "7",
+    "version_name": "20260102T20260103T001000",
     "config": "gs://bucket/sft_chat.json",
     "tokenizer_path": "gs://bucket/tokenizer",
-    "spool": "gs://bucket/prepared/spool",
+    "cache_dir": "gs://bucket/prepared/token_cache",
 }
 
 

@@ -62,8 +62,8 @@ def filled_in(store: Store, output: str, **more: str) -> dict[str, str]:
         "tokenizer_path": f"{store.url}/tokenizer",
         "overwrite": "false",
         "max_reject_rate": "0.05",
-        "reject_text": "",
-        "spool": "",
+        "max_reject_chars": "",
+        "cache_dir": "",
         "staging": "",
         "block_bytes": "65536",
         "tokenizer_backend": "auto",
@@ -113,7 +113,7 @@ def test_the_console_shows_what_the_form_was_filled_in_with(job: dict[str, Any],
     for name in ("inputs", "output_dir", "config", "tokenizer_path", "max_reject_rate", "block_bytes"):
         assert told[name] == form[name], name
     # What is as always is not shown.
-    assert told.keys().isdisjoint({"config_json", "overwrite", "spool", "wait"})
+    assert told.keys().isdisjoint({"config_json", "overwrite", "cache_dir", "wait"})
 
 
 def test_the_log_of_a_launch_names_the_job(store: Store) -> None:

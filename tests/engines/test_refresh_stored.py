@@ -1,4 +1,4 @@
-"""What did not change is copied by the store; and the blocks of a spool in a store are removed as on a disk."""
+"""What did not change is copied by the store; and the blocks of a token cache in a store are removed as on a disk."""
 
 from typing import Any
 
@@ -29,16 +29,16 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_shards_of_the_latest_generation_are_copied_by_the_store(
+def test_shards_of_the_latest_version_are_copied_by_the_store(
     store: Folder, tokenizer_path: str, uploads: list[str]
 ) -> None:
     first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
-    common: dict[str, Any] = {"config": SMALL, "spool": store.path("spool"), "generations": 3}
-    made = store.run(tokenizer_path, first, generation="g1", **common)
+    common: dict[str, Any] = {"config": SMALL, "token_cache": store.path("token_cache"), "keep_versions": 3}
+    made = store.run(tokenizer_path, first, version_name="g1", **common)
     assert made.manifest is not None
     shards = len(made.manifest["shards"])
     uploads.clear()
-    store.run(tokenizer_path, first, second, generation="g2", **common)
+    store.run(tokenizer_path, first, second, version_name="g2", **common)
     told = store.json("out/g2/run.json")
     assert told["shards_linked"] >= shards - 2 > 2
     assert 0 < len({path.rpartition("/")[2] for path in uploads if path.endswith(".arrow")}) <= told["shards_written"]
@@ -97,13 +97,13 @@ def test_a_copy_is_of_the_version_that_was_found(store: Folder) -> None:
     assert objects.find(store.path("other")) is None
 
 
-def test_blocks_of_a_spool_in_a_store_are_removed(store: Folder, tokenizer_path: str) -> None:
-    source, spool = store.put("a.jsonl", chat(300)), store.path("spool")
-    store.run(tokenizer_path, source, spool=spool)
-    told = collect(spool, -60)
+def test_blocks_of_a_cache_in_a_store_are_removed(store: Folder, tokenizer_path: str) -> None:
+    source, cache_dir = store.put("a.jsonl", chat(300)), store.path("token_cache")
+    store.run(tokenizer_path, source, cache_dir=cache_dir)
+    told = collect(cache_dir, -60)
     assert (told.removed, told.outputs, told.running) == (0, 1, 0)
     objects.delete([store.path("out/manifest.json")])
-    assert collect(spool, 3600).removed == 0
-    assert collect(spool, -60, dry_run=True).removed == told.kept
-    assert collect(spool, -60).kept == 0
-    assert store.names("spool") == []
+    assert collect(cache_dir, 3600).removed == 0
+    assert collect(cache_dir, -60, dry_run=True).removed == told.kept
+    assert collect(cache_dir, -60).kept == 0
+    assert store.names("cache_dir") == []

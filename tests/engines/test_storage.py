@@ -158,7 +158,7 @@ def test_everything_in_a_store_gives_the_same_bytes(
         folder.path("tokenizer"),
         folder.path("data/*"),
         config=folder.path("config.json"),
-        spool=folder.path("spool"),
+        cache_dir=folder.path("token_cache"),
         options=options,
     )
     assert made.manifest is not None
@@ -167,7 +167,7 @@ def test_everything_in_a_store_gives_the_same_bytes(
     assert made.manifest["rejects"]
     assert without_paths(folder.tree()) == without_paths(tree(tmp_path / "out"))
     assert folder.names(".beam_prep") == []  # nothing is left of what was staged
-    assert folder.names("spool")  # but what was asked for
+    assert folder.names("token_cache")  # but what was asked for
 
 
 def test_forked_workers_of_the_command_line(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
@@ -235,11 +235,11 @@ def test_a_file_that_is_lost_is_made_again(store: Folder, tokenizer_path: str) -
     assert store.tree() == wanted
 
 
-def test_the_spool_is_used_by_the_next_run(store: Folder, tokenizer_path: str) -> None:
+def test_the_cache_is_used_by_the_next_run(store: Folder, tokenizer_path: str) -> None:
     first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
-    store.run(tokenizer_path, first, spool=store.path("spool"))
+    store.run(tokenizer_path, first, cache_dir=store.path("token_cache"))
     blocks = store.json("out/run.json")["blocks"]
-    store.run(tokenizer_path, first, second, spool=store.path("spool"), overwrite=True)
+    store.run(tokenizer_path, first, second, cache_dir=store.path("token_cache"), overwrite=True)
     run = store.json("out/run.json")
     assert run["blocks"] > run["blocks_reused"] == blocks > 2
     wanted = store.tree()
@@ -494,7 +494,7 @@ def test_what_an_earlier_launch_left_goes_after_a_time(store: Folder, tmp_path: 
     objects.put(left, b"{}")
     launch.run()
     assert objects.find(left) is not None  # it may be of a job that still runs
-    store.run(tokenizer_path, source, output="out", overwrite=True, staging_ttl=-5, reject_text=10)
+    store.run(tokenizer_path, source, output="out", overwrite=True, staging_ttl=-5, max_reject_chars=10)
     assert objects.find(left) is None
 
 
@@ -581,7 +581,7 @@ def in_the_middle(
     monkeypatch: pytest.MonkeyPatch, folder: Folder, act: Callable[[], None], step: str
 ) -> Callable[[], bool]:
     """Acts when a step comes to its second element; says whether that has been."""
-    kind: Any = {"blocks": shard.SpoolBlocks, "shards": shard.Write}[step]
+    kind: Any = {"blocks": shard.CacheBlocks, "shards": shard.Write}[step]
     process = kind.process
     calls: list[int] = []
 
@@ -666,7 +666,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_no_object(
 def test_a_table_is_shuffled_split_and_deduplicated_in_a_store(
     store: Folder, tmp_path: Path, tokenizer_path: str
 ) -> None:
-    """By sorted runs, which lie in the store with the spool; and the same bytes as here, where rows are gathered."""
+    """By sorted runs, which lie in the store with the token cache; and the same bytes as here."""
     records = [json.loads(line) for line in CONVERSATIONS.read_text("utf-8").splitlines()]
     table = pa.Table.from_pylist([{"messages": record["messages"]} for record in [*records, *records[:20]]])
     pq.write_table(table, tmp_path / "chats.parquet", row_group_size=50)

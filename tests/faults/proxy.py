@@ -85,7 +85,7 @@ class Proxy:
         with self._counting:
             self.count, self._kind, self._at, self._every, self.seen = 0, kind, at, every, []
 
-    def settle(self) -> None:
+    def finalize_columns(self) -> None:
         """Waits until no request is on its way: those of a killed job, too."""
         with self._counting:
             if not self._counting.wait_for(lambda: self._busy == 0, 30):
@@ -121,7 +121,7 @@ class Proxy:
         if wanted is None and method not in _WRITES:
             return self._forward(method, path, headers, body)
         with self._writing:
-            if wanted is not None and name is not None and self._generation(name) != wanted:
+            if wanted is not None and name is not None and self._version(name) != wanted:
                 text = json.dumps({"error": {"code": 412, "message": "Precondition Failed"}}).encode()
                 return _Answer(412, "Precondition Failed", (("Content-Type", "application/json"),), text)
             found = self._forward(method, path, headers, body)
@@ -131,11 +131,11 @@ class Proxy:
                 self._uploads[made] = name, wanted
             return found
 
-    def _generation(self, name: str) -> str:
+    def _version(self, name: str) -> str:
         bucket, _, rest = name.partition("/")
         path = f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(rest, safe='')}"
         found = self._forward("GET", path, {"Host": f"127.0.0.1:{self.upstream}"}, b"")
-        return str(json.loads(found.body)["generation"]) if found.status == 200 else "0"
+        return str(json.loads(found.body)["version_name"]) if found.status == 200 else "0"
 
     def _forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)

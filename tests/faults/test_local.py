@@ -55,7 +55,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         yield found
 
 
-OUTPUTS = ("new", "overwrite", "spool", "generations")
+OUTPUTS = ("new", "overwrite", "cache_dir", "keep_versions")
 
 
 class Case:
@@ -68,21 +68,21 @@ class Case:
         common = ["-o", str(self.root / "out"), "-c", str(folder / "config.json"), "--tokenizer_path", tokenizer]
         # The backend makes no files, and this one needs no gate: half of a job's time.
         common += ["--block_bytes", "65536", "--max_reject_rate", "1", "--tokenizer_backend", "transformers"]
-        of_generations = output == "generations"
+        of_versions = output == "keep_versions"
         # With one that is kept the old one is removed, too.
         options = {
             "new": [],
             "overwrite": ["--overwrite"],
-            "spool": ["--overwrite", "--spool", str(self.root / "spool")],
-            "generations": ["--generations=1", "--generation=new"],
+            "token_cache": ["--overwrite", "--cache_dir", str(self.root / "token_cache")],
+            "keep_versions": ["--keep_versions=1", "--version_name=new"],
         }
         self.arguments = ["run", str(folder / "new.jsonl"), *common, *RUNNERS[runner], *options[output]]
-        self.seen = self.root / "out" / "latest" if of_generations else self.root / "out"
+        self.seen = self.root / "out" / "latest" if of_versions else self.root / "out"
         self.saved = folder / f"before-{output}"
         if not self.saved.exists():
             (folder / "nothing").mkdir(exist_ok=True)
             restore(self.root, folder / "nothing")
-            before = ["--generations=1", "--generation=a"] if of_generations else options[output]
+            before = ["--keep_versions=1", "--version_name=a"] if of_versions else options[output]
             if output != "new":
                 assert jobs.run("run", str(folder / "old.jsonl"), *common, *before).code == 0
             restore(self.saved, self.root)
@@ -109,7 +109,7 @@ class Case:
             assert ended.words.splitlines()[-1].startswith(f"beam-prep: stopped by {fault}"), f"{where}: {ended.words}"
             assert "Traceback" not in ended.words, f"{where}: {ended.words}"
             folders = [path for path in self.root.glob(".beam_prep/*/*") if path.is_dir()]
-            assert {path.name for path in folders} <= {"spool"}, f"{where}: {folders}"
+            assert {path.name for path in folders} <= {"token_cache"}, f"{where}: {folders}"
         again = self.jobs.run(*self.arguments)
         assert again.code == 0, f"{where}, and then: {again.words}"
         assert contents(self.seen) == self.new, f"{where}: the next run gives other bytes"

@@ -1,7 +1,7 @@
 """A job on gs:// or s3:// of which one request is dropped, cut, refused or delayed, or which is killed there.
 
 Whatever the request is: the job ends well, or with one line that says why; a reader who trusts the manifest sees
-complete outputs alone, and with generations always one; the next run gives the bytes of a run that nothing disturbed,
+complete outputs alone, and with versions always one; the next run gives the bytes of a run that nothing disturbed,
 and leaves nothing else. `make faults` tries every request; without `FAULTS=all`, some are drawn, others by each commit.
 """
 
@@ -42,12 +42,12 @@ DRAWN = 4
 STEP = 12
 PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut headers", "cut body", "503", "delay")
 """What a job survives. In one trial each `STEP`-th request is disturbed, so that `STEP` trials disturb each of them."""
-GENERATIONS = ("--generations", "2")
+VERSIONS = ("--keep_versions", "2")
 OPTIONS = {
     "new": (),
     "overwrite": ("--overwrite",),
-    "generation": (*GENERATIONS, "--generation", "new"),
-    "generations": GENERATIONS,
+    "version_name": (*VERSIONS, "--version_name", "new"),
+    "keep_versions": VERSIONS,
 }
 _TIME = re.compile(r"\d{8}T\d{6}Z")
 
@@ -107,7 +107,7 @@ def listing(folder: str) -> dict[str, bytes]:
 
 
 def without_times(found: dict[str, bytes]) -> dict[str, bytes]:
-    """A listing in which the names of generations that are times are alike."""
+    """A listing in which the names of versions that are times are alike."""
     texts = {
         name: _TIME.sub("TIME", data.decode()).encode() if name.endswith("latest.json") else data
         for name, data in found.items()
@@ -118,8 +118,8 @@ def without_times(found: dict[str, bytes]) -> dict[str, bytes]:
 class Reader:
     """Someone who trusts `latest.json` and manifests, and looks all the time."""
 
-    def __init__(self, output: str, generations: bool) -> None:
-        self._output, self._generations = output, generations
+    def __init__(self, output: str, keep_versions: bool) -> None:
+        self._output, self._versions = output, keep_versions
         self.problems: list[str] = []
         self.looks = 0
         self._done = threading.Event()
@@ -144,14 +144,14 @@ class Reader:
     def look(self) -> str | None:
         """What is wrong with what a reader sees, or None."""
         folder, pointer = self._output, None
-        if self._generations:
+        if self._versions:
             pointer = read(f"{folder}/latest.json")
             if pointer is None:
                 return "there is no latest.json"
-            folder = f"{folder}/{json.loads(pointer)['generation']}"
+            folder = f"{folder}/{json.loads(pointer)['version_name']}"
         text = read(f"{folder}/manifest.json")
         if text is None:
-            gap = self._generations and read(f"{self._output}/latest.json") == pointer
+            gap = self._versions and read(f"{self._output}/latest.json") == pointer
             return f"{pointer!r} names what is not there" if gap else None
         for file in listed_files(json.loads(text)):
             data = read(f"{folder}/{file['path']}")
@@ -168,12 +168,12 @@ class Case:
 
     def __init__(self, place: Place, name: str, runner: str = "in-process") -> None:
         self.place, self.name, self.runner = place, name, runner
-        self.generations = name.startswith("generation")
+        self.keep_versions = name.startswith("version_name")
         self.before: dict[str, tuple[bytes, str | None]] = {}
         if name != "new":
             folder = place.new_folder()
-            for old in ("old", "other") if self.generations else ("old",):
-                more = [*GENERATIONS, "--generation", f"1-{old}"] if self.generations else []
+            for old in ("old", "other") if self.keep_versions else ("old",):
+                more = [*VERSIONS, "--version_name", f"1-{old}"] if self.keep_versions else []
                 source = str(place.folder / f"{old}.jsonl")
                 ended = place.jobs.run("run", source, *self._common(folder), *more)
                 assert ended.code == 0, ended.words
@@ -206,16 +206,16 @@ class Case:
         """(disturbance, first request, and then every so many)."""
         found: list[tuple[Disturbance, int, int]] = [("kill", at, 0) for at in range(1, self.requests + 1)]
         found += [("503", at, 1) for at in range(1, self.requests + 1, 4)]  # the store goes, and does not come back
-        if self.runner == "in-process" and self.name != "generations":
+        if self.runner == "in-process" and self.name != "keep_versions":
             found += [(kind, at, STEP) for kind in PASSING for at in range(1, STEP + 1)]
         return found
 
     def try_it(self, kind: Disturbance, number: int, every: int) -> None:
         folder, proxy, jobs = self.folder(), self.place.proxy, self.place.jobs
-        with Reader(f"{folder}/out", self.generations) as reader:
+        with Reader(f"{folder}/out", self.keep_versions) as reader:
             proxy.arm(kind, number, every)
             ended = jobs.run(*self.arguments(folder))
-            proxy.settle()
+            proxy.finalize_columns()
             where = f"{self.name}, {kind} at request {number} of {self.requests}, {every} ({', '.join(proxy.seen[:3])})"
             proxy.arm()
             if kind != "kill":

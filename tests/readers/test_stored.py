@@ -13,7 +13,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.readers import shards
-from beam_prep.storage.generations import Generations
+from beam_prep.storage.versions import Versions
 from tests.readers.conftest import IDS, MASK, documents, split_up
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
@@ -196,19 +196,17 @@ def test_no_file_in_use_is_removed(output: Callable[..., Path], objects: Counted
         bp.open(URL, cache=tmp_path / "small", cache_bytes=10)[0]
 
 
-def test_the_latest_generation_is_followed_and_held(
-    output: Callable[..., Path], objects: Counted, tmp_path: Path
-) -> None:
+def test_the_latest_version_is_followed_and_held(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
     for name, first in (("one", 0), ("two", 100)):
         upload(output([IDS], {"a": [documents([3], first=first)]}), objects, f"{URL}/{name}")
-        Generations(URL).point(name)
+        Versions(URL).point(name)
     dataset = bp.open(URL, cache=tmp_path / "cache")
     assert dataset.path == f"{URL}/two"
     assert dataset[0]["input_ids"].tolist() == [100, 101, 102]
-    assert Generations(URL)._is_held("two")
-    assert not Generations(URL)._is_held("one")
+    assert Versions(URL)._is_held("two")
+    assert not Versions(URL)._is_held("one")
     del dataset
-    assert not Generations(URL)._is_held("two")
+    assert not Versions(URL)._is_held("two")
     assert ids(bp.open(f"{URL}/one", cache=tmp_path / "cache")) == [[0, 1, 2]]
 
 

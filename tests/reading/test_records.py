@@ -263,7 +263,7 @@ def test_a_line_that_looks_like_a_node_is_told_from_one() -> None:
 
 
 def test_the_digest_tells_blocks_apart_whose_bytes_are_equal_but_not_their_lines() -> None:
-    # The same digest would let one block take the other's tokens out of the spool.
+    # The same digest would let one block take the other's tokens out of the token cache.
     line = BOM + b'{"a":1}\n'
     assert len(set(digests(line * 2, len(line)))) == 2, "a BOM is skipped in the first block only"
     rest = b"12345678\n345678\n"

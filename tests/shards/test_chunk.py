@@ -34,14 +34,14 @@ def cases(draw: st.DrawFn) -> tuple[list[list[int]], Chunking]:
     size = draw(st.integers(1, 9))
     stride = draw(st.integers(0, size - 1))
     masks = draw(st.lists(st.lists(st.integers(0, 1), max_size=40), min_size=1, max_size=6))
-    return masks, Chunking(size, stride, keep_untrained=draw(st.booleans()))
+    return masks, Chunking(size, stride, keep_rows_without_loss=draw(st.booleans()))
 
 
 @given(cases())
 def test_each_token_is_there_and_is_trained_once(case: tuple[list[list[int]], Chunking]) -> None:
     masks, chunking = case
     rows = rows_of(masks)
-    whole = Chunking(chunking.size, chunking.stride, keep_untrained=True)
+    whole = Chunking(chunking.size, chunking.stride, keep_rows_without_loss=True)
     chunks, stats = whole.rows(rows, SCHEMA)
     found = chunks["input_ids"].to_lists()
     places = list(chunking.lengths(rows["input_ids"].lengths)[1])
@@ -62,7 +62,7 @@ def test_each_token_is_there_and_is_trained_once(case: tuple[list[list[int]], Ch
 
     kept, less = chunking.rows(rows, SCHEMA)
     bare = [not any(mask) for mask in chunks["loss_mask"].to_lists()]
-    if chunking.keep_untrained:
+    if chunking.keep_rows_without_loss:
         assert kept["input_ids"].to_lists() == found
         return
     assert kept["input_ids"].to_lists() == [chunk for chunk, none in zip(found, bare, strict=True) if not none]

@@ -12,7 +12,7 @@ from hypothesis import given
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import CUTTING, Column, Strategy
 from beam_prep.errors import RunError
-from beam_prep.shards.layout import CUT, Layout, settle
+from beam_prep.shards.layout import CUT, Layout, finalize_columns
 from beam_prep.shards.pack import PackStats, plan_packs
 from beam_prep.tokens import rows as padding
 from beam_prep.tokens.batch import Batch
@@ -88,14 +88,14 @@ def test_what_is_cut_is_cut_before_it_is_settled(
         with pytest.raises(RunError, match=f"longer than max_packed_len {capacity} .*: raise max_packed_len"):
             layout.fit(came)
         return
-    batch = settle(layout.fit(came), "drop", {})
+    batch = finalize_columns(layout.fit(came), "drop", {})
     wanted: dict[int, Row] = {}
     for place, (row, long) in enumerate(zip(rows, too_long, strict=True)):
         left = row[:capacity] if long and mode == "keep_start" else row[-capacity:] if long else row
         if not (long and mode == "drop") and trains(left):
             wanted[place] = left
     assert outcomes(batch) == [
-        "" if place in wanted else "too_long" if too_long[place] and mode == "drop" else "untrained"
+        "" if place in wanted else "too_long" if too_long[place] and mode == "drop" else "rows_without_loss"
         for place in range(len(rows))
     ]
     packs, documents, stats = packed_by(layout, batch, parts)

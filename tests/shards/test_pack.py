@@ -336,7 +336,7 @@ def sections_rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], d
         folder = shared("goldens", "sections", case)
         config = json.loads((folder / "config.json").read_text())
         del config["output"]
-        config["preprocessing"] = {"max_seq_len": config["preprocessing"]["max_seq_len"], "untrained": "keep"}
+        config["preprocessing"] = {"max_seq_len": config["preprocessing"]["max_seq_len"], "rows_without_loss": "keep"}
         output = tmp_path_factory.mktemp(case) / "out"
         Pipeline(
             PipelineConfig.from_dict(config),

@@ -16,12 +16,12 @@ from beam_prep.data.lengths import histogram
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
-from beam_prep.formats.spool import ROWS, SIDECAR, encode_block, read_receipt, read_sidecar
+from beam_prep.formats.cached_block import ROW_INDEX, ROWS, encode_block, read_receipt, read_row_index
 from beam_prep.shards import plan as plan_module
-from beam_prep.shards import sidecars, slices
+from beam_prep.shards import row_index, slices
 from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import Receipts, SpoolReceipt, pack_receipts
-from beam_prep.shards.sidecars import Sidecar
+from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch
 
 COLUMN = Column("sequence", "int32", 1, "ids")
@@ -47,15 +47,15 @@ class Line:
 
 @dataclass
 class Made:
-    """Blocks as they lie in the spool."""
+    """Blocks as they lie in the token cache."""
 
-    receipts: list[SpoolReceipt] = field(default_factory=list)
-    sidecars: dict[str, Sidecar] = field(default_factory=dict)
+    receipts: list[CachedBlock] = field(default_factory=list)
+    row_indexes: dict[str, RowIndex] = field(default_factory=dict)
     fetched: list[list[str]] = field(default_factory=list)
 
-    def fetch(self, names: list[str]) -> list[Sidecar]:
+    def fetch(self, names: list[str]) -> list[RowIndex]:
         self.fetched.append(names)
-        return [self.sidecars[name] for name in names]
+        return [self.row_indexes[name] for name in names]
 
     def plan(self, max_tokens: int, max_items: int | None = None, blobs: int = 1) -> Plan:
         parts = [self.receipts[part::blobs] for part in range(blobs)]
@@ -63,8 +63,8 @@ class Made:
         return make_plan(packed, self.fetch, max_tokens, max_items)
 
 
-def spool(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda name: False) -> Made:
-    """Blocks of files, through the very bytes of the spool. Blocks of equal content have one name, as in a run."""
+def cached(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda name: False) -> Made:
+    """Blocks of files, through the very bytes of the token cache. Blocks of equal content have one name."""
     made = Made()
     names: dict[tuple[Line, ...], str] = {}
     for file, blocks in enumerate(files):
@@ -78,8 +78,8 @@ def spool(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda 
             batch = batch_of(lines, origin)
             receipt, files_of_block = encode_block(batch, batch.tokens, 100, name)
             assert read_receipt(pa.BufferReader(b"".join(files_of_block[ROWS])), name) == receipt
-            made.sidecars[name] = read_sidecar(pa.BufferReader(b"".join(files_of_block[SIDECAR])), name)
-            made.receipts.append(SpoolReceipt(origin, name, reused(name), receipt))
+            made.row_indexes[name] = read_row_index(pa.BufferReader(b"".join(files_of_block[ROW_INDEX])), name)
+            made.receipts.append(CachedBlock(origin, name, reused(name), receipt))
             start += size
     return made
 
@@ -139,7 +139,7 @@ class Simulation:
         self._flush()
         return self
 
-    def _line(self, line: Line, receipt: SpoolReceipt, lines_before: int, number: int, seen: Counter[str]) -> None:
+    def _line(self, line: Line, receipt: CachedBlock, lines_before: int, number: int, seen: Counter[str]) -> None:
         self.counts["lines"] += 1
         if self.max_items is not None and self.counts["kept"] == self.max_items:
             self.counts["not_read"] += 1
@@ -202,7 +202,7 @@ lines_of = st.one_of(
     kept_lines,
     kept_lines,
     st.just(Line("blank")),
-    st.builds(Line, st.just("dropped"), st.sampled_from(["empty", "untrained"])),
+    st.builds(Line, st.just("dropped"), st.sampled_from(["empty", "rows_without_loss"])),
     st.builds(Line, st.just("rejected"), st.sampled_from(["bad_json", "wrong_type"])),
 )
 blocks_of = st.lists(lines_of, min_size=1, max_size=12)
@@ -246,13 +246,13 @@ def test_the_plan_is_what_a_sequential_program_does(
     blobs: int,
     prefetch: tuple[int, int],
 ) -> None:
-    """However many sidecars are fetched ahead, and however few fit into memory."""
-    made = spool(files)
+    """However many row indexes are fetched ahead, and however few fit into memory."""
+    made = cached(files)
     wanted = Simulation(max_tokens, max_items, rejects_per_file).run(files, made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
         patch.setattr(slices, "_PREFETCH", prefetch[0])
-        patch.setattr(sidecars, "PREFETCH_ROWS", prefetch[1])
+        patch.setattr(row_index, "PREFETCH_ROWS", prefetch[1])
         patch.setattr(slices, "MIN_BORDERS_TO_EXTRAPOLATE", 2)
         patch.setattr(plan_module, "SHOWN", DROPS)
         plan = made.plan(max_tokens, max_items, blobs)
@@ -312,7 +312,7 @@ def test_the_plan_does_not_depend_on_where_blocks_begin(
         lines = [line for block in blocks for line in block]
         cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(lines) - 1)), max_size=4))) if len(lines) > 1 else []
         again.append([lines[a:b] for a, b in zip([0, *cuts], [*cuts, len(lines)], strict=True)])
-    one, other = (spool(each).plan(max_tokens, max_items) for each in (files, again))
+    one, other = (cached(each).plan(max_tokens, max_items) for each in (files, again))
     sizes = [
         [(s.domain, s.shard, s.shards, sum(p.stop - p.start for p in s.slices)) for s in plan.shards]
         for plan in (one, other)
@@ -322,12 +322,12 @@ def test_the_plan_does_not_depend_on_where_blocks_begin(
 
 
 def test_reused_blocks_are_counted() -> None:
-    assert spool(ONE_DOMAIN, lambda name: name == "block-0").plan(10).reused == 2
+    assert cached(ONE_DOMAIN, lambda name: name == "block-0").plan(10).reused == 2
 
 
 def test_blocks_without_borders_are_never_looked_into() -> None:
     """At 10 TB there are 1.2 million blocks: only those in which a shard ends may be fetched."""
-    made = spool([[[Line("kept", "a", 1)] * size for size in range(1, 41)]])
+    made = cached([[[Line("kept", "a", 1)] * size for size in range(1, 41)]])
     plan = made.plan(100)
     assert len(plan.shards) == 9
     asked = [name for names in made.fetched for name in names]
@@ -337,7 +337,7 @@ def test_blocks_without_borders_are_never_looked_into() -> None:
 
 def test_borders_are_fetched_many_at_a_time() -> None:
     """Each border depends on the one before: one round of reads a border would take hours on an object store."""
-    made = spool([[[Line("kept", "a", size)] for size in range(1000, 1400)]])
+    made = cached([[[Line("kept", "a", size)] for size in range(1000, 1400)]])
     assert len(made.plan(1000).shards) == 400
     assert len(made.fetched) <= 400 / 10
 
@@ -347,7 +347,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
     """Each flush takes some tokens more than it must: 32 flushes later, that is two blocks here."""
     sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
     lines = [Line("kept", "a", size) for size in sizes]
-    made = spool([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
+    made = cached([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
     monkeypatch.setattr(slices, "_PREFETCH", 32)
     shards = len(made.plan(5000).shards)
     assert shards > 350
@@ -355,10 +355,10 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
     assert sum(map(len, made.fetched)) <= 2 * shards
 
 
-def test_sidecars_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may hold a million short lines."""
-    made = spool([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
-    monkeypatch.setattr(sidecars, "PREFETCH_ROWS", 60)
+    made = cached([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
+    monkeypatch.setattr(row_index, "PREFETCH_ROWS", 60)
     assert len(made.plan(60).shards) == 84
     assert {len(names) for names in made.fetched[:-1]} <= {3, 4}
 
@@ -375,7 +375,7 @@ def test_a_job_without_blocks_has_an_empty_plan() -> None:
 
 def three_files() -> Made:
     lines = [[Line("kept", "a", count)] * count for count in range(1, 4)]
-    return spool([lines, lines[::-1], [[]]])
+    return cached([lines, lines[::-1], [[]]])
 
 
 @pytest.mark.parametrize("lost", [[0], [1], [2], [3], [4], [5], [0, 1, 2], [3, 4, 5], [1, 2]])
@@ -412,7 +412,7 @@ def test_the_message_tells_which_block_is_missing(lost: list[int], message: str)
 
 def test_a_compressed_file_may_hold_less_than_its_size() -> None:
     """Its blocks lie in the content, its size is that of the file: ten bytes may take thirty as gzip."""
-    made = spool([[[Line("kept", "a", 1)]]])
+    made = cached([[[Line("kept", "a", 1)]]])
     (receipt,) = made.receipts
     made.receipts = [replace(receipt, origin=replace(receipt.origin, source=InputFile("x.gz", 30, 0.0, "gzip")))]
     assert made.plan(10).inputs[0]["size"] == 30
@@ -421,12 +421,12 @@ def test_a_compressed_file_may_hold_less_than_its_size() -> None:
 def test_blocks_that_differ_in_columns_are_refused() -> None:
     made = three_files()
     other = BlockReceipt(1, {"blank": 1, "dropped": {}, "rejected": {}}, [], {}, (Column("x", "int8", 1, "ids"),))
-    made.receipts[-1] = SpoolReceipt(made.receipts[-1].origin, "other", False, other)
+    made.receipts[-1] = CachedBlock(made.receipts[-1].origin, "other", False, other)
     with pytest.raises(ValueError, match="blocks differ in their columns"):
         made.plan(10)
 
 
 def test_receipts_are_small_when_packed() -> None:
     """1.2 million receipts must fit a worker of 2 GB."""
-    made = spool([[[Line("kept", "a", count % 7)] * 3 for count in range(500)]])
+    made = cached([[[Line("kept", "a", count % 7)] * 3 for count in range(500)]])
     assert len(pack_receipts(made.receipts)) / 500 < 100

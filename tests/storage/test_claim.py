@@ -145,14 +145,14 @@ def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
 
 def test_a_claim_lasts_as_long_as_its_lease_and_is_then_taken_over(store: MemoryStore) -> None:
     earlier, later = launch(), launch()
-    assert claim(earlier, generation="one") is None
+    assert claim(earlier, version_name="one") is None
     assert claim(earlier) is None  # as a step that runs again
     with pytest.raises(LockedError, match=r"its claim ends (600|599) s from now, or type: rm mem://.*claim.json"):
         claim(later)
     earlier.claims.update(renewed=time.time() - 601)
     taken = claim(later)
     assert taken is not None
-    assert (taken.launch, taken.generation) == (earlier.staging.launch, "one")
+    assert (taken.launch, taken.version_name) == (earlier.staging.launch, "one")
     with pytest.raises(LockedError, match="another job has claimed"):
         earlier.claims.check()
     with pytest.raises(LockedError):

@@ -137,14 +137,14 @@ def digests(folder: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("generations", [None, 1], ids=["replaced", "generations"])
+@pytest.mark.parametrize("keep_versions", [None, 1], ids=["replaced", "keep_versions"])
 @pytest.mark.long
 def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
-    output: tuple[str, str | None], inputs: dict[str, Path], generations: int | None, attempts: Attempts
+    output: tuple[str, str | None], inputs: dict[str, Path], keep_versions: int | None, attempts: Attempts
 ) -> None:
     path, staging = output
     names = ("old", "new")
-    options = [{"generations": generations, "generation": name} if generations else {} for name in names]
+    options = [{"keep_versions": keep_versions, "version_name": name} if keep_versions else {} for name in names]
     with pytest.MonkeyPatch.context() as calm:
         calm.setattr(attempts, "kills", False)
         for made in (f"{path}_calm", path):

@@ -17,20 +17,22 @@ from tests.test_replay import MENDED, config, talks
 RUNNER = ("--runner=FnApiRunner",)
 
 
-@pytest.mark.parametrize("generations", [None, 3])
-def test_an_output_in_a_store(store: MemoryStore, tmp_path: Path, tokenizer_path: str, generations: int | None) -> None:
+@pytest.mark.parametrize("keep_versions", [None, 3])
+def test_an_output_in_a_store(
+    store: MemoryStore, tmp_path: Path, tokenizer_path: str, keep_versions: int | None
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in talks(60, (3, 59))))
-    options: dict[str, Any] = {"max_reject_rate": 1.0, "max_drop_rate": 1.0}
+    options: dict[str, Any] = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
     old, new = (PipelineConfig.from_dict(text) for text in (config(), config(MENDED)))
     first: dict[str, Any] = {
-        "spool": "mem://bucket/spool",
-        "generations": generations,
-        "generation": generations and "1",
+        "cache_dir": "mem://bucket/token_cache",
+        "keep_versions": keep_versions,
+        "version_name": keep_versions and "1",
     }
     Pipeline(old, path, "mem://bucket/out", tokenizer_path, **first, **options).run(RUNNER)
-    again: dict[str, Any] = {"overwrite": True} if generations is None else {"generation": "2"}
-    done = Replay("mem://bucket/out", new, spool="mem://bucket/spool", **again, **options).run(RUNNER)
+    again: dict[str, Any] = {"overwrite": True} if keep_versions is None else {"version_name": "2"}
+    done = Replay("mem://bucket/out", new, cache_dir="mem://bucket/token_cache", **again, **options).run(RUNNER)
     assert done.result is not None
     assert done.run["blocks_compared"] == 1
     Pipeline(new, path, tmp_path / "scratch", tokenizer_path, **options).run(RUNNER)

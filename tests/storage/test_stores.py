@@ -14,15 +14,15 @@ from beam_prep.shards.layout import Layout
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, options_here
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.tokenizers import TokenizerFolder
 from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
 from beam_prep.transforms.merge_runs import MakeRun, MergeRuns, PlanShards, Survey
 from beam_prep.transforms.records import ReadSplits
-from beam_prep.transforms.shard import MakePlan, Publish, SpoolBlocks, Write
+from beam_prep.transforms.shard import CacheBlocks, MakePlan, Publish, Write
 from tests.conftest import ROOT
 
 WITHOUT = """
@@ -77,7 +77,7 @@ def test_options_for_stores_take_effect_when_they_are_activated_and_not_before()
         sent = [
             launcher,
             Staging("s3://bucket/a", "launch", launcher),
-            Spool("s3://bucket/spool", "recipe", launcher),
+            TokenCache("s3://bucket/token_cache", "recipe", launcher),
             TokenizerFolder("s3://bucket/tokenizer", (), launcher),
         ]
         received = pickle.loads(pickle.dumps(sent))
@@ -91,17 +91,17 @@ def test_options_for_stores_take_effect_when_they_are_activated_and_not_before()
 
 def steps_with_stores() -> list[beam.DoFn]:
     staging = Staging("s3://bucket/a", "launch", StoreOptions((("s3_endpoint_url", "http://launcher:2"),)))
-    spool = Spool("s3://bucket/spool", "recipe", staging.options)
-    layout, arranger = Layout(), Arranger(spool, Scratch("s3://bucket/scratch"))
+    token_cache = TokenCache("s3://bucket/token_cache", "recipe", staging.options)
+    layout, arranger = Layout(), Arranger(token_cache, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
-        ReadSplits(block_bytes=1 << 20, spool=spool),
-        SpoolBlocks(
-            spool=spool,
+        ReadSplits(block_bytes=1 << 20, token_cache=token_cache),
+        CacheBlocks(
+            token_cache=token_cache,
             dtype={},
             layout=layout,
-            untrained="drop",
-            reject_text=0,
+            rows_without_loss="drop",
+            max_reject_chars=0,
             tokenizer=None,
             progress=None,
             output=None,
@@ -109,8 +109,8 @@ def steps_with_stores() -> list[beam.DoFn]:
         MakePlan(arranger=arranger, max_tokens=1, max_items=None, publisher=publisher),
         Write(arranger=arranger, output=publisher.target, formats=("bin",), layout=layout),
         Publish(publisher=publisher),
-        ReadDigests(spool, 1),
-        ViewBlock(spool, arranger.scratch, None),
+        ReadDigests(token_cache, 1),
+        ViewBlock(token_cache, arranger.scratch, None),
         *(step(arranger) for step in (Survey, MakeRun, MergeRuns)),
         PlanShards(arranger, publisher),
     ]

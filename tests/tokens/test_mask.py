@@ -12,7 +12,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.data.schema import Column, Section
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RoleMask, build_mask, settle_untrained, trained_tokens
+from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss, trained_tokens
 from beam_prep.tokens.rows import to_labels, truncate
 from beam_prep.tokens.segments import Segments
 from tests.chars import batch_of, chat, messages, outcomes, row, text, trained
@@ -294,25 +294,25 @@ def test_trained_tokens_are_counted_by_row() -> None:
 
 
 def test_rows_without_a_trained_token_are_dropped_kept_or_rejected() -> None:
-    assert outcomes(settle_untrained(untrained_rows(), "drop")) == ["", "untrained", ""]
-    rejected = settle_untrained(untrained_rows(), "reject")
-    assert outcomes(rejected) == ["", "untrained", ""]
+    assert outcomes(drop_rows_without_loss(untrained_rows(), "drop")) == ["", "rows_without_loss", ""]
+    rejected = drop_rows_without_loss(untrained_rows(), "reject")
+    assert outcomes(rejected) == ["", "rows_without_loss", ""]
     assert list(rejected.ledger.messages) == [1]
-    assert trained(settle_untrained(untrained_rows(), "keep")) == ["_____a:b;", "_____", "_a:b;"]
+    assert trained(drop_rows_without_loss(untrained_rows(), "keep")) == ["_____a:b;", "_____", "_a:b;"]
 
 
 def test_rows_that_cutting_leaves_without_a_trained_token_are_untrained() -> None:
     rows = [{"p": "ask", "r": "say"}, {"p": "a long question", "r": "say"}]
     batch = truncate(masked(rows, row(text("p", "mask", special=False), text("r"))), 5)
     assert trained(batch) == ["___sa", "_____"]
-    assert outcomes(settle_untrained(batch, "drop")) == ["", "untrained"]
+    assert outcomes(drop_rows_without_loss(batch, "drop")) == ["", "rows_without_loss"]
 
 
 def test_a_row_whose_only_trained_token_is_shifted_away_is_untrained() -> None:
     batch = masked([{"a": "x", "b": "yz"}, {"a": "x"}], row(text("a", special=False), text("b", "mask", special=False)))
     assert trained(batch) == ["x__", "x"]
-    shifted = settle_untrained(to_labels(batch, shift=True), "drop")
-    assert outcomes(shifted) == ["untrained", "too_short_to_shift"]
+    shifted = drop_rows_without_loss(to_labels(batch, shift=True), "drop")
+    assert outcomes(shifted) == ["rows_without_loss", "too_short_to_shift"]
 
 
 def test_a_row_needs_something_to_train_in_each_output_that_can_train() -> None:
@@ -322,18 +322,18 @@ def test_a_row_needs_something_to_train_in_each_output_that_can_train() -> None:
         row(messages("p", "mask"), name="p", mask="mp"),
     )
     rows = [{"x": chat("a 1"), "y": chat(y), "p": chat("u q")} for y in ("a 2", "u 2")]
-    batch = settle_untrained(masked(rows, *sides, roles={"assistant": "train"}), "drop")
-    assert outcomes(batch) == ["", "untrained"]
+    batch = drop_rows_without_loss(masked(rows, *sides, roles={"assistant": "train"}), "drop")
+    assert outcomes(batch) == ["", "rows_without_loss"]
 
 
 def test_without_a_mask_all_is_trained_and_nothing_is_untrained() -> None:
     batch = masked([{"r": "all"}], row(text("r"), mask=None))
     assert trained_tokens(batch) == {}
-    assert settle_untrained(batch, "reject") is batch
+    assert drop_rows_without_loss(batch, "reject") is batch
 
 
 def test_a_list_of_rollouts_is_trained_where_any_element_is() -> None:
     outputs = row(messages("r"), name="r", kind="list", mask="m")
     batch = masked([{"r": [chat("u q"), chat("a b")]}, {"r": [chat("u q"), []]}], outputs, roles={"assistant": "train"})
-    assert outcomes(settle_untrained(batch, "drop")) == ["", "untrained"]
+    assert outcomes(drop_rows_without_loss(batch, "drop")) == ["", "rows_without_loss"]
     assert isinstance(batch["m"].values, Ragged)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RoleMask, build_mask, settle_untrained
+from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
 from beam_prep.tokens.rows import truncate
 from beam_prep.tokens.segments import NAME_LIMIT, RoleCounts, Roles
 from beam_prep.tokens.tokenize import tokenize
@@ -28,7 +28,7 @@ chats = st.lists(
 def counted(rows: list[Any], outputs: list[Any], length: int, mode: Any) -> Batch:
     """What is left of rows, in their masks, after cutting."""
     whole = build_mask(tokenize(render(rows, *outputs), Chars(), ord("^")), RoleMask(RULES))  # type: ignore[arg-type]
-    return settle_untrained(truncate(whole, length, mode), "drop")
+    return drop_rows_without_loss(truncate(whole, length, mode), "drop")
 
 
 def by_hand(rows: list[Any], outputs: list[Any], left: Batch, length: int, mode: str) -> dict[str, tuple[int, ...]]:

@@ -312,7 +312,7 @@ def job(paths: list[Path], tmp_path: Path) -> bp.Pipeline:
         output_dir=tmp_path / "out",
         tokenizer_path=ROOT / "examples" / "tokenizer",
         max_reject_rate=1,
-        max_drop_rate=1,
+        max_no_loss_rate=1,
     )
 
 
@@ -326,7 +326,7 @@ def fail(name: str, tmp_path: Path, *options: str) -> str:
         output_dir=tmp_path / "out",
         tokenizer_path=ROOT / "examples" / "tokenizer",
         max_reject_rate=1,
-        max_drop_rate=1,
+        max_no_loss_rate=1,
     )
     with pytest.raises(InputError) as caught:
         job.run(["--runner=FnApiRunner", *options])

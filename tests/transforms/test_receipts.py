@@ -16,16 +16,16 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.shards import receipts as receipts_module
 from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import SpoolReceipt
-from beam_prep.shards.sidecars import Sidecar
+from beam_prep.shards.receipts import CachedBlock
+from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.storage.spool import Spool
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 
 COLUMNS = (Column("sequence", "int32", 1, "ids"),)
 
 
-def receipt(number: int, count: int) -> SpoolReceipt:
+def receipt(number: int, count: int) -> CachedBlock:
     """Block `number` of a file of so many; its last domain is a new one in every block."""
     origin = Origin(0, InputFile("in.jsonl", 10 * count, 0.0), 10 * number, 0, 10, (Node(number, 0, bytes(32)),), "")
     block = BlockReceipt(
@@ -35,10 +35,10 @@ def receipt(number: int, count: int) -> SpoolReceipt:
         counters={"doubles": number},
         columns=COLUMNS,
     )
-    return SpoolReceipt(origin, f"block-{number}", number % 2 == 0, block, {"encoded_by_gigatoken": 4})
+    return CachedBlock(origin, f"block-{number}", number % 2 == 0, block, {"encoded_by_gigatoken": 4})
 
 
-def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[list[bytes]]]:
+def sent(bundles: Iterable[list[CachedBlock]]) -> dict[int, list[list[bytes]]]:
     """What a runner has of them for the plan, by part."""
     parts: dict[int, list[list[bytes]]] = {part: [] for part in range(PARTS)}
     fn = PackReceipts()
@@ -51,12 +51,12 @@ def sent(bundles: Iterable[list[SpoolReceipt]]) -> dict[int, list[list[bytes]]]:
     return parts
 
 
-class _NoBlocks(Spool):
-    """A spool of which a report quotes nothing."""
+class _NoBlocks(TokenCache):
+    """A token cache of which a report quotes nothing."""
 
-    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
+    def row_indexes(self, names: Sequence[str]) -> list[RowIndex]:
         nothing = np.zeros(0, np.int64)
-        return [Sidecar(nothing, nothing, nothing, nothing, [], {})] * len(names)
+        return [RowIndex(nothing, nothing, nothing, nothing, [], {})] * len(names)
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         return {"sequence": Ragged.from_lists([[1]])}
@@ -67,7 +67,7 @@ class _NoBlocks(Spool):
 
 def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan, list[list[int]]]:
     """(work, what Publish gets, and of that `of_files`: an array has no truth value)."""
-    publisher = bp.Shard("none", max_reject_rate=1.0, max_drop_rate=1.0).publisher
+    publisher = bp.Shard("none", max_reject_rate=1.0, max_no_loss_rate=1.0).publisher
     arranger = Arranger(_NoBlocks("none", "x"), Scratch("none"))
     make = MakePlan(arranger=arranger, max_tokens=10**9, max_items=None, publisher=publisher)
     *work, last = make.process(b"", parts)

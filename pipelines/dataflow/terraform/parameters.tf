@@ -64,24 +64,24 @@ variable "overwrite" {
   }
 }
 
-variable "generations" {
-  description = "Make a generation, DIR/<time>, to which DIR/latest points at the end, and keep this many. Example: 3"
+variable "keep_versions" {
+  description = "Make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many. Example: 3"
   type        = string
   default     = null
 
   validation {
-    condition     = var.generations == null || can(regex("^[1-9]\\d*$", var.generations))
+    condition     = var.keep_versions == null || can(regex("^[1-9]\\d*$", var.keep_versions))
     error_message = "Wanted a value like 3."
   }
 }
 
-variable "generation" {
-  description = "With --generations: its name, by default the time of the launch in UTC; they are in order of their names. Example: 20261122"
+variable "version_name" {
+  description = "With --keep_versions: its name, by default the time of the launch in UTC; versions are in order of their names. Example: 20261122"
   type        = string
   default     = null
 
   validation {
-    condition     = var.generation == null || can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", var.generation))
+    condition     = var.version_name == null || can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", var.version_name))
     error_message = "Wanted a value like 20261122."
   }
 }
@@ -97,24 +97,24 @@ variable "max_reject_rate" {
   }
 }
 
-variable "max_drop_rate" {
-  description = "Fail when a larger share of the records is dropped as empty or untrained. Example: 0.2"
+variable "max_no_loss_rate" {
+  description = "Fail when a larger share of the records is dropped as empty or without loss. Example: 0.2"
   type        = string
   default     = null
 
   validation {
-    condition     = var.max_drop_rate == null || can(regex("^(0(\\.\\d+)?|1(\\.0+)?)$", var.max_drop_rate))
+    condition     = var.max_no_loss_rate == null || can(regex("^(0(\\.\\d+)?|1(\\.0+)?)$", var.max_no_loss_rate))
     error_message = "Wanted a value like 0.2."
   }
 }
 
-variable "reject_text" {
+variable "max_reject_chars" {
   description = "Characters of a rejected record that are kept; 0 keeps texts out. Example: 0"
   type        = string
   default     = null
 
   validation {
-    condition     = var.reject_text == null || can(regex("^\\d+$", var.reject_text))
+    condition     = var.max_reject_chars == null || can(regex("^\\d+$", var.max_reject_chars))
     error_message = "Wanted a value like 0."
   }
 }
@@ -130,14 +130,14 @@ variable "max_line_bytes" {
   }
 }
 
-variable "spool" {
-  description = "Keep tokenised blocks here for later runs; without it they are kept until this run succeeds. Example: gs://bucket/spool"
+variable "cache_dir" {
+  description = "Keep tokenised blocks here for later runs; without it they are kept until this run succeeds. Example: gs://bucket/token_cache"
   type        = string
   default     = null
 
   validation {
-    condition     = var.spool == null || can(regex("^gs://[^/\\s]+/\\S+$", var.spool))
-    error_message = "Wanted a value like gs://bucket/spool."
+    condition     = var.cache_dir == null || can(regex("^gs://[^/\\s]+/\\S+$", var.cache_dir))
+    error_message = "Wanted a value like gs://bucket/token_cache."
   }
 }
 
@@ -228,13 +228,13 @@ locals {
       config_json       = var.config_json
       tokenizer_path    = var.tokenizer_path
       overwrite         = var.overwrite
-      generations       = var.generations
-      generation        = var.generation
+      keep_versions     = var.keep_versions
+      version_name      = var.version_name
       max_reject_rate   = var.max_reject_rate
-      max_drop_rate     = var.max_drop_rate
-      reject_text       = var.reject_text
+      max_no_loss_rate  = var.max_no_loss_rate
+      max_reject_chars  = var.max_reject_chars
       max_line_bytes    = var.max_line_bytes
-      spool             = var.spool
+      cache_dir         = var.cache_dir
       staging           = var.staging
       staging_ttl       = var.staging_ttl
       lease             = var.lease

@@ -1,4 +1,4 @@
-"""Generations: each output complete, `latest` moves in one step, the oldest go, and not while somebody reads them."""
+"""Versions: each output complete, `latest` moves in one step, the oldest go, and not while somebody reads them."""
 
 import gc
 import json
@@ -15,8 +15,8 @@ import beam_prep as bp
 from beam_prep import cli
 from beam_prep.errors import ConfigError, LockedError, OutputError, RunError
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.storage.generations import Generations
 from beam_prep.storage.stores import objects
+from beam_prep.storage.versions import Versions
 from tests.conftest import ROOT, tree
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
@@ -52,9 +52,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_generation_is_a_complete_output_and_latest_names_it(run: Run, tmp_path: Path) -> None:
+def test_a_version_is_a_complete_output_and_latest_names_it(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    made = run(3, generations=2, generation="a")
+    made = run(3, keep_versions=2, version_name="a")
     assert made.output == str(out / "a")
     assert names(out) == ["a", "latest"]
     assert os.readlink(out / "latest") == "a"
@@ -65,34 +65,34 @@ def test_a_generation_is_a_complete_output_and_latest_names_it(run: Run, tmp_pat
     assert len(bp.open(out)) == len(bp.open(out / "a")) == 3
 
 
-def test_without_a_name_a_generation_is_named_by_the_time_of_its_launch(run: Run, tmp_path: Path) -> None:
-    made = Path(run(3, generations=2).output)
+def test_without_a_name_a_version_is_named_by_the_time_of_its_launch(run: Run, tmp_path: Path) -> None:
+    made = Path(run(3, keep_versions=2).output)
     assert made.parent == tmp_path / "out"
     assert made.name[8] == "T"
     assert made.name[-1] == "Z"
     assert made.name[:8].isdigit()
 
 
-def test_as_many_generations_as_asked_for_are_kept(run: Run, tmp_path: Path) -> None:
+def test_as_many_versions_as_asked_for_are_kept(run: Run, tmp_path: Path) -> None:
     for count, name in enumerate("abcd", 1):
-        run(count, generations=2, generation=name)
+        run(count, keep_versions=2, version_name=name)
     assert names(tmp_path / "out") == ["c", "d", "latest"]
-    run(5, generations=1, generation="e")
+    run(5, keep_versions=1, version_name="e")
     assert names(tmp_path / "out") == ["e", "latest"]
     assert sorted(path.name for path in (tmp_path / ".beam_prep").glob("*/*")) == ["claim.lock", "lock"]
 
 
-def test_a_run_that_is_up_to_date_makes_no_generation(run: Run, tmp_path: Path) -> None:
-    run(3, generations=2, generation="a")
-    again = run(3, generations=2)
+def test_a_run_that_is_up_to_date_makes_no_version(run: Run, tmp_path: Path) -> None:
+    run(3, keep_versions=2, version_name="a")
+    again = run(3, keep_versions=2)
     assert again.up_to_date
     assert again.output == str(tmp_path / "out" / "a")
     assert names(tmp_path / "out") == ["a", "latest"]
 
 
 def test_latest_never_moves_to_an_earlier_name(run: Run, tmp_path: Path) -> None:
-    run(3, generations=3, generation="20260102")
-    late = run(2, generations=3, generation="20260101")
+    run(3, keep_versions=3, version_name="20260102")
+    late = run(2, keep_versions=3, version_name="20260101")
     assert len(bp.open(late.output)) == 2
     assert len(bp.open(tmp_path / "out")) == 3
     assert names(tmp_path / "out") == ["20260101", "20260102", "latest"]
@@ -100,101 +100,101 @@ def test_latest_never_moves_to_an_earlier_name(run: Run, tmp_path: Path) -> None
 
 def test_a_reader_keeps_what_it_opened(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run(3, generations=1, generation="a")
+    run(3, keep_versions=1, version_name="a")
     reader = bp.open(out)
-    run(4, generations=1, generation="b")
-    run(5, generations=1, generation="c")
+    run(4, keep_versions=1, version_name="b")
+    run(5, keep_versions=1, version_name="c")
     assert names(out) == [".beam_prep", "a", "c", "latest"]
     assert [len(row["sequence"]) > 0 for row in reader] == [True] * 3
     del reader
     gc.collect()
-    run(6, generations=1, generation="d")
+    run(6, keep_versions=1, version_name="d")
     assert names(out) == ["d", "latest"]
 
 
 def test_a_reader_that_was_killed_or_whose_lease_has_passed_holds_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run(3, generations=1, generation="a")
+    run(3, keep_versions=1, version_name="a")
     code = f"import os, beam_prep; ds = beam_prep.open({str(out)!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT)
     (lease,) = (out / ".beam_prep/readers/a").glob("*.json")
     other = json.loads(lease.read_bytes()) | {"host": "another", "until": 1.0}
     lease.with_name("other.json").write_text(json.dumps(other))
-    run(4, generations=1, generation="b")
+    run(4, keep_versions=1, version_name="b")
     assert names(out) == ["b", "latest"]
     lease = out / ".beam_prep/readers/b/other.json"
     lease.parent.mkdir(parents=True)
     lease.write_text(json.dumps(other | {"until": 1e12}))
-    run(5, generations=1, generation="c")
+    run(5, keep_versions=1, version_name="c")
     assert names(out) == [".beam_prep", "b", "c", "latest"]
 
 
 def test_a_folder_that_cannot_be_written_is_read_without_a_lease(run: Run, tmp_path: Path) -> None:
-    run(3, generations=1, generation="a")
+    run(3, keep_versions=1, version_name="a")
     (tmp_path / "out/.beam_prep").write_text("")  # root writes to folders without the right, too
     assert len(bp.open(tmp_path / "out")) == 3
 
 
 @pytest.mark.parametrize("name", ["", "latest", ".beam_prep", "..", "a/b", "a b", "é", "a" * 101, "-a"])
-def test_names_that_no_generation_can_have_are_refused(run: Run, name: str) -> None:
-    with pytest.raises(ConfigError, match="generation is "):
-        run(3, generations=1, generation=name)
+def test_names_that_no_version_can_have_are_refused(run: Run, name: str) -> None:
+    with pytest.raises(ConfigError, match="version_name is "):
+        run(3, keep_versions=1, version_name=name)
 
 
 def test_what_makes_no_sense_is_refused(run: Run) -> None:
-    with pytest.raises(ConfigError, match="generation is 'a' without generations"):
-        run(3, generation="a")
-    with pytest.raises(ConfigError, match="generations is 0, wanted how many"):
-        run(3, generations=0)
+    with pytest.raises(ConfigError, match="version_name is 'a' without keep_versions"):
+        run(3, version_name="a")
+    with pytest.raises(ConfigError, match="keep_versions is 0, wanted how many"):
+        run(3, keep_versions=0)
     with pytest.raises(ConfigError, match="lease is 1, wanted 60 seconds or more"):
         run(3, lease=1)
 
 
-def test_an_output_with_and_one_without_generations_are_not_mixed(run: Run, tmp_path: Path) -> None:
+def test_an_output_with_and_one_without_versions_are_not_mixed(run: Run, tmp_path: Path) -> None:
     run(3)
-    with pytest.raises(OutputError, match="holds an output without generations: choose another -o"):
-        run(4, generations=1)
-    run(3, output_dir=tmp_path / "other", generations=1)
-    with pytest.raises(OutputError, match="holds generations: pass --generations N"):
+    with pytest.raises(OutputError, match="holds an output without versions: choose another -o"):
+        run(4, keep_versions=1)
+    run(3, output_dir=tmp_path / "other", keep_versions=1)
+    with pytest.raises(OutputError, match="holds versions: pass --keep_versions N"):
         run(4, output_dir=tmp_path / "other", overwrite=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "photo.png").touch()
-    with pytest.raises(OutputError, match=r"is no folder of generations, it holds 'photo.png'"):
-        run(3, output_dir=tmp_path / "mine", generations=1)
+    with pytest.raises(OutputError, match=r"is no folder of versions, it holds 'photo.png'"):
+        run(3, output_dir=tmp_path / "mine", keep_versions=1)
     assert names(tmp_path / "mine") == ["photo.png"]
 
 
-def test_a_generation_of_that_name_is_replaced_only_if_that_is_asked_for(run: Run, tmp_path: Path) -> None:
-    run(3, generations=2, generation="a")
+def test_a_version_of_that_name_is_replaced_only_if_that_is_asked_for(run: Run, tmp_path: Path) -> None:
+    run(3, keep_versions=2, version_name="a")
     with pytest.raises(OutputError, match="holds the output of another job"):
-        run(4, generations=2, generation="a")
-    run(4, generations=2, generation="a", overwrite=True)
+        run(4, keep_versions=2, version_name="a")
+    run(4, keep_versions=2, version_name="a", overwrite=True)
     assert len(bp.open(tmp_path / "out")) == 4
 
 
-def test_generations_share_the_spool(run: Run, tmp_path: Path) -> None:
-    run(3, generations=2, generation="a", spool=str(tmp_path / "spool"))
+def test_generations_share_the_cache(run: Run, tmp_path: Path) -> None:
+    run(3, keep_versions=2, version_name="a", cache_dir=str(tmp_path / "token_cache"))
     arrow = {**TEXT, "output": {"storage_format": "arrow"}}
-    made = run(3, arrow, generations=2, generation="b", spool=str(tmp_path / "spool"))
+    made = run(3, arrow, keep_versions=2, version_name="b", cache_dir=str(tmp_path / "token_cache"))
     told = json.loads(Path(made.output, "run.json").read_bytes())
     assert (told["blocks"], told["blocks_reused"]) == (1, 1)
 
 
 def test_a_failed_run_moves_nothing_and_reports_beside_the_folder(run: Run, tmp_path: Path) -> None:
-    run(3, generations=2, generation="a")
+    run(3, keep_versions=2, version_name="a")
     (tmp_path / "bad.jsonl").write_text('{"no": 1}\n')
     job = Pipeline(
         bp.PipelineConfig.from_dict(TEXT),
         tmp_path / "bad.jsonl",
         tmp_path / "out",
         ROOT / "examples/tokenizer",
-        generations=2,
+        keep_versions=2,
     )
     with pytest.raises(RunError, match=r"see .*/out.failed/failure.json"):
         job.run(["--runner=FnApiRunner"])
     assert names(tmp_path / "out") == ["a", "latest"]
     assert (tmp_path / "out.failed/failure.json").exists()
-    run(4, generations=2)
+    run(4, keep_versions=2)
     assert not (tmp_path / "out.failed").exists()
 
 
@@ -210,32 +210,32 @@ def stored() -> set[str]:
 
 def test_a_store_has_a_pointer_and_removes_the_oldest(store: MemoryStore, run: Run) -> None:
     for count, name in enumerate("abc", 1):
-        run(count, output_dir=OUT, generations=2, generation=name)
-    assert Generations(OUT).latest() == "c"
+        run(count, output_dir=OUT, keep_versions=2, version_name=name)
+    assert Versions(OUT).latest() == "c"
     assert {name.split("/")[1] for name in stored()} == {"b", "c", "latest.json"}
-    assert run(3, output_dir=OUT, generations=2).up_to_date
+    assert run(3, output_dir=OUT, keep_versions=2).up_to_date
     assert cli.main(["verify", OUT]) == 0
 
 
-def test_a_generation_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_files(
+def test_a_version_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_files(
     store: MemoryStore, run: Run
 ) -> None:
-    run(1, output_dir=OUT, generations=2, generation="0")
+    run(1, output_dir=OUT, keep_versions=2, version_name="0")
     job = Pipeline(
         bp.PipelineConfig.from_dict(TEXT),
         ROOT / "examples/data/text.jsonl",
         OUT,
         ROOT / "examples/tokenizer",
-        generations=2,
+        keep_versions=2,
     )
-    job._choose_generation()
+    job._choose_version()
     job._claim(dies=False, wait=True)
     began = job.output
     objects.put(f"{began}/__default__/shard_0099/old.bin", b"")
     with pytest.raises(LockedError):
-        run(2, output_dir=OUT, generations=2)
+        run(2, output_dir=OUT, keep_versions=2)
     job._claims.update(renewed=0.0)
-    assert run(2, output_dir=OUT, generations=2).output == began
-    assert Generations(OUT).latest() == began.rpartition("/")[2]
+    assert run(2, output_dir=OUT, keep_versions=2).output == began
+    assert Versions(OUT).latest() == began.rpartition("/")[2]
     assert cli.main(["verify", OUT]) == 0
     assert not [name for name in stored() if name.startswith(".beam_prep") or name.endswith("old.bin")]

@@ -1,4 +1,4 @@
-"""`output.carry` and `output.provenance`: ids beside the tokens, and the way back to the line of a row."""
+"""`output.keep_fields` and `output.provenance`: ids beside the tokens, and the way back to the line of a row."""
 
 import gzip
 import io
@@ -28,8 +28,10 @@ ODD = ["", "a\0b", "😀é", "x" * 100_000, '"q"\\', "\u2028", "plain"]
 CARRY = {"id": "string", "score": "float64", "turn": "int64"}
 
 
-def config(formats: Any = "bin", carry: Any = CARRY, provenance: bool = True, **preprocessing: Any) -> dict[str, Any]:
-    output = {"columns": "labels", "storage_format": formats, "carry": carry, "provenance": provenance}
+def config(
+    formats: Any = "bin", keep_fields: Any = CARRY, provenance: bool = True, **preprocessing: Any
+) -> dict[str, Any]:
+    output = {"columns": "labels", "storage_format": formats, "keep_fields": keep_fields, "provenance": provenance}
     return {
         "input": {"sections": [{"field": "text", "action": "train"}]},
         "preprocessing": {"max_seq_len": 16, "min_chars": 1, **preprocessing},
@@ -66,7 +68,7 @@ def made(tmp_path: Path, tokenizer_path: str) -> Callable[..., Path]:
 def documents(out: Path) -> list[dict[str, Any]]:
     """The carried values of each document, of rows packed or not."""
     ds = bp.open(out)
-    names = [column.name for column in ds.schema if column.carried]
+    names = [column.name for column in ds.schema if column.metadata]
     found = []
     for row in ds:
         packed = any(column.role == "lengths" for column in ds.schema)
@@ -145,7 +147,7 @@ def test_readers_of_others_find_strings_and_numbers(made: Callable[..., Path], s
 @pytest.mark.parametrize("shape", ["rows", "packed"])
 def test_tensorflow_parses_strings_by_features_json(made: Callable[..., Path], shape: str) -> None:
     tf = pytest.importorskip("tensorflow")
-    out = made(config(["bin", "tfrecord"], carry={"id": "string", "turn": "int64"}, **SHAPES[shape]))
+    out = made(config(["bin", "tfrecord"], keep_fields={"id": "string", "turn": "int64"}, **SHAPES[shape]))
     about = json.loads((out / "features.json").read_text())
     assert about["id"]["type"] == "string"
     spec = {
@@ -192,7 +194,7 @@ def test_the_bytes_do_not_depend_on_blocks_or_workers(made: Callable[..., Path],
 def test_tokens_are_those_without_it(made: Callable[..., Path]) -> None:
     for shape in ("rows", "packed", "chunks", "padded"):
         with_it = bp.open(made(config(**SHAPES[shape]), f"with {shape}"))
-        without = bp.open(made(config(carry={}, provenance=False, **SHAPES[shape]), f"without {shape}"))
+        without = bp.open(made(config(keep_fields={}, provenance=False, **SHAPES[shape]), f"without {shape}"))
         assert with_it.manifest["totals"] == without.manifest["totals"]
         for one, other in zip(with_it, without, strict=True):
             assert all(np.array_equal(one[name], other[name]) for name in without.columns)
@@ -202,15 +204,15 @@ def test_a_value_that_cannot_be_carried_is_a_reject(made: Callable[..., Path], t
     rows: list[dict[str, Any]]
     rows = [{"text": "a b c", "id": "x", "n": 1}, {"text": "d", "id": {}, "n": 1}, {"text": "e", "n": 2}, {"text": "f"}]
     odd = written(tmp_path / "odd.jsonl", rows)
-    given = config(carry={"id": "string", "n": "int32"})
+    given = config(keep_fields={"id": "string", "n": "int32"})
     ds = bp.open(made(given, inputs=[odd], max_reject_rate=1.0))
     assert [(row["id"], row["n"], row["offset"]) for row in ds][1] == ("", 2, odd.read_bytes().index(b'{"text": "e"'))
     assert [reject["message"] for reject in ds.rejects()] == [
         "field 'id' is an object, wanted a string or a number",
         "field 'n' is absent or null, wanted a number (int32)",
     ]
-    assert ds.manifest["ledger"]["rejected"] == {"carry": 2}
-    assert ds.manifest["counters"]["carry_missing"] == 1
+    assert ds.manifest["ledger"]["rejected"] == {"keep_fields": 2}
+    assert ds.manifest["counters"]["keep_fields_missing"] == 1
 
 
 OTHER_INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -246,7 +248,7 @@ def test_every_kind_of_input_carries_its_ids(made: Callable[..., Path], tmp_path
     whole = {
         "input": given,
         "preprocessing": {"min_chars": 1, **preprocessing},
-        "output": {"carry": {"uid": "string", "n": "int32"}, "provenance": True, "storage_format": list(HOLD)},
+        "output": {"keep_fields": {"uid": "string", "n": "int32"}, "provenance": True, "storage_format": list(HOLD)},
     }
     out = made(whole, inputs=[written(tmp_path / "rows.jsonl", rows)])
     ds = bp.open(out)
@@ -258,20 +260,24 @@ def test_every_kind_of_input_carries_its_ids(made: Callable[..., Path], tmp_path
 @pytest.mark.parametrize(
     ("output", "preprocessing", "message"),
     [
-        ({"carry": ["input_ids"]}, {}, "output.carry: found 'input_ids'; the tokens have a column of this name"),
-        ({"carry": ["file"], "provenance": True}, {}, "found 'file'; provenance adds a column of this name"),
-        ({"carry": ["domain"]}, {}, "found 'domain', which is reserved; name its column in output.names"),
-        ({"carry": ["doc-id"]}, {}, "found 'doc-id', which is no name of letters, digits and '_'"),
-        ({"carry": ["id", "ID"]}, {}, "found 'ID' beside column 'id'"),
-        ({"carry": ["id", "id"]}, {}, "must be a list of fields, each once"),
-        ({"carry": {"id": "int8"}}, {}, "output.carry.id"),
-        ({"carry": ["id"], "storage_format": "megatron"}, {}, "the format 'megatron' holds numbers alone"),
         (
-            {"carry": ["id"], "storage_format": "mds"},
+            {"keep_fields": ["input_ids"]},
+            {},
+            "output.keep_fields: found 'input_ids'; the tokens have a column of this name",
+        ),
+        ({"keep_fields": ["file"], "provenance": True}, {}, "found 'file'; provenance adds a column of this name"),
+        ({"keep_fields": ["domain"]}, {}, "found 'domain', which is reserved; name its column in output.names"),
+        ({"keep_fields": ["doc-id"]}, {}, "found 'doc-id', which is no name of letters, digits and '_'"),
+        ({"keep_fields": ["id", "ID"]}, {}, "found 'ID' beside column 'id'"),
+        ({"keep_fields": ["id", "id"]}, {}, "must be a list of fields, each once"),
+        ({"keep_fields": {"id": "int8"}}, {}, "output.keep_fields.id"),
+        ({"keep_fields": ["id"], "storage_format": "megatron"}, {}, "the format 'megatron' holds numbers alone"),
+        (
+            {"keep_fields": ["id"], "storage_format": "mds"},
             {"packing_strategy": "bfd"},
             "a packed row has a list of them, which the format 'mds' cannot hold",
         ),
-        ({"carry": {"n": "int32"}, "dtype": {"n": "int64"}}, {}, "give its type in output.carry"),
+        ({"keep_fields": {"n": "int32"}, "dtype": {"n": "int64"}}, {}, "give its type in output.keep_fields"),
         ({"provenance": True, "dtype": {"offset": "int32"}}, {}, "output.dtype.offset: found 'int32'; it cannot be"),
     ],
 )
@@ -287,7 +293,7 @@ def test_a_wrong_config_fails_by_name(output: dict[str, Any], preprocessing: dic
 
 
 def test_a_field_gets_another_name_in_the_output(made: Callable[..., Path], tmp_path: Path) -> None:
-    given = config(carry=["doc-id"])
+    given = config(keep_fields=["doc-id"])
     given["output"]["names"] = {"doc-id": "doc_id", "file": "input_file"}
     rows = [{"text": "a b", "doc-id": "x"}]
     ds = bp.open(made(given, inputs=[written(tmp_path / "rows.jsonl", rows)]))
@@ -296,7 +302,7 @@ def test_a_field_gets_another_name_in_the_output(made: Callable[..., Path], tmp_
 
 
 def test_megatron_holds_where_rows_come_from(made: Callable[..., Path]) -> None:
-    ds = bp.open(made(config("megatron", carry={"turn": "int64"})))
+    ds = bp.open(made(config("megatron", keep_fields={"turn": "int64"})))
     ds.verify()
     assert ds[1]["turn"] == 2**40
 
@@ -308,7 +314,7 @@ def test_batches_have_strings_as_lists(made: Callable[..., Path]) -> None:
         assert batch["id"] == [ds[0]["id"], ds[5]["id"]]
         assert batch["turn"].tolist() == [0, 5 * 2**40]
     view = ds.packed(32, seed=None)
-    assert [column.depth for column in view.schema if column.carried] == [1] * 5
+    assert [column.depth for column in view.schema if column.metadata] == [1] * 5
     assert sorted(each for row in view for each in row["turn"].tolist()) == sorted(row["turn"] for row in ds)
     batch = bp.collate(view)([view[0], view[1]])
     assert batch["id"] == [*view[0]["id"], *view[1]["id"]]
@@ -373,12 +379,12 @@ def test_why_a_line_is_not_found(made: Callable[..., Path], tmp_path: Path) -> N
 
 
 def test_a_replay_keeps_what_is_carried(made: Callable[..., Path], tmp_path: Path) -> None:
-    def chats(control: str, carry: Any) -> dict[str, Any]:
+    def chats(control: str, keep_fields: Any) -> dict[str, Any]:
         return {
             "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
             "mask": {"assistant": "train"},
             "preprocessing": {"control_tokens": control},
-            "output": {"columns": "labels", "carry": carry, "provenance": True},
+            "output": {"columns": "labels", "keep_fields": keep_fields, "provenance": True},
         }
 
     rows = [
@@ -386,13 +392,17 @@ def test_a_replay_keeps_what_is_carried(made: Callable[..., Path], tmp_path: Pat
         for n, said in enumerate(["a", "<|im_end|>", "c", "<|im_start|>", "e"])
     ]
     options: dict[str, Any] = {"inputs": [written(tmp_path / "in.jsonl", rows)], "max_reject_rate": 1.0}
-    options["spool"] = str(tmp_path / "spool")
-    carry = {"id": "string", "n": "int32"}
-    out = made(chats("reject", carry), **options)
+    options["cache_dir"] = str(tmp_path / "token_cache")
+    keep_fields = {"id": "string", "n": "int32"}
+    out = made(chats("reject", keep_fields), **options)
     assert [row["n"] for row in bp.open(out)] == [0, 2, 4]
-    limits = {"spool": options["spool"], "max_reject_rate": 1.0}
-    bp.Replay(out, bp.PipelineConfig.from_dict(chats("escape", carry)), output_dir=tmp_path / "again", **limits).run()
-    wanted = tree(made(chats("escape", carry), "from scratch", **{**options, "spool": str(tmp_path / "other")}))
+    limits = {"cache_dir": options["cache_dir"], "max_reject_rate": 1.0}
+    bp.Replay(
+        out, bp.PipelineConfig.from_dict(chats("escape", keep_fields)), output_dir=tmp_path / "again", **limits
+    ).run()
+    wanted = tree(
+        made(chats("escape", keep_fields), "from scratch", **{**options, "cache_dir": str(tmp_path / "other")})
+    )
     assert tree(tmp_path / "again") == wanted
     assert [row["id"] for row in bp.open(tmp_path / "again")] == [row["id"] for row in rows]
     other = bp.PipelineConfig.from_dict(chats("escape", ["id"]))

@@ -1,4 +1,4 @@
-"""What is carried along from records to rows, beside their tokens: strings, numbers, and where a line begins."""
+"""Metadata from records to rows, beside their tokens: strings, numbers, and where a line begins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 
-CarryType = Literal["string", "int32", "int64", "float32", "float64"]
-"""The type of a field that is carried along."""
+MetadataType = Literal["string", "int32", "int64", "float32", "float64"]
+"""The type of a field that is kept as metadata."""
 
 FILE, OFFSET = Column("file", "int32", 0, "file"), Column("offset", "int64", 0, "offset")
 """The columns of provenance: the number of the file in the manifest's `inputs`, and the byte at which the line begins
-in it; of a table: the rows before it. In the spool they count from the block, so that equal blocks of several files are
-equal: see `placed`."""
+in it; of a table: the rows before it. In the token cache they count from the block, so that equal blocks of several
+files are equal: see `placed`."""
 
-MISSING = "carry_missing"
+MISSING = "keep_fields_missing"
 """The counter of strings that are empty because the record does not have them."""
 
 
-def carried_column(name: str, kind: CarryType) -> Column:
+def metadata_column(name: str, kind: MetadataType) -> Column:
     """The column of a field."""
     return Column(name, "uint8", 0, "string") if kind == "string" else Column(name, kind, 0, "number")
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """The fields of a block's records that are carried along, by line.
+class Metadata:
+    """The fields of a block's records that are kept as metadata, by line.
 
     Attributes:
         columns: of each field, in order.
@@ -47,7 +47,7 @@ def placed(rows: Mapping[str, Ragged], file: int, first_byte: int) -> dict[str, 
     """Rows of a block with the provenance that they have in the input.
 
     Args:
-        rows: as the spool has them.
+        rows: as the token cache has them.
         file: of the block.
         first_byte: of the block's first line in that file; of a table: its first row.
     """
@@ -60,17 +60,17 @@ def one_each(values: Array) -> Ragged:
     return Ragged(values, np.arange(len(values) + 1))
 
 
-def carried_value(column: Column, value: Array | Ragged) -> Any:
+def metadata_value(column: Column, value: Array | Ragged) -> Any:
     """The value of a row: a str, an int or a float; of a packed row a list of str, or an array of numbers."""
     if column.role != "string":
         return value if column.depth or isinstance(value, Ragged) else value[0].item()
     return [_text(each) for each in value] if isinstance(value, Ragged) else _text(value)
 
 
-def carried_values(column: Column, rows: Ragged) -> Any:
+def metadata_values(column: Column, rows: Ragged) -> Any:
     """The values of rows: a list of str, or an array of numbers; of packed rows a list of the values of each."""
     if column.depth:
-        return [carried_value(column, row) for row in rows]
+        return [metadata_value(column, row) for row in rows]
     return [_text(row) for row in rows] if column.role == "string" else rows.flat
 
 

@@ -1,4 +1,4 @@
-"""Rows that come back from the spool: all of a block, or a slice."""
+"""Rows that come back from the token cache: all of a block, or a slice."""
 
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.errors import FormatError
+from beam_prep.formats.cached_block import ROWS, encode_block, read_rows
 from beam_prep.formats.sealed import nothing_proven
-from beam_prep.formats.spool import ROWS, encode_block, read_rows
 from beam_prep.shards.layout import store_as
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import to_labels
 from tests.tokens.batches import made_of, masked_rows
 
 
-def through_the_spool(batch: Batch) -> tuple[dict[str, list[Any]], str]:
+def through_the_cache(batch: Batch) -> tuple[dict[str, list[Any]], str]:
     """The rows of a batch as they come back, and the Arrow type of its last column."""
     batch = store_as(batch, {})
     receipt, files = encode_block(batch, batch.tokens, 100, "a block")
@@ -31,11 +31,11 @@ def through_the_spool(batch: Batch) -> tuple[dict[str, list[Any]], str]:
 
 
 @given(masked_rows(), st.booleans())
-def test_labels_come_back_from_the_spool(rows: tuple[list[list[int]], list[list[int]]], shift: bool) -> None:
+def test_labels_come_back_from_the_cache(rows: tuple[list[list[int]], list[list[int]]], shift: bool) -> None:
     ids, mask = rows
     batch = to_labels(made_of(ids, mask), shift)
     if len(batch):
-        found, kind = through_the_spool(batch)
+        found, kind = through_the_cache(batch)
         assert found == {name: column.to_lists() for name, column in batch.columns.items()}
         assert ("bool" in kind) == (not shift)  # a bit a token
 
@@ -43,7 +43,7 @@ def test_labels_come_back_from_the_spool(rows: tuple[list[list[int]], list[list[
 def test_labels_that_are_neither_ids_nor_ignored_come_back_too() -> None:
     batch = to_labels(made_of([[5, 6, 7]], [[1, 0, 1]]), shift=False)
     batch.columns["labels"] = Ragged.from_lists([[5, -100, 8]])
-    found, kind = through_the_spool(batch)
+    found, kind = through_the_cache(batch)
     assert found == {"input_ids": [[5, 6, 7]], "labels": [[5, -100, 8]]}
     assert "int32" in kind
 

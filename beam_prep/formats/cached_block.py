@@ -1,4 +1,4 @@
-"""Spool files: one tokenised block <-> bytes. Arrow IPC, so that a slice of rows is read without copying it.
+"""Token cache files: one tokenised block <-> bytes. Arrow IPC, so that a slice of rows is read without copying it.
 
 A block takes up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block's receipt in
 its footer; labels that are the ids or -100 take one bit a token. `<name>.rows.arrow` (small) holds what only shard
@@ -28,14 +28,14 @@ from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Proven, Sealed, seal
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.reading.records import Drop, drops, marks
-from beam_prep.shards.sidecars import Sidecar
+from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import RoleCounts
 
-SPOOL_VERSION = 10
-"""Rises with every change of the contents of a spool file; older blocks are then not used again."""
+CACHE_VERSION = 10
+"""Rises with every change of the contents of a token cache file; older blocks are then not used again."""
 
-ROWS, SIDECAR, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
+ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
 
 
 def encode_block(
@@ -70,7 +70,7 @@ def encode_block(
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts["rejected"]:
         files[REJECTS] = _rejects(batch, text_limit, name)
-    files[SIDECAR] = _sidecar(batch, domain, tokens, roles, text_limit, name)
+    files[ROW_INDEX] = _row_index(batch, domain, tokens, roles, text_limit, name)
     files[ROWS] = _rows(batch, domain, receipt, name)
     return receipt, files
 
@@ -80,10 +80,10 @@ _OF = b"of"
 
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
-    rows = _with_bits(SpooledRows({name: batch[name] for name in batch.schema}), batch.schema.values())
+    rows = _with_bits(CachedRows({name: batch[name] for name in batch.schema}), batch.schema.values())
     if len(receipt.domains) > 1:
         order = np.argsort(domain, kind="stable")  # a mask a domain would look at all values for each of them
-        rows = SpooledRows.joined([rows], order)
+        rows = CachedRows.joined([rows], order)
     borders = offsets_of(np.bincount(domain, minlength=len(receipt.domains)))
     parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
     footer = {"receipt": json.dumps(_as_dict(receipt), ensure_ascii=False)}
@@ -97,7 +97,7 @@ def _as_dict(receipt: BlockReceipt) -> dict[str, Any]:
 
 
 def encode_rows(
-    found: "SpooledRows",
+    found: "CachedRows",
     schema: Iterable[Column],
     parts: Iterable[slice],
     footer: Mapping[str, str],
@@ -137,7 +137,7 @@ def _body(content: pa.Buffer, message: int) -> int:
     return message + 8 + int.from_bytes(content[message + 4 : message + 8], "little")
 
 
-def _with_bits(found: "SpooledRows", schema: Iterable[Column]) -> "SpooledRows":
+def _with_bits(found: "CachedRows", schema: Iterable[Column]) -> "CachedRows":
     """The rows, with bits for labels that can be bits."""
     rows, bits = dict(found.rows), dict(found.bits)
     for column in schema:
@@ -146,7 +146,7 @@ def _with_bits(found: "SpooledRows", schema: Iterable[Column]) -> "SpooledRows":
         if (trained := _trained(rows[column.name], rows[column.of], column)) is not None:
             rows[column.name] = rows[column.name].with_flat(trained)
             bits[column.name] = column.of
-    return SpooledRows(rows, bits)
+    return CachedRows(rows, bits)
 
 
 def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:
@@ -180,7 +180,7 @@ def _values(array: pa.Array) -> Array:
     return unpacked(bits, array.offset, array.offset + len(array))
 
 
-def _sidecar(
+def _row_index(
     batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, text_limit: int, block: str
 ) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
@@ -203,7 +203,7 @@ def _sidecar(
     }
     if marked := marks(batch.ledger, text_limit):
         footer["marks"] = json.dumps([record.as_dict() for record in marked])
-    return _write(table, footer, block + SIDECAR)
+    return _write(table, footer, block + ROW_INDEX)
 
 
 def _narrow(counts: Array) -> Array:
@@ -289,11 +289,11 @@ def read_rows(
     sealed = Sealed(source, name + ROWS, proven)
     reader = sealed.open()
     if domain >= reader.num_record_batches or stop > len(rows_of_domain := reader.get_batch(domain)):
-        raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
+        raise FormatError(f"the token cache file {name} does not have the rows that its receipt names")
     batch = rows_of_domain.slice(start, stop - start)
     are_all = len(batch) == len(rows_of_domain) and reader.num_record_batches == 1
     rows = {column: _ragged(batch.column(column), sealed) for column in batch.schema.names}
-    return SpooledRows(rows, _bits(batch.schema)).decoded(), are_all
+    return CachedRows(rows, _bits(batch.schema)).decoded(), are_all
 
 
 def _bits(schema: pa.Schema) -> dict[str, str]:
@@ -302,8 +302,8 @@ def _bits(schema: pa.Schema) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledRows:
-    """Rows as files of the spool have them. To arrange them takes less memory than to arrange what they mean.
+class CachedRows:
+    """Rows as files of the token cache have them. To arrange them takes less memory than to arrange what they mean.
 
     Attributes:
         rows: column -> values; labels may be bits, true where they are the ids.
@@ -325,7 +325,7 @@ class SpooledRows:
         return {**self.rows, **labels}
 
     @classmethod
-    def joined(cls, parts: Sequence["SpooledRows"], order: Array) -> "SpooledRows":
+    def joined(cls, parts: Sequence["CachedRows"], order: Array) -> "CachedRows":
         """The rows of all parts, one after the other, in another order. The parts lose theirs, which saves memory.
 
         Args:
@@ -339,7 +339,7 @@ class SpooledRows:
         return cls(rows, bits)
 
 
-def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: Proven) -> SpooledRows:
+def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: Proven) -> CachedRows:
     """Some rows of a domain, in the order in which they are given. Of a mapped file no others are read.
 
     Args:
@@ -355,10 +355,10 @@ def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven
     sealed = Sealed(source, name + ROWS, proven)
     reader = sealed.open()
     if domain >= reader.num_record_batches or (len(rows) and int(rows.max()) >= len(batch := reader.get_batch(domain))):
-        raise FormatError(f"the spool file {name} does not have the rows that its receipt names")
+        raise FormatError(f"the token cache file {name} does not have the rows that its receipt names")
     batch = reader.get_batch(domain)
     found = {column: _picked(batch.column(column), rows, sealed) for column in batch.schema.names}
-    return SpooledRows(found, _bits(batch.schema))
+    return CachedRows(found, _bits(batch.schema))
 
 
 def _picked(array: pa.ListArray, rows: Array, sealed: Sealed) -> Ragged:
@@ -398,7 +398,7 @@ def _places(starts: Array, offsets: Array) -> Array:
 
 def decode_batch(
     sealed: Sealed, reader: pa.ipc.RecordBatchFileReader, batch: int, beside: Sequence[str]
-) -> tuple[SpooledRows, list[Array]]:
+) -> tuple[CachedRows, list[Array]]:
     """A record batch of an open file that `encode_rows` wrote: its rows, and the numbers `beside` them.
 
     Raises:
@@ -409,7 +409,7 @@ def decode_batch(
     for each in numbers:
         sealed.check_array(each)
     rows = {key: _ragged(found.column(key), sealed) for key in found.schema.names if key not in beside}
-    return SpooledRows(rows, _bits(found.schema)), [each.to_numpy() for each in numbers]
+    return CachedRows(rows, _bits(found.schema)), [each.to_numpy() for each in numbers]
 
 
 def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:
@@ -422,13 +422,13 @@ def _ragged(array: pa.ListArray, sealed: Sealed) -> Ragged:
     return Ragged(_values(values), offsets - offsets[0])
 
 
-def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
-    """The sidecar of a block.
+def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
+    """The row index of a block.
 
     Raises:
         FormatError: the file is cut or damaged, or it is another block's.
     """
-    reader = Sealed(source, name + SIDECAR).open()
+    reader = Sealed(source, name + ROW_INDEX).open()
     batch = reader.get_batch(0)
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
     outcomes = [(kind, reason) for kind, reason in json.loads(reader.metadata[b"outcomes"])]
@@ -446,7 +446,7 @@ def read_sidecar(source: pa.NativeFile, name: str) -> Sidecar:
     if f"{DUPLICATE}:0" in found:
         digests[DUPLICATE] = np.stack([found.pop(f"{DUPLICATE}:{half}") for half in (0, 1)], axis=1)
         found["offset"] = found["offset"].astype(np.int64)
-    return Sidecar(
+    return RowIndex(
         **found,
         length=length,
         outcomes=outcomes,

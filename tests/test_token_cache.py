@@ -1,4 +1,4 @@
-"""A spooled block of which a bit is wrong is made again or refused, wherever the bit lies; it never becomes data."""
+"""A cached block of which a bit is wrong is made again or refused, wherever the bit lies; it never becomes data."""
 
 import json
 import random
@@ -16,20 +16,20 @@ from hypothesis import given, settings
 
 from beam_prep import errors
 from beam_prep.data.block import BlockReceipt
-from beam_prep.formats import spool as files
-from beam_prep.formats.spool import REJECTS, ROWS, SIDECAR
+from beam_prep.formats import cached_block as files
+from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.shards.plan import make_plan
-from beam_prep.storage import spool as _spool
+from beam_prep.storage import token_cache as _cache
 from beam_prep.storage.files import read_file
-from beam_prep.storage.spool import Spool
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import ObjectInfo
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms import shard
-from tests.test_resume import Jobs, changed, chat, spooled
+from tests.test_resume import Jobs, cached, changed, chat
 
 pytestmark = pytest.mark.long
 
-ENDINGS = (ROWS, SIDECAR, REJECTS)
+ENDINGS = (ROWS, ROW_INDEX, REJECTS)
 LABELS = changed(output__columns="labels", output__domain_key="topic")
 ONE_SHARD = changed(output__max_tokens_per_shard=10**9)
 
@@ -63,15 +63,15 @@ class Block:
         # The last lines are long, so that the rows take several chunks of checksums.
         long = b"".join(chat(1, "two", number).replace(b"not far. ", b"not far. " * 12) for number in range(1, 31))
         jobs.write("a.jsonl", chat(21) + long)
-        jobs.run("a.jsonl", spool=jobs.spool, config=config, block_bytes=8 << 20)
-        (rows,) = spooled(Path(jobs.spool))
+        jobs.run("a.jsonl", cache_dir=jobs.cache_dir, config=config, block_bytes=8 << 20)
+        (rows,) = cached(Path(jobs.cache_dir))
         stem = rows.name.removesuffix(ROWS)
-        self.spool = Spool(jobs.spool, stem.partition("-")[2])
+        self.token_cache = TokenCache(jobs.cache_dir, stem.partition("-")[2])
         self.digest = rows.parent.name + stem.partition("-")[0]
-        self.name = self.spool.name(self.digest)
+        self.name = self.token_cache.name(self.digest)
         self.paths = {ending: rows.with_name(stem + ending) for ending in ENDINGS}
         self.whole = {ending: path.read_bytes() for ending, path in self.paths.items()}
-        found = self.spool.find(self.digest)
+        found = self.token_cache.find(self.digest)
         assert found is not None
         self.receipt: BlockReceipt = found
         assert len(self.whole[ROWS]) > 2 * 64 * 1024
@@ -81,18 +81,20 @@ class Block:
         for ending, path in self.paths.items():
             path.write_bytes(self.whole[ending])
 
-    def read(self, spool: Spool | None = None) -> list[str]:
+    def read(self, token_cache: TokenCache | None = None) -> list[str]:
         """All that a job reads of it."""
-        spool = spool or self.spool
-        found = [repr(spool.receipt(self.name))]
+        token_cache = token_cache or self.token_cache
+        found = [repr(token_cache.receipt(self.name))]
         for domain, (_, rows, _) in enumerate(self.receipt.domains):
             for start, stop in ((0, rows), (rows // 3, rows // 2)):
-                part = spool.rows(self.name, domain, start, stop)
+                part = token_cache.rows(self.name, domain, start, stop)
                 found.append(json.dumps({name: column.to_lists() for name, column in part.items()}))
-        (sidecar,) = spool.sidecars([self.name])
-        found += [repr((sidecar.line.tolist(), sidecar.domain.tolist(), sidecar.tokens.tolist(), sidecar.outcomes))]
-        found += [repr((sidecar.status.tolist(), sidecar.counters))]
-        return [*found, repr(list(spool.rejects([self.name])))]
+        (row_index,) = token_cache.row_indexes([self.name])
+        found += [
+            repr((row_index.line.tolist(), row_index.domain.tolist(), row_index.tokens.tolist(), row_index.outcomes))
+        ]
+        found += [repr((row_index.status.tolist(), row_index.counters))]
+        return [*found, repr(list(token_cache.rejects([self.name])))]
 
 
 @pytest.fixture(scope="module", params=["masks", "labels"])
@@ -109,16 +111,16 @@ def test_a_flipped_bit_of_a_block_is_found_or_read_by_nobody(
 ) -> None:
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_spool, "read_file", READERS[reader])
+            patch.setattr(_cache, "read_file", READERS[reader])
             flip(block.paths[ending], 8 * int(place * len(block.whole[ending])) + bit)
-            with pytest.raises(errors.SpoolError, match="damaged"):
-                block.spool.find(block.digest)
+            with pytest.raises(errors.TokenCacheError, match="damaged"):
+                block.token_cache.find(block.digest)
             try:
                 assert block.read() == block.seen
-            except errors.SpoolError:
+            except errors.TokenCacheError:
                 assert not block.paths[ROWS].exists()
-                assert block.spool.find(block.digest) is None
-                with pytest.raises(errors.SpoolError, match=r"is gone, or was set aside, in .+: run again"):
+                assert block.token_cache.find(block.digest) is None
+                with pytest.raises(errors.TokenCacheError, match=r"is gone, or was set aside, in .+: run again"):
                     block.read()
     finally:
         block.restore()
@@ -133,12 +135,12 @@ def test_a_file_that_is_cut_or_goes_on_is_found(
     data = block.whole[ending]
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_spool, "read_file", READERS[reader])
+            patch.setattr(_cache, "read_file", READERS[reader])
             for other in (data[: int(share * len(data))], data + more):
                 block.paths[ending].write_bytes(other)
                 if other != data:
-                    with pytest.raises(errors.SpoolError, match="damaged"):
-                        block.spool.find(block.digest)
+                    with pytest.raises(errors.TokenCacheError, match="damaged"):
+                        block.token_cache.find(block.digest)
     finally:
         block.restore()
 
@@ -148,7 +150,7 @@ def test_a_slice_of_rows_proves_what_it_covers_and_no_more(block: Block) -> None
     domain = len(block.receipt.domains) - 1
     rows = block.receipt.domains[domain][1]
     parts = [(row, row + 1) for row in range(rows)]
-    whole = [block.spool.rows(block.name, domain, *part) for part in parts]
+    whole = [block.token_cache.rows(block.name, domain, *part) for part in parts]
     bad = []
     try:
         flip(block.paths[ROWS], 8 * (len(block.whole[ROWS]) // 2))
@@ -156,8 +158,8 @@ def test_a_slice_of_rows_proves_what_it_covers_and_no_more(block: Block) -> None
         for part, seen in zip(parts, whole, strict=True):
             block.paths[ROWS].write_bytes(damaged)
             try:
-                found = block.spool.rows(block.name, domain, *part)
-            except errors.SpoolError:
+                found = block.token_cache.rows(block.name, domain, *part)
+            except errors.TokenCacheError:
                 bad.append(part)
                 block.restore()
             else:
@@ -182,14 +184,14 @@ def test_a_sound_file_of_another_block_is_made_again(tmp_path: Path, tokenizer_p
     jobs = Jobs(tmp_path, tokenizer_path)
     jobs.write("a.jsonl", chat(10))
     jobs.write("b.jsonl", chat(10, first=20))
-    jobs.run("a.jsonl", "b.jsonl", spool=jobs.spool)
+    jobs.run("a.jsonl", "b.jsonl", cache_dir=jobs.cache_dir)
     wanted = jobs.tree()
     for ending in ENDINGS:
-        first, second = (path.with_name(path.name.removesuffix(ROWS) + ending) for path in spooled(Path(jobs.spool)))
+        first, second = (path.with_name(path.name.removesuffix(ROWS) + ending) for path in cached(Path(jobs.cache_dir)))
         assert first.read_bytes() != second.read_bytes()
         shutil.copy(second, first)
         shutil.rmtree(tmp_path / "out")
-        jobs.run("a.jsonl", "b.jsonl", spool=jobs.spool)
+        jobs.run("a.jsonl", "b.jsonl", cache_dir=jobs.cache_dir)
         assert jobs.tree() == wanted
         told = json.loads((tmp_path / "out" / "run.json").read_bytes())
         assert (told["blocks_reused"], told["blocks_damaged"]) == (1, 1)
@@ -226,23 +228,23 @@ class Store:
 
 
 @pytest.fixture
-def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[Spool, Store]:
-    spool = replace(block.spool, folder="s3://bucket/spool")
-    store = Store({f"s3://bucket/spool/{block.name}{ending}": data for ending, data in block.whole.items()})
+def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[TokenCache, Store]:
+    token_cache = replace(block.token_cache, folder="s3://bucket/token_cache")
+    store = Store({f"s3://bucket/token_cache/{block.name}{ending}": data for ending, data in block.whole.items()})
     monkeypatch.setattr(objects, "_client", lambda path: store)
-    return spool, store
+    return token_cache, store
 
 
-def test_a_block_in_a_store_is_proven_with_few_requests(block: Block, stored: tuple[Spool, Store]) -> None:
-    spool, store = stored
-    assert spool.find(block.digest) == block.receipt
+def test_a_block_in_a_store_is_proven_with_few_requests(block: Block, stored: tuple[TokenCache, Store]) -> None:
+    token_cache, store = stored
+    assert token_cache.find(block.digest) == block.receipt
     assert store.requests["tail"] == 3
     assert store.requests["get"] <= 1
     rows = block.receipt.domains[0][1]
     store.requests.clear()
-    found = spool.rows(block.name, 0, 0, rows)
+    found = token_cache.rows(block.name, 0, 0, rows)
     assert {name: part.to_lists() for name, part in found.items()} == {
-        name: part.to_lists() for name, part in block.spool.rows(block.name, 0, 0, rows).items()
+        name: part.to_lists() for name, part in block.token_cache.rows(block.name, 0, 0, rows).items()
     }
     assert store.requests["tail"] == 1
     assert store.requests["get"] <= 2
@@ -250,20 +252,20 @@ def test_a_block_in_a_store_is_proven_with_few_requests(block: Block, stored: tu
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_damaged_block_in_a_store_is_found_and_set_aside(
-    block: Block, stored: tuple[Spool, Store], ending: str
+    block: Block, stored: tuple[TokenCache, Store], ending: str
 ) -> None:
-    spool, store = stored
-    path = f"s3://bucket/spool/{block.name}{ending}"
+    token_cache, store = stored
+    path = f"s3://bucket/token_cache/{block.name}{ending}"
     data = bytearray(store.objects[path])
     data[len(data) // 2] ^= 8
     store.objects[path] = bytes(data)
-    with pytest.raises(errors.SpoolError, match="damaged"):
-        spool.find(block.digest)
-    with pytest.raises(errors.SpoolError, match="set aside"):
-        block.read(spool)
-    assert store.objects.keys() == {f"s3://bucket/spool/{block.name}{each}.damaged" for each in ENDINGS}
+    with pytest.raises(errors.TokenCacheError, match="damaged"):
+        token_cache.find(block.digest)
+    with pytest.raises(errors.TokenCacheError, match="set aside"):
+        block.read(token_cache)
+    assert store.objects.keys() == {f"s3://bucket/token_cache/{block.name}{each}.damaged" for each in ENDINGS}
     assert store.objects[path + ".damaged"] == data
-    assert spool.find(block.digest) is None
+    assert token_cache.find(block.digest) is None
 
 
 # Whole runs
@@ -282,18 +284,18 @@ def told(jobs: Jobs, output: str = "out") -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_damaged_block_is_made_again_and_counted(jobs: Jobs, seed: int) -> None:
     jobs.write("a.jsonl", chat(100))
-    jobs.run("a.jsonl", output="first", spool=jobs.spool)
+    jobs.run("a.jsonl", output="first", cache_dir=jobs.cache_dir)
     assert "blocks_damaged" not in told(jobs, "first")
     drawn = random.Random(seed)
-    path = drawn.choice(sorted(Path(jobs.spool).rglob("*" + ENDINGS[seed % 3])))
+    path = drawn.choice(sorted(Path(jobs.cache_dir).rglob("*" + ENDINGS[seed % 3])))
     whole = path.read_bytes()
     flip(path, drawn.randrange(8 * len(whole)))
-    jobs.run("a.jsonl", spool=jobs.spool)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     run = told(jobs)
     assert run["blocks_damaged"] == 1
     assert run["blocks_reused"] == run["blocks"] - 1
     assert jobs.tree() == jobs.tree("first")
-    jobs.run("a.jsonl", output="third", spool=jobs.spool)
+    jobs.run("a.jsonl", output="third", cache_dir=jobs.cache_dir)
     assert "blocks_damaged" not in told(jobs, "third")
 
 
@@ -304,26 +306,26 @@ def test_a_block_that_is_damaged_when_it_is_written_fails_the_run_and_the_next_m
 ) -> None:
     jobs.write("a.jsonl", chat(100))
     expected = jobs.scratch("a.jsonl", config=ONE_SHARD)
-    options: dict[str, Any] = {"config": ONE_SHARD, **({"spool": jobs.spool} if kept else {})}
-    folder = Path(jobs.spool) if kept else jobs.folder / ".beam_prep"
+    options: dict[str, Any] = {"config": ONE_SHARD, **({"cache_dir": jobs.cache_dir} if kept else {})}
+    folder = Path(jobs.cache_dir) if kept else jobs.folder / ".beam_prep"
     plan = make_plan
 
     def damages(*given: Any) -> Any:
         planned = plan(*given)
-        path = sorted(folder.rglob("*" + ending))[0] if ending != ROWS else sorted(spooled(folder))[0]
+        path = sorted(folder.rglob("*" + ending))[0] if ending != ROWS else sorted(cached(folder))[0]
         flip(path, 8 * (path.stat().st_size // 2))
         return planned
 
     monkeypatch.setattr(shard, "make_plan", damages)
-    if ending == SIDECAR:  # which the plan alone reads
+    if ending == ROW_INDEX:  # which the plan alone reads
         jobs.run("a.jsonl", **options)
         assert jobs.tree() == expected
         return
-    with pytest.raises(errors.SpoolError, match=r"is damaged: .+; it is set aside .+: run again"):
+    with pytest.raises(errors.TokenCacheError, match=r"is damaged: .+; it is set aside .+: run again"):
         jobs.run("a.jsonl", **options)
     assert not (jobs.folder / "out").exists()
     aside = {path.name.partition(".")[2] for path in folder.rglob("*.damaged")}
-    assert aside >= {ending[1:] + ".damaged", SIDECAR[1:] + ".damaged"}
+    assert aside >= {ending[1:] + ".damaged", ROW_INDEX[1:] + ".damaged"}
     monkeypatch.setattr(shard, "make_plan", plan)
     jobs.run("a.jsonl", **options)
     run = told(jobs)
@@ -332,7 +334,7 @@ def test_a_block_that_is_damaged_when_it_is_written_fails_the_run_and_the_next_m
     assert jobs.tree() == expected
 
 
-def test_a_sidecar_that_is_damaged_when_the_plan_is_made_fails_the_run(
+def test_a_row_index_that_is_damaged_when_the_plan_is_made_fails_the_run(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.write("a.jsonl", chat(100))
@@ -340,15 +342,15 @@ def test_a_sidecar_that_is_damaged_when_the_plan_is_made_fails_the_run(
     plan = make_plan
 
     def damages(*given: Any) -> Any:
-        for path in sorted(Path(jobs.spool).rglob("*" + SIDECAR)):
+        for path in sorted(Path(jobs.cache_dir).rglob("*" + ROW_INDEX)):
             flip(path, 8 * (path.stat().st_size // 2))
         return plan(*given)
 
     monkeypatch.setattr(shard, "make_plan", damages)
-    with pytest.raises(errors.SpoolError, match="set aside"):
-        jobs.run("a.jsonl", spool=jobs.spool)
+    with pytest.raises(errors.TokenCacheError, match="set aside"):
+        jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     monkeypatch.setattr(shard, "make_plan", plan)
-    jobs.run("a.jsonl", spool=jobs.spool)
+    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
     assert told(jobs)["blocks_damaged"] >= 1  # those that the plan did not come to
     assert jobs.tree() == expected
 
@@ -358,9 +360,11 @@ def test_a_block_that_was_lost_before_it_is_written_is_named(jobs: Jobs, monkeyp
     plan = make_plan
 
     def loses(*given: Any) -> Any:
-        shutil.rmtree(jobs.spool)
+        shutil.rmtree(jobs.cache_dir)
         return plan(*given)
 
     monkeypatch.setattr(shard, "make_plan", loses)
-    with pytest.raises(errors.SpoolError, match=r"spool file .+ is gone, or was set aside, in .+: run again"):
-        jobs.run("a.jsonl", spool=jobs.spool)
+    with pytest.raises(
+        errors.TokenCacheError, match=r"token cache file .+ is gone, or was set aside, in .+: run again"
+    ):
+        jobs.run("a.jsonl", cache_dir=jobs.cache_dir)

@@ -1,4 +1,4 @@
-"""Fields of records that are carried along: they are read first, and become columns of the rows last.
+"""Fields of records that are kept as metadata: they are read first, and become columns of the rows last.
 
 No step in between sees them: they are in the ledger of their block, which has an entry for each line.
 """
@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.block import Reject, step
-from beam_prep.data.carried import Carried, CarryType, carried_column, one_each
+from beam_prep.data.metadata import Metadata, MetadataType, metadata_column, one_each
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Records
 
 
 @step
-def carry_fields(records: Records, fields: Mapping[str, CarryType]) -> Records:
-    """Notes fields of the records in the ledger. `SpoolBlocks` makes columns of them.
+def keep_fields(records: Records, fields: Mapping[str, MetadataType]) -> Records:
+    """Notes fields of the records in the ledger. `CacheBlocks` makes columns of them.
 
     A string is taken as it is. A number (or true, or false) in a column of strings is the text that JSON writes for it;
-    a field that is absent or null is an empty string, which `carry_missing` counts. In a column of numbers there must
-    be a number that the type holds: integers exactly, others rounded to its precision. All else becomes a reject
-    (`carry`) if the record would be kept.
+    a field that is absent or null is an empty string, which `keep_fields_missing` counts. In a column of numbers there
+    must be a number that the type holds: integers exactly, others rounded to its precision. All else becomes a reject
+    (`keep_fields`) if the record would be kept.
 
     Args:
         records: as they were read.
@@ -49,9 +49,9 @@ def carry_fields(records: Records, fields: Mapping[str, CarryType]) -> Records:
         missing[records.line[absent]] += 1
         for row, message in wrong.items():
             problems.setdefault(int(records.line[row]), message)
-    columns = tuple(carried_column(name, kind) for name, kind in fields.items())
+    columns = tuple(metadata_column(name, kind) for name, kind in fields.items())
     ledger = records.ledger.copy()
-    ledger.carried = Carried(columns, values, missing, problems)
+    ledger.metadata = Metadata(columns, values, missing, problems)
     return replace(records, ledger=ledger)
 
 
@@ -82,15 +82,15 @@ def _string(value: Any) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError:  # of a function of the user: no line that was parsed has it
-            raise Reject("carry", "a string with half of a surrogate pair") from None
+            raise Reject("keep_fields", "a string with half of a surrogate pair") from None
     if value is None:
         return b""
     if type(value) not in (int, float, bool):
-        raise Reject("carry", f"{describe(value)}, wanted a string or a number")
+        raise Reject("keep_fields", f"{describe(value)}, wanted a string or a number")
     return json.dumps(value).encode()
 
 
-def _numbers(name: str, column: Sequence[Any], kind: CarryType) -> _Found:
+def _numbers(name: str, column: Sequence[Any], kind: MetadataType) -> _Found:
     wrong = dict[int, str]()
 
     def each() -> Iterator[float]:
@@ -104,7 +104,7 @@ def _numbers(name: str, column: Sequence[Any], kind: CarryType) -> _Found:
     return one_each(np.fromiter(each(), kind, len(column))), np.zeros(0, np.int64), wrong
 
 
-def _number(value: Any, kind: CarryType) -> float:
+def _number(value: Any, kind: MetadataType) -> float:
     """A number of a record, as one of a type.
 
     Raises:
@@ -112,7 +112,7 @@ def _number(value: Any, kind: CarryType) -> float:
     """
     if type(value) not in (int, float):
         found = "absent or null" if value is None else describe(value)
-        raise Reject("carry", f"{found}, wanted a number ({kind})")
+        raise Reject("keep_fields", f"{found}, wanted a number ({kind})")
     if kind.startswith("float"):
         try:
             with np.errstate(over="ignore"):
@@ -120,9 +120,9 @@ def _number(value: Any, kind: CarryType) -> float:
         except OverflowError:
             rounded = float("inf")
         if not np.isfinite(rounded):
-            raise Reject("carry", f"{describe(value)}, which is beyond {kind}")
+            raise Reject("keep_fields", f"{describe(value)}, which is beyond {kind}")
         return rounded + 0.0
     limits = np.iinfo(kind)
     if value % 1 != 0 or not limits.min <= value <= limits.max:
-        raise Reject("carry", f"{describe(value)}, wanted an integer that {kind} holds")
+        raise Reject("keep_fields", f"{describe(value)}, wanted an integer that {kind} holds")
     return int(value)

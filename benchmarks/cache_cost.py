@@ -1,8 +1,8 @@
-"""What the checksums of the spool cost: CPU time of making them, and of proving blocks that are reused or written.
+"""What the checksums of the token cache cost: CPU time of making and of proving them.
 
-    python benchmarks/spool_cost.py CORPUS.jsonl --config benchmarks/configs/chat_last.json --tokenizer DIR
+    python benchmarks/cache_cost.py CORPUS.jsonl --config benchmarks/configs/chat_last.json --tokenizer DIR
 
-The job runs twice in this process, on one thread and with a spool that is kept, so that the second run finds all
+The job runs twice in this process, on one thread and with a token cache that is kept, so that the second run finds all
 blocks. A job over a few records runs before, so that start-up is not counted.
 """
 
@@ -30,7 +30,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path, required=True)
     given = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a worker process
-    from beam_prep.formats import sealed, spool
+    from beam_prep.formats import cached_block, sealed
     from beam_prep.pipeline import Pipeline
 
     logging.getLogger("beam_prep").setLevel(logging.ERROR)
@@ -52,19 +52,21 @@ def main() -> int:
         return call
 
     rows = []
-    with tempfile.TemporaryDirectory(prefix="spool_cost-") as work:
+    with tempfile.TemporaryDirectory(prefix="cache_cost-") as work:
         few = Path(work, "few.jsonl")
         with open(given.corpus, "rb") as lines:
             few.write_bytes(b"".join(itertools.islice(lines, 100)))
 
         def run(source: Path, name: str) -> float:
-            job = Pipeline(given.config, [source], Path(work, name), given.tokenizer, spool=str(Path(work, "spool")))
+            job = Pipeline(
+                given.config, [source], Path(work, name), given.tokenizer, cache_dir=str(Path(work, "cache_dir"))
+            )
             began = time.process_time()
             job.run(["--direct_running_mode=in_memory"])
             return time.process_time() - began
 
         run(few, "few")
-        spool.seal = timed("seal", sealed.seal)  # type: ignore[attr-defined]
+        cached_block.seal = timed("seal", sealed.seal)  # type: ignore[attr-defined]
         for name in ("__init__", "check", "check_array", "check_all"):
             setattr(sealed.Sealed, name, timed("prove", getattr(sealed.Sealed, name)))
         for name in ("first", "again"):
@@ -73,10 +75,10 @@ def main() -> int:
             run_json = json.loads(Path(work, name, "run.json").read_bytes())
             parts = [f"{spent[kind]:.3f} ({spent[kind] / whole:.2%})" for kind in ("seal", "prove")]
             rows.append([f"{run_json['blocks_reused']} of {run_json['blocks']}", f"{whole:.2f}", *parts])
-        size = sum(path.stat().st_size for path in Path(work, "spool").rglob("*.arrow"))
+        size = sum(path.stat().st_size for path in Path(work, "cache_dir").rglob("*.arrow"))
     print(machine())
     print(
-        f"\n{given.corpus.name}, {given.config.stem}: {size / 1e6:,.0f} MB of spool for "
+        f"\n{given.corpus.name}, {given.config.stem}: {size / 1e6:,.0f} MB of token cache for "
         f"{given.corpus.stat().st_size / 1e6:,.0f} MB; crc32c: {google_crc32c.implementation}\n"
     )
     print(table(["blocks reused", "CPU s, all", "to seal", "to prove"], rows, left=()))

@@ -1,4 +1,4 @@
-"""The spool: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
+"""The token cache: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
 
 import hashlib
 import logging
@@ -13,21 +13,21 @@ import numpy as np
 
 from beam_prep.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, BlockReceipt, Ledger, Origin, is_table
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.errors import ConfigError, FormatError, SpoolError
-from beam_prep.formats.sealed import Proven, nothing_proven
-from beam_prep.formats.spool import (
+from beam_prep.errors import ConfigError, FormatError, TokenCacheError
+from beam_prep.formats.cached_block import (
     REJECTS,
+    ROW_INDEX,
     ROWS,
-    SIDECAR,
-    SpooledRows,
+    CachedRows,
     check_whole,
     encode_block,
     pick_rows,
     read_receipt,
     read_rejects,
+    read_row_index,
     read_rows,
-    read_sidecar,
 )
+from beam_prep.formats.sealed import Proven, nothing_proven
 from beam_prep.reading.blocks import RawBlock
 from beam_prep.shards.replay import (
     CountedRoles,
@@ -39,7 +39,7 @@ from beam_prep.shards.replay import (
     merged,
     without_lines,
 )
-from beam_prep.shards.sidecars import Sidecar
+from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
@@ -74,7 +74,7 @@ def _proven(path: str) -> Proven:
 
 
 @dataclass(frozen=True, slots=True)
-class Spool:
+class TokenCache:
     """A folder of blocks. A block's name is the digest of everything that it depends on.
 
     Attributes:
@@ -117,7 +117,7 @@ class Spool:
         """The receipt of a block that is already there, or None. The checksums of all of its bytes are compared.
 
         Raises:
-            SpoolError: the block is there and damaged.
+            TokenCacheError: the block is there and damaged.
         """
         name = self.name(digest)
         if is_local(self.folder) and not exists(self._path(name, ROWS)):
@@ -128,10 +128,10 @@ class Spool:
             return None
         try:
             receipt = read_receipt(rows, name, entire=True)
-            for ending in (SIDECAR, REJECTS) if receipt.counts["rejected"] else (SIDECAR,):
+            for ending in (ROW_INDEX, REJECTS) if receipt.counts["rejected"] else (ROW_INDEX,):
                 check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
-            raise SpoolError(str(error)) from None
+            raise TokenCacheError(str(error)) from None
         return receipt
 
     def has_other(self, digest: str) -> bool:
@@ -144,7 +144,7 @@ class Spool:
         return bool(objects.listed(join(folder, start)))
 
     def is_new(self) -> bool:
-        """True if no block of this recipe is here. Of a local spool only the first folders are looked into."""
+        """True if no block of this recipe is here. Of a local token cache only the first folders are looked into."""
         if not is_local(self.folder):
             return False
         folders = sorted(os.listdir(self.folder))[:_LOOKED_INTO] if os.path.isdir(self.folder) else []
@@ -179,7 +179,7 @@ class Spool:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.
 
         Raises:
-            SpoolError: see `_expected_block`.
+            TokenCacheError: see `_expected_block`.
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
@@ -188,11 +188,11 @@ class Spool:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
 
-    def pick(self, name: str, domain: int, rows: Array) -> SpooledRows:
+    def pick(self, name: str, domain: int, rows: Array) -> CachedRows:
         """Some rows of a block's domain, in the order in which they are given; see `pick_rows`.
 
         Raises:
-            SpoolError: see `_expected_block`.
+            TokenCacheError: see `_expected_block`.
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
@@ -200,15 +200,15 @@ class Spool:
 
     def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
         """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block does not have it."""
-        sidecar = self._sidecar(name)
-        counts = sidecar.counters.get(counter)
-        return None if counts is None else counts[sidecar.domain == domain][start:stop]
+        row_index = self._row_index(name)
+        counts = row_index.counters.get(counter)
+        return None if counts is None else counts[row_index.domain == domain][start:stop]
 
     def receipt(self, name: str) -> BlockReceipt:
         """A block's receipt.
 
         Raises:
-            SpoolError: see `_expected_block`.
+            TokenCacheError: see `_expected_block`.
         """
         with self._expected_block(name):
             return read_receipt(read_file(self._path(name, ROWS)), name)
@@ -223,31 +223,31 @@ class Spool:
         with self._expected_block(name):
             return read_rejects(read_file(self._path(name, REJECTS)), name)
 
-    def sidecars(self, names: Sequence[str]) -> list[Sidecar]:
-        """The sidecars of several blocks, which are read at the same time."""
+    def row_indexes(self, names: Sequence[str]) -> list[RowIndex]:
+        """The row indexes of several blocks, which are read at the same time."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(self._sidecar, names))
+            return list(pool.map(self._row_index, names))
 
-    def _sidecar(self, name: str) -> Sidecar:
+    def _row_index(self, name: str) -> RowIndex:
         with self._expected_block(name):
-            return read_sidecar(read_file(self._path(name, SIDECAR)), name)
+            return read_row_index(read_file(self._path(name, ROW_INDEX)), name)
 
     @contextmanager
     def _expected_block(self, name: str) -> Iterator[None]:
         """Reads a block that the plan needs.
 
         Raises:
-            SpoolError: it is gone, or damaged and then renamed. The next run makes it again.
+            TokenCacheError: it is gone, or damaged and then renamed. The next run makes it again.
         """
         advice = f"in {self.folder}: run again: this block alone is made again"
         try:
             yield
         except FormatError as error:
-            for ending in (ROWS, SIDECAR, REJECTS):  # without its rows it is not found
+            for ending in (ROWS, ROW_INDEX, REJECTS):  # without its rows it is not found
                 set_aside(self._path(name, ending))
-            raise SpoolError(f"{error}; it is set aside (*{DAMAGED_SUFFIX}) {advice}") from None
+            raise TokenCacheError(f"{error}; it is set aside (*{DAMAGED_SUFFIX}) {advice}") from None
         except FileNotFoundError:
-            raise SpoolError(f"the spool file {name} is gone, or was set aside, {advice}") from None
+            raise TokenCacheError(f"the token cache file {name} is gone, or was set aside, {advice}") from None
 
     def _path(self, name: str, ending: str) -> str:
         return join(self.folder, name + ending)
@@ -267,13 +267,13 @@ class EarlierBlocks:
     block; of a large one those to recheck, and a sample. What a kept record gives must be what was kept.
 
     Attributes:
-        spool: where they are; its recipe is that of the earlier run.
+        token_cache: where they are; its recipe is that of the earlier run.
         instead: the command that makes everything again, for the error.
         recheck: the kept records that may have changed, and are made again and compared; None: all may.
         small: see `SMALL`.
     """
 
-    spool: Spool
+    token_cache: TokenCache
     instead: str
     recheck: RowsToRecheck | None = None
     small: int = SMALL
@@ -286,41 +286,41 @@ class EarlierBlocks:
         if self.recheck is None:
             return None
         receipt = self._find(origin)
-        if receipt is None or not receipt.kept or not self.spool.trust.holds(receipt.made):
+        if receipt is None or not receipt.kept or not self.token_cache.trust.holds(receipt.made):
             return None
-        (sidecar,) = self.spool.sidecars([self.spool.name(self.spool.digest(origin))])
+        (row_index,) = self.token_cache.row_indexes([self.token_cache.name(self.token_cache.digest(origin))])
         sizes = line_sizes(raw.data)
-        if len(sizes) != len(sidecar.status) or sizes[sidecar.line].sum() <= self.small:
+        if len(sizes) != len(row_index.status) or sizes[row_index.line].sum() <= self.small:
             return None
-        ends = np.cumsum(sizes)[sidecar.line]
-        places = zip((ends - sizes[sidecar.line]).tolist(), ends.tolist(), strict=True)
+        ends = np.cumsum(sizes)[row_index.line]
+        places = zip((ends - sizes[row_index.line]).tolist(), ends.tolist(), strict=True)
         lines = [raw.data[start:end] for start, end in places]
         blank = np.zeros(len(sizes), bool)
-        blank[sidecar.line] = True
-        blank[lines_to_compare(sidecar, lines, origin.digest, self.recheck)] = False
+        blank[row_index.line] = True
+        blank[lines_to_compare(row_index, lines, origin.digest, self.recheck)] = False
         return replace(raw, data=without_lines(raw.data, blank))
 
     def complete(self, batch: Batch) -> Batch:
         """The entire block, with its kept rows as they were.
 
         Args:
-            batch: the rows that the spool would hold, of the entire block or of a `part` of it.
+            batch: the rows that the token cache would hold, of the entire block or of a `part` of it.
 
         Raises:
             ConfigError: a kept record gives something else now.
-            SpoolError: the block is gone meanwhile.
+            TokenCacheError: the block is gone meanwhile.
         """
         in_part = REPLAYED in batch.made
         receipt = self._find(batch.origin)
         if receipt is None and in_part:
-            name = self.spool.name(self.spool.digest(batch.origin))
-            raise SpoolError(f"the spool file {name} is gone from {self.spool.folder}: run again")
+            name = self.token_cache.name(self.token_cache.digest(batch.origin))
+            raise TokenCacheError(f"the token cache file {name} is gone from {self.token_cache.folder}: run again")
         if receipt is None:
             batch.made = {**batch.made, NOT_COMPARED: 1}
             return batch
         if not receipt.kept:
             return batch
-        kept = _rows_of(self.spool, receipt, batch.origin)
+        kept = _rows_of(self.token_cache, receipt, batch.origin)
         lines = kept.rows.line
         if in_part:
             blank = np.array([False, *(kind == "blank" for kind, _ in batch.ledger.outcomes)])
@@ -339,24 +339,24 @@ class EarlierBlocks:
 
     def _find(self, origin: Origin) -> BlockReceipt | None:
         try:
-            return self.spool.find(self.spool.digest(origin))
-        except SpoolError as error:
+            return self.token_cache.find(self.token_cache.digest(origin))
+        except TokenCacheError as error:
             log.warning("%s; its records are all made again", error)
             return None
 
-    def check_reused(self, spool: Spool, raw: RawBlock, origin: Origin) -> None:
-        """Compares a block that the run's own spool has already, as a replay that was killed leaves it.
+    def check_reused(self, token_cache: TokenCache, raw: RawBlock, origin: Origin) -> None:
+        """Compares a block that the run's own token cache has already, as a replay that was killed leaves it.
 
         Raises:
             ConfigError: see `complete`.
         """
-        earlier, found = self._find(origin), spool.find(spool.digest(origin))
+        earlier, found = self._find(origin), token_cache.find(token_cache.digest(origin))
         if earlier is None or found is None or not earlier.kept:
             return
         ends = np.cumsum(line_sizes(raw.data))
-        now, kept = _rows_of(spool, found, origin), _rows_of(self.spool, earlier, origin)
-        (sidecar,) = spool.sidecars([spool.name(spool.digest(origin))])
-        ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, sidecar.status, sidecar.outcomes)
+        now, kept = _rows_of(token_cache, found, origin), _rows_of(self.token_cache, earlier, origin)
+        (row_index,) = token_cache.row_indexes([token_cache.name(token_cache.digest(origin))])
+        ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, row_index.status, row_index.outcomes)
         ledger.by_row = is_table(origin.source.path)
         block = replace(now.rows, ledger=ledger, roles=CountedRoles(counts=now.roles))
         self._check(block, kept, kept.rows.line)
@@ -370,13 +370,13 @@ class EarlierBlocks:
             )
 
 
-def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
-    """The rows of a block that is in a spool."""
-    name = spool.name(spool.digest(origin))
-    (sidecar,) = spool.sidecars([name])
-    parts = [spool.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(receipt.domains)]
+def _rows_of(token_cache: TokenCache, receipt: BlockReceipt, origin: Origin) -> KeptRows:
+    """The rows of a block that is in a token cache."""
+    name = token_cache.name(token_cache.digest(origin))
+    (row_index,) = token_cache.row_indexes([name])
+    parts = [token_cache.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(receipt.domains)]
     # Rows are stored domain by domain.
-    order = np.argsort(np.argsort(sidecar.domain, kind="stable"), kind="stable")
+    order = np.argsort(np.argsort(row_index.domain, kind="stable"), kind="stable")
     columns = {
         column.name: Ragged.concat([part[column.name] for part in parts]).take(order)
         for column in (receipt.columns if parts else ())
@@ -384,11 +384,11 @@ def _rows_of(spool: Spool, receipt: BlockReceipt, origin: Origin) -> KeptRows:
     nothing = np.zeros(0, np.int64)
     rows = Batch(
         origin,
-        Ledger(b"", nothing, nothing, notes={mark.line: mark.note for mark in sidecar.marks}),
-        sidecar.line,
-        domain=[receipt.domains[code][0] for code in sidecar.domain.tolist()],
+        Ledger(b"", nothing, nothing, notes={mark.line: mark.note for mark in row_index.marks}),
+        row_index.line,
+        domain=[receipt.domains[code][0] for code in row_index.domain.tolist()],
         columns=columns,
         schema={column.name: column for column in receipt.columns},
-        counters=dict(sidecar.counters),
+        counters=dict(row_index.counters),
     )
-    return KeptRows(rows, sidecar.roles, sidecar.digests)
+    return KeptRows(rows, row_index.roles, row_index.digests)

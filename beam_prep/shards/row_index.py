@@ -1,4 +1,4 @@
-"""Sidecars: what the plan reads of single blocks, fetched ahead of its need."""
+"""Row indexes: what the plan reads of single blocks, fetched ahead of its need."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from beam_prep.shards.receipts import Receipts
 from beam_prep.tokens.segments import RoleCounts
 
 PREFETCH_ROWS = 8_000_000
-"""Rows and lines of the sidecars that are held at a time: about 250 MB."""
+"""Rows and lines of the row indexes that are held at a time: about 250 MB."""
 
 
 def _none() -> Array:
@@ -21,7 +21,7 @@ def _none() -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Sidecar:
+class RowIndex:
     """The rows and lines of one block, which the plan needs where a shard, or the input, ends in the block.
 
     Attributes:
@@ -54,8 +54,8 @@ class Sidecar:
     offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-FetchSidecars = Callable[[list[str]], list[Sidecar]]
-"""Names of spooled blocks -> their sidecars, in that order."""
+FetchRowIndexes = Callable[[list[str]], list[RowIndex]]
+"""Names of cached blocks -> their row indexes, in that order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +88,42 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A block's sidecar as the plan sees it.
+    """A block's row index as the plan sees it.
 
     Attributes:
-        sidecar: its rows; `domain` is the number of the part: domain * splits + split.
-        row: int64 [rows], the row's number in its domain in the spool.
+        row_index: its rows; `domain` is the number of the part: domain * splits + split.
+        row: int64 [rows], the row's number in its domain in the token cache.
         copies: its rows that are not seen.
     """
 
-    sidecar: Sidecar
+    row_index: RowIndex
     row: Array = field(default_factory=_none)
     copies: Copies = field(default_factory=Copies)
 
 
-class Sidecars:
-    """Sidecars by block, fetched ahead of the borders that will need them.
+class RowIndexes:
+    """Row indexes by block, fetched ahead of the borders that will need them.
 
     Args:
         fetch: reads them.
         receipts: of all blocks.
-        see: (sidecar, file of copies) -> the view of a block.
+        see: (row index, file of copies) -> the view of a block.
     """
 
     def __init__(
         self,
-        fetch: FetchSidecars,
+        fetch: FetchRowIndexes,
         receipts: Receipts,
-        see: Callable[[Sidecar, str], View] = lambda found, _: View(found),
+        see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
     ) -> None:
         self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
 
     def __contains__(self, block: int) -> bool:
         return block in self._found
 
-    def get(self, block: int, ahead: Sequence[int] = ()) -> Sidecar:
-        """A block's sidecar. When it has to be fetched, so are those of the blocks `ahead`, as far as memory allows."""
-        return self.view(block, ahead).sidecar
+    def get(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
+        """A block's row index. When it is fetched, so are those of the blocks `ahead`, as far as memory allows."""
+        return self.view(block, ahead).row_index
 
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:
         """The view of a block; for `ahead` see `get`."""
@@ -134,28 +134,28 @@ class Sidecars:
             new = [each for each in wanted if each not in self._found]
             found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
             self._found = {each: self._found[each] for each in wanted if each in self._found}
-            for each, sidecar in zip(new, found, strict=True):
-                self._found[each] = self._see(sidecar, self._receipts.copies(each))
+            for each, row_index in zip(new, found, strict=True):
+                self._found[each] = self._see(row_index, self._receipts.copies(each))
         return self._found[block]
 
 
-class SplitSidecars(Sidecars):
-    """Sidecars of which only the rows of one split are seen.
+class SplitRowIndexes(RowIndexes):
+    """Row indexes of which only the rows of one split are seen.
 
     Args:
-        sidecars: those of all splits.
+        row_indexes: those of all splits.
         split, splits: the split's number, and how many there are.
     """
 
-    def __init__(self, sidecars: Sidecars, split: int, splits: int) -> None:
-        self._all, self._split, self._splits = sidecars, split, splits
+    def __init__(self, row_indexes: RowIndexes, split: int, splits: int) -> None:
+        self._all, self._split, self._splits = row_indexes, split, splits
 
     def __contains__(self, block: int) -> bool:
         return block in self._all
 
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:
         found = self._all.view(block, ahead)
-        sidecar = found.sidecar
-        here = sidecar.domain % self._splits == self._split
-        of_split = replace(sidecar, domain=sidecar.domain[here] // self._splits, tokens=sidecar.tokens[here])
+        row_index = found.row_index
+        here = row_index.domain % self._splits == self._split
+        of_split = replace(row_index, domain=row_index.domain[here] // self._splits, tokens=row_index.tokens[here])
         return View(of_split, found.row[here])

@@ -1,7 +1,7 @@
-"""How a reader finds the latest generation of an output, and holds it. Needs no Beam.
+"""How a reader finds the latest version of an output, and holds it. Needs no Beam.
 
-A reader that has opened a generation leaves a lease, `OUT/.beam_prep/readers/<generation>/<number>.json`, which says
-until when; as long as it lasts the generation is not removed. The reader renews it while it opens shards.
+A reader that has opened a version leaves a lease, `OUT/.beam_prep/readers/<version_name>/<number>.json`, which says
+until when; as long as it lasts the version is not removed. The reader renews it while it opens shards.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ LEASE = 24 * 3600.0
 
 
 def is_name(name: str) -> bool:
-    """True if a generation can have this name."""
+    """True if a version can have this name."""
     return name != LATEST and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
 
 
 def followed(folder: Path) -> Path:
-    """The latest generation below a folder; the folder itself if it has none."""
+    """The latest version below a folder; the folder itself if it has none."""
     link = folder / LATEST
     return folder / os.readlink(link) if link.is_symlink() else folder
 
@@ -55,10 +55,10 @@ def _lives(pid: int) -> bool:
 
 
 class ReaderLease:
-    """The lease of a reader on a generation. It ends with this object. Without the right to write there is none.
+    """The lease of a reader on a version. It ends with this object. Without the right to write there is none.
 
     Args:
-        folder: the generation.
+        folder: the version.
     """
 
     def __init__(self, folder: Path) -> None:

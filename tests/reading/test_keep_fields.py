@@ -1,4 +1,4 @@
-"""Fields that are carried along."""
+"""Fields that are kept as metadata."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.data.carried import Carried, CarryType
-from beam_prep.reading.carry import carry_fields
+from beam_prep.data.metadata import Metadata, MetadataType
+from beam_prep.reading.keep_fields import keep_fields
 from beam_prep.reading.records import Records
 
 STRINGS = st.one_of(
@@ -18,8 +18,8 @@ STRINGS = st.one_of(
 )
 
 
-def carried(records: Records, kind: CarryType) -> Carried:
-    found = carry_fields(records, {"id": kind}).ledger.carried
+def metadata(records: Records, kind: MetadataType) -> Metadata:
+    found = keep_fields(records, {"id": kind}).ledger.metadata
     assert found is not None
     return found
 
@@ -27,7 +27,7 @@ def carried(records: Records, kind: CarryType) -> Carried:
 @given(st.lists(STRINGS, min_size=1, max_size=5))
 def test_a_string_is_carried_as_it_is(values: list[str]) -> None:
     records = bp.testing.records([{"id": value} for value in values])
-    found = carried(records, "string")
+    found = metadata(records, "string")
     assert [bytes(np.asarray(value)).decode() for value in found.values["id"]] == values
     assert not found.problems
 
@@ -36,7 +36,7 @@ def test_a_string_is_carried_as_it_is(values: list[str]) -> None:
     ("value", "text"), [(7, "7"), (2**80, str(2**80)), (1.5, "1.5"), (True, "true"), (-0.0, "-0.0"), (None, "")]
 )
 def test_a_number_in_a_column_of_strings_is_its_json(value: Any, text: str) -> None:
-    found = carried(bp.testing.records([{"id": value}]), "string")
+    found = metadata(bp.testing.records([{"id": value}]), "string")
     assert bytes(np.asarray(found.values["id"][0])).decode() == text
     assert found.missing.tolist() == [int(value is None)]
 
@@ -54,18 +54,18 @@ def test_a_number_in_a_column_of_strings_is_its_json(value: Any, text: str) -> N
         (1e300, "float32", "field 'id' is a number (1e+300), which is beyond float32"),
     ],
 )
-def test_what_a_column_cannot_hold_is_said(value: Any, kind: CarryType, message: str) -> None:
-    assert carried(bp.testing.records([{"id": value}]), kind).problems == {0: message}
+def test_what_a_column_cannot_hold_is_said(value: Any, kind: MetadataType, message: str) -> None:
+    assert metadata(bp.testing.records([{"id": value}]), kind).problems == {0: message}
 
 
 def test_a_step_between_does_not_lose_what_is_carried() -> None:
     records = bp.testing.records([{"id": "a", "text": "x"}, {"id": "b", "text": "yy"}])
-    kept = bp.FilterRecords(lambda record: len(record["text"]) > 1).step()(bp.Carry(["id"]).step()(records))
-    found = kept.ledger.carried
+    kept = bp.FilterRecords(lambda record: len(record["text"]) > 1).step()(bp.KeepFields(["id"]).step()(records))
+    found = kept.ledger.metadata
     assert found is not None
     assert [bytes(np.asarray(value)).decode() for value in found.values["id"].take(kept.line)] == ["b"]
 
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(ValueError, match=r"field 'id' has type 'int8', wanted one of string, int32"):
-        bp.Carry({"id": "int8"})
+        bp.KeepFields({"id": "int8"})

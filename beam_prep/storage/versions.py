@@ -1,8 +1,8 @@
-"""Generations of an output: `OUT/<generation>/`, each complete, and `OUT/latest`, which names one of them.
+"""Versions of an output: `OUT/<version_name>/`, each complete, and `OUT/latest`, which names one of them.
 
-A trainer that opens OUT follows `latest` once, and keeps the generation that it opened. A new one is made beside it,
+A trainer that opens OUT follows `latest` once, and keeps the version that it opened. A new one is made beside it,
 and `latest` moves when it is complete: on a disk a link that is replaced by a rename, in a store the object
-`latest.json`. Generations are in the order of their names.
+`latest.json`. Versions are in the order of their names.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
-from beam_prep.formats.generation import HIDDEN, LATEST, READERS, is_held, is_name
 from beam_prep.formats.manifest import MANIFEST, dump
+from beam_prep.formats.versions import HIDDEN, LATEST, READERS, is_held, is_name
 from beam_prep.storage.files import join
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import PreconditionFailed, is_local
@@ -28,25 +28,25 @@ _Pointer = tuple[str | None, list[str]]
 
 
 def new_name() -> str:
-    """The name of a generation that is made now: the time, in UTC, to the second."""
+    """The name of a version that is made now: the time, in UTC, to the second."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
 def check_name(name: str) -> None:
-    """Makes sure that a generation can have a name.
+    """Makes sure that a version can have a name.
 
     Raises:
         ConfigError: it cannot.
     """
     if not is_name(name):
         raise ConfigError(
-            f"generation is {name!r}, wanted up to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
-            f"and not {LATEST!r}, which names the latest one"
+            f"version_name is {name!r}, wanted up to 100 letters, digits, '.', '_' or '-', the first a letter or "
+            f"digit, and not {LATEST!r}, which names the latest one"
         )
 
 
-class Generations:
-    """The generations below a folder, on a disk or in a store.
+class Versions:
+    """The versions below a folder, on a disk or in a store.
 
     Args:
         root: the folder.
@@ -56,11 +56,11 @@ class Generations:
         self.root = root
 
     def path(self, name: str) -> str:
-        """The output of a generation."""
+        """The output of a version."""
         return join(self.root, name)
 
     def latest(self) -> str | None:
-        """The name of the latest generation; None if there is none."""
+        """The name of the latest version; None if there is none."""
         if not is_local(self.root):
             return self._pointer()[0]
         try:
@@ -70,7 +70,7 @@ class Generations:
         return name if is_name(name) else None
 
     def names(self) -> list[str]:
-        """All complete generations, the oldest first."""
+        """All complete versions, the oldest first."""
         if not is_local(self.root):
             return sorted(self._pointer()[1])
         if not os.path.isdir(self.root):
@@ -80,32 +80,32 @@ class Generations:
         )
 
     def has(self, name: str) -> bool:
-        """True if a generation is complete, whether `latest` is to know of it yet or not."""
+        """True if a version is complete, whether `latest` is to know of it yet or not."""
         if is_local(self.root):
             return os.path.isfile(join(self.path(name), MANIFEST))
         return objects.find(join(self.path(name), MANIFEST)) is not None
 
     def problem(self) -> str | None:
-        """The reason why no generation may be made here, or None."""
+        """The reason why no version may be made here, or None."""
         if not is_local(self.root):
             if objects.find(join(self.root, MANIFEST)) is not None:
-                return f"{self.root} holds an output without generations: choose another -o for --generations"
+                return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
             return None
         if not os.path.lexists(self.root):
             return None
         if not os.path.isdir(self.root):
             return f"{self.root} is a file: choose another -o"
         if os.path.lexists(join(self.root, MANIFEST)):
-            return f"{self.root} holds an output without generations: choose another -o for --generations"
-        # With a manifest or without: a generation that another machine makes, for instance.
+            return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
+        # With a manifest or without: a version that another machine makes, for instance.
         others = sorted(name for name in os.listdir(self.root) if name not in (LATEST, _NEW_LINK, HIDDEN))
         foreign = next((name for name in others if not os.path.isfile(join(self.root, name, MANIFEST))), None)
         if foreign is not None:
-            return f"{self.root} is no folder of generations, it holds {foreign!r}: choose another -o"
+            return f"{self.root} is no folder of versions, it holds {foreign!r}: choose another -o"
         return None
 
     def point(self, name: str) -> bool:
-        """Moves `latest` to a complete generation, in one step, unless it names a later one.
+        """Moves `latest` to a complete version, in one step, unless it names a later one.
 
         Returns:
             True if `latest` names it now.
@@ -127,9 +127,9 @@ class Generations:
         return True
 
     def remove_old(self, keep: int, made: str) -> None:
-        """Removes all but the newest generations, and what a launch that was killed here left of others.
+        """Removes all but the newest versions, and what a launch that was killed here left of others.
 
-        A generation that a reader holds stays, and so does the one that `latest` names.
+        A version that a reader holds stays, and so does the one that `latest` names.
 
         Args:
             keep: how many stay.
@@ -142,7 +142,7 @@ class Generations:
         self.clean()
 
     def clean(self) -> None:
-        """Removes what is left of generations that are no longer there."""
+        """Removes what is left of versions that are no longer there."""
         if is_local(self.root):
             hidden = Path(self.root, HIDDEN)
             shutil.rmtree(hidden / _REMOVED, ignore_errors=True)
@@ -154,7 +154,7 @@ class Generations:
                     folder.rmdir()
 
     def remove_unfinished(self, name: str) -> None:
-        """Removes the files of a generation without a manifest, which a killed launch left. In a store only."""
+        """Removes the files of a version without a manifest, which a killed launch left. In a store only."""
         if not is_local(self.root) and objects.find(join(self.path(name), MANIFEST)) is None:
             objects.delete(found.path for found in objects.listed(f"{self.path(name)}/"))
 
