@@ -17,7 +17,7 @@ from beam_prep.chat.apply import COMPARED
 from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
-from beam_prep.data.schema import CUTTING, Output, TextRules
+from beam_prep.data.schema import CUTTING, Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
@@ -388,6 +388,7 @@ def text_rules(config: PipelineConfig) -> TextRules:
         given.template_variables or None,
         given.not_rendered,
         given.tool_arguments,
+        None if given.turns == "together" else TurnsApart(given.turns == "auto", config.mask, config.mask_default),
     )
 
 

@@ -48,17 +48,17 @@ class TextCollector:
         if output.conversation:
             self.conversations = Conversations(output, chat_format, roles, self._weights, from_table)
 
-    def row(self, record: Record) -> Row:
-        """The sequences of a record.
+    def rows_of(self, record: Record) -> list[Row]:
+        """The rows of a record, each as its sequences. Only a conversation may have several, or none.
 
         Raises:
             Reject: it cannot be used.
         """
         if self.output.kind == "list":
-            return [*self._list_row(record)]
+            return [[*self._list_row(record)]]
         if self.conversations is not None:
-            return [self.conversations.pieces(record)]
-        return [self._joint(record) if self.output.joint else [*self._sections(record)]]
+            return [[[piece]] for piece in self.conversations.pieces(record)] or [[[]]]
+        return [[self._joint(record) if self.output.joint else [*self._sections(record)]]]
 
     def build(self) -> Pieces:
         """The pieces of all rows."""
@@ -161,12 +161,12 @@ class ValueCollector:
         self.field, self.listed = output.sections[0].field, False
         self.rows: list[list[float]] = []
 
-    def row(self, record: Record) -> list[float]:
-        """The numbers of a record."""
+    def rows_of(self, record: Record) -> list[list[float]]:
+        """The numbers of a record, a row."""
         value = record.get(self.field)
         self.listed = isinstance(value, list)
         values = value if isinstance(value, list) else [] if value is None else [value]
-        return [exact_double(number, f"{self.field}[{place}]") for place, number in enumerate(values)]
+        return [[exact_double(number, f"{self.field}[{place}]") for place, number in enumerate(values)]]
 
     def build(self) -> Ragged:
         """The numbers of all rows."""
@@ -240,7 +240,7 @@ def _rendered(
     size = len(records) if compared is None else compared
     sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
     weighted = any(output.weights_name is not None for output in outputs)
-    kept, domain, weights = list[int](), list[str](), list[float]()
+    kept, numbers, domain, weights = list[int](), list[int](), list[str](), list[float]()
     counters: dict[str, dict[int, int]] = {}
     characters, ledger = 0, records.ledger.copy()
     for place, (line, record) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
@@ -249,13 +249,13 @@ def _rendered(
         try:
             weight = record_weight(record) if weighted else 1.0
             seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
-            rows: list[Any] = [each.row(seen) for each in collectors]
+            rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(
                     f"--check full: {records.place(line)} is not what transformers gives: the rendering differs from "
                     "the template's plain one, or its turns from what prefixes show; run without it, and tell us"
                 )
-            if not _check(outputs, rows, collectors):
+            if not all(_check(outputs, row, collectors) for row in rows):
                 ledger.drop(line, "empty")
                 continue
         except Reject as reject:
@@ -264,21 +264,24 @@ def _rendered(
         except MemoryError:
             found = f"the memory does not suffice to render {records.place(line)}"
             raise RunError(f"{found}: leave that record out") from None
-        for output, each, row in zip(outputs, collectors, rows, strict=True):
-            each.rows.append(row)
+        for output, each, made in zip(outputs, collectors, zip(*rows, strict=True), strict=True):
+            each.rows += made
             if output.kind != "value":
-                characters += sum([len(piece.text) for sequence in row for piece in sequence])
+                characters += sum([len(piece.text) for row in made for sequence in row for piece in sequence])
         check_size(characters, records)
         for conversation in conversations:
             for name, count in conversation.counted.items():
                 counts = counters.setdefault(name, {})
                 counts[len(kept)] = counts.get(len(kept), 0) + count
-        kept.append(line)
-        weights.append(weight)
         named = record.get(domain_key) if domain_key is not None else None
-        domain.append(named if isinstance(named, str) else DEFAULT_DOMAIN)
+        kept += [line] * len(rows)
+        numbers += range(len(rows))
+        weights += [weight] * len(rows)
+        domain += [named if isinstance(named, str) else DEFAULT_DOMAIN] * len(rows)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(sum([conversation.made for conversation in conversations], Counter(records.made)))
+    if chat_format.rules.turns is not None:
+        rendered.row = np.array(numbers, np.int32)
     rendered.weights = np.array(weights) if weighted else None
     for name, counts in counters.items():
         rendered.counters[name] = np.zeros(len(kept), np.int64)

@@ -1,4 +1,10 @@
-"""Renders the conversations that the records of a block give to one output, a piece each."""
+"""Renders the conversations that the records of a block give to one output, a piece each.
+
+Turns apart (`TurnsApart`): a conversation gives a piece for each trained turn of the assistant: the messages up to it,
+rendered as at inference, in which this turn alone is trained. With `auto`, a turn stays in the piece of the one before
+as long as the rendering up to it begins with that one's. What stands behind the last trained turn is in no piece.
+tinker-cookbook, torchtitan and Fireworks train reasoning models so, since templates drop the reasoning of history.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +23,7 @@ from beam_prep.chat.replay import Replayed
 from beam_prep.chat.template import RenderedChat
 from beam_prep.data.block import Reject
 from beam_prep.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Segment
-from beam_prep.data.schema import Output, Section
+from beam_prep.data.schema import Output, Section, TurnsApart
 from beam_prep.reading.records import Record
 
 DIFFERENT = "conversations_different"
@@ -74,7 +80,7 @@ class Conversations:
         self.counted.clear()
 
     def pieces(self, record: Record) -> list[Piece]:
-        """The messages of all sections, rendered once; none where there are none.
+        """The messages of all sections, rendered once, or a piece for each turn; none where there are no messages.
 
         Raises:
             Reject: see `check_messages` and `ChatTemplate.render`; `not_rendered`: the template does not write a
@@ -83,6 +89,10 @@ class Conversations:
         chat = self._chat(record)
         if chat is None:
             return []
+        ends = [] if self._chat_format.rules.turns is None else self._ends(chat, self._chat_format.rules.turns)
+        return [*self._apart(chat, ends)] if ends else [self._together(chat)]
+
+    def _together(self, chat: _Chat) -> Piece:
         replays = not self._chat_format.plain and self._chat_format.rules.mask_options is None
         replayed = self._template.replay(chat.messages, **chat.variables) if replays else None
         rendered = self._rendered(chat) if replayed is None else replayed
@@ -97,7 +107,43 @@ class Conversations:
             found = rendered if isinstance(rendered, RenderedChat) else _rendered(rendered)
             segments = self._segments(found, chat, prompt_end, cut)
         end, moved = max(prompt_end - cut, min(prompt_end, 0)), replayed.moved if replayed is not None else ()
-        return [Piece(text, special, segments, None, end, chat.roles, layout, moved)]
+        return Piece(text, special, segments, None, end, chat.roles, layout, moved)
+
+    def _ends(self, chat: _Chat, rule: TurnsApart) -> list[int]:
+        """The last messages of the rows: each trained turn of the assistant, and what else is trained behind them."""
+        last = {message["role"]: place for place, message in enumerate(chat.messages)}
+        trained = []
+        for place, message in enumerate(chat.messages):
+            own = weight_code(self._weights, message)
+            of_role = rule.roles.get(message["role"], rule.default)
+            by_role = of_role == "train" or (of_role == "last" and last[message["role"]] == place)
+            if own > 0 or (own == UNSET and by_role):
+                trained.append(place)
+        return [place for place in trained if chat.messages[place]["role"] == "assistant" or place == trained[-1]]
+
+    def _apart(self, chat: _Chat, ends: Sequence[int]) -> Iterator[Piece]:
+        rule, first, begin = self._chat_format.rules.turns, 0, ""
+        made: tuple[RenderedChat, _Chat, int] | None = None  # with the first message that is trained in it
+        for end in ends:
+            part = _Chat(chat.messages[: end + 1], chat.variables, chat.actions, chat.roles, None)
+            rendered = self._rendered(part, first)
+            if made is not None and rule is not None and rule.auto and rendered.text.startswith(begin):
+                rendered, since = rendered._replace(turns=[*made[0].turns, *rendered.turns]), made[2]
+            else:
+                if made is not None:
+                    yield self._piece(*made)
+                since = first
+            made, first = (rendered, part, since), end + 1
+            spans = rendered.turns[-1].spans
+            begin = rendered.text[: spans[-1][1]] if spans else rendered.text
+        assert made is not None
+        yield self._piece(*made)
+
+    def _piece(self, rendered: RenderedChat, chat: _Chat, first: int) -> Piece:
+        """The piece of the messages from the `first` one on; those before are in the text alone."""
+        text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
+        segments = self._segments(rendered, chat, -2, cut)
+        return Piece(text, special, segments, roles=chat.roles[first : len(chat.messages)])
 
     def _chat(self, record: Record) -> _Chat | None:
         rules, sections, roles = self._chat_format.rules, self._output.sections, self._roles
@@ -132,7 +178,8 @@ class Conversations:
             self._layouts[key] = replayed.plan, found
         return self._layouts[key][1]
 
-    def _rendered(self, chat: _Chat) -> RenderedChat:
+    def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
+        """A conversation, with the turns of the messages from the `first` one on: others were looked at before."""
         render = self._template.render_plainly if self._chat_format.plain else self._template.render
         fields = " + ".join(section.field for section in self._output.sections)
         try:
@@ -143,8 +190,11 @@ class Conversations:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
             lacks = f" (message {empty[0]} has no content)" if empty else ""
             raise Reject(reject.reason, f"field {fields!r}{lacks}: {reject.message}") from None
+        rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         texts = set[int]()
         for index, key in rendered.not_rendered:
+            if index < first:
+                continue
             if index == TOOLS or key == "reasoning":
                 self.counted[f"{key}_not_written"] += 1
             elif self._chat_format.rules.not_rendered == "keep":
@@ -158,8 +208,9 @@ class Conversations:
                 )
         self.counted.update(_unlike_rule(rendered))
         self.counted["texts_not_written"] += len(texts)
-        self.counted["tool_arguments_changed"] += rendered.changed
-        self.counted["reasoning_written"] += rendered.reasoned
+        # Of several rows, the one that has the most.
+        self.counted["tool_arguments_changed"] = max(self.counted["tool_arguments_changed"], rendered.changed)
+        self.counted["reasoning_written"] = max(self.counted["reasoning_written"], rendered.reasoned)
         self.counted = +self.counted  # without what was not found
         return rendered
 

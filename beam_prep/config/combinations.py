@@ -216,6 +216,12 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
 
 
 def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
+    sections = given.sections or ()
+    if given.turns != "together" and not (
+        sections and all(each.template == "conversation" and each.action == "$role" for each in sections)
+    ):
+        wanted = "sections with template: 'conversation' and action: '$role', whose turns the roles of `mask` train"
+        yield ("input", "turns"), f"found {given.turns!r}; it works only with {wanted}"
     if given.date is not None and not any(spec.has_template for spec in specs_of(given, OutputConfig())):
         yield ("input", "date"), f"found {given.date!r}; it works only with a template, which may ask for the date"
     if given.template_variables and not any(spec.has_template for spec in specs_of(given, OutputConfig())):

@@ -229,6 +229,12 @@ class InputConfig(FieldsConfig):
         default="auto",
         description="The form in which calls' arguments are given to the chat template: auto: the one that it takes.",
     )
+    turns: Literal["together", "apart", "auto"] = Field(
+        default="together",
+        description="together: a conversation is one row. apart: a row for each trained turn of the assistant, the "
+        "conversation up to it as at inference, this turn alone trained. auto: a new row only where the template "
+        "writes earlier turns in another way than they were generated.",
+    )
     implicit_prompt: bool = Field(
         default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
     )

@@ -322,6 +322,7 @@ class Block:
         origin: its source.
         ledger: what became of each line.
         line: int32 [rows], the line of each row that is still alive.
+        row: int32 [rows], the number of each row in its record; None: every record has one row.
         receipt: of a block that the token cache already has: then there are no rows, and steps do nothing.
         made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
             reference. For `run.json`, and kept with cached blocks, but for what is `of_this_run`.
@@ -332,6 +333,7 @@ class Block:
     line: Array
     receipt: BlockReceipt | None = None
     made: dict[str, int] = field(default_factory=dict, kw_only=True)
+    row: Array | None = field(default=None, kw_only=True)
 
     def where(self, row: int) -> str:
         """`file (byte offset N)` of a row, for messages."""
@@ -365,7 +367,8 @@ class Block:
             RunError: rows were lost or doubled, and the ledger does not say so.
         """
         living = np.flatnonzero(self.ledger.status == ALIVE)
-        if not np.array_equal(living, self.line):
+        found = np.unique(self.line) if self.row is not None and (np.diff(self.line) >= 0).all() else self.line
+        if not np.array_equal(living, found):
             differ = np.setxor1d(living, self.line)
             where = f", the first at {self.place(int(differ[0]))}" if len(differ) else ", in another order or twice"
             raise RunError(

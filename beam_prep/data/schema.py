@@ -136,6 +136,21 @@ class MaskOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnsApart:
+    """The rule by which a conversation becomes several rows, see `beam_prep.chat.conversation`.
+
+    Attributes:
+        auto: a new row only where the template writes earlier turns in another way than they were generated; False: a
+            row for each trained turn of the assistant.
+        roles, default: which turns are trained, see `RoleMask`.
+    """
+
+    auto: bool
+    roles: Mapping[str, RoleRule]
+    default: DefaultRule = "mask"
+
+
+@dataclass(frozen=True, slots=True)
 class TextRules:
     """The rules that turn text into pieces, beyond the sections.
 
@@ -156,6 +171,7 @@ class TextRules:
         not_rendered: a content or a call that the template does not write: `reject` the record, or `keep` the rest.
         tool_arguments: the form of the arguments of calls: `auto`: the one that the template takes; `object`, `string`:
             this one; `as_is`: the record's own.
+        turns: a conversation becomes a row for each trained turn; None: one row.
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -169,6 +185,7 @@ class TextRules:
     template_variables: Mapping[str, Any] | None = None
     not_rendered: Literal["reject", "keep"] = "reject"
     tool_arguments: Literal["auto", "object", "string", "as_is"] = "auto"
+    turns: TurnsApart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +204,8 @@ class Column:
             (of the loss: 0 where it is not taken), `token_value` (numbers, one for each id), `value` (numbers of the
             row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
             padding), `position`, `lengths` (of the documents in a packed row). Of metadata, see `METADATA_ROLES`:
-            `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`.
+            `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`. In the token cache alone:
+            `rows`, see `shards.turns`.
         of: for a mask, labels or weights, the column of ids that it belongs to.
         shifted: for labels and weights: those at i belong to the token after input i.
     """
@@ -210,6 +228,7 @@ class Column:
         "number",
         "file",
         "offset",
+        "rows",
     ]
     of: str | None = None
     shifted: bool = False
@@ -236,7 +255,7 @@ provenance, the number of the file in the manifest's `inputs`, and the byte in i
 the rows before it). A row has one value (depth 0), a packed row a list (depth 1), with a value for each of its
 documents."""
 
-OF_RECORDS = ("value", "text", *METADATA_ROLES)
+OF_RECORDS = ("value", "text", "rows", *METADATA_ROLES)
 """Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""
 
 NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}

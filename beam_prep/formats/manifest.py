@@ -58,6 +58,7 @@ class ShardReceipt:
         files: in every format.
         chunks: what cutting into chunks did, see `ChunkStats`; None without.
         split: which it is of; None without.
+        turns: what records of several rows became, see `TurnStats`; None without.
     """
 
     domain: str
@@ -69,6 +70,7 @@ class ShardReceipt:
     files: tuple[WrittenFile, ...]
     chunks: dict[str, int] | None = None
     split: str | None = None
+    turns: dict[str, int] | None = None
 
     @property
     def part(self) -> str:
@@ -78,7 +80,9 @@ class ShardReceipt:
     def as_dict(self) -> dict[str, Any]:
         """As a manifest has it: without what there is none of."""
         found = asdict(self)
-        return {name: each for name, each in found.items() if name not in ("chunks", "split") or each is not None}
+        return {
+            name: each for name, each in found.items() if name not in ("chunks", "split", "turns") or each is not None
+        }
 
 
 def build_manifest(
@@ -155,7 +159,8 @@ def sum_shards(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
         "tokens": _sum(shard.tokens for shard in shards),
         "trained": _sum(shard.trained for shard in shards),
         **_packing(shards),
-        **_chunks(shards),
+        **_made("chunks", [shard.chunks for shard in shards]),
+        **_made("turns", [shard.turns for shard in shards]),
     }
 
 
@@ -168,9 +173,9 @@ def _packing(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
     return {"packing": {**stats, "fill_rate": round(stats["tokens"] / filled, 6) if filled else 0.0}}
 
 
-def _chunks(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
-    parts = [shard.chunks for shard in shards if shard.chunks is not None]
-    return {"chunks": _sum(parts)} if parts else {}
+def _made(kind: str, counts: Iterable[dict[str, int] | None]) -> dict[str, Any]:
+    parts = [each for each in counts if each is not None]
+    return {kind: _sum(parts)} if parts else {}
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards.chunk import Chunking, ChunkStats
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
+from beam_prep.shards.turns import ROW_LENGTHS, TurnStats, join_rows, lengths_of, split_rows
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
 from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate
@@ -104,7 +105,7 @@ def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
 
 
 Rows = Mapping[str, Ragged]
-Stats = PackStats | ChunkStats
+Stats = PackStats | ChunkStats | TurnStats
 
 CUT = "truncated_to_pack"
 """The counter of tokens that were cut because a packed row cannot hold them."""
@@ -190,14 +191,16 @@ class Layout:
 
         Metadata of them is added last (see `add_metadata`).
         """
-        return add_metadata(finalize_columns(self.fit(batch, eos_id), rows_without_loss, dtype), self.provenance)
+        rows = finalize_columns(self.fit(batch, eos_id), rows_without_loss, dtype)
+        return add_metadata(rows if rows.row is None else join_rows(rows), self.provenance)
 
     def tokens(self, batch: Batch) -> Array:
         """int64 [rows]: tokens that are written of each row: with its padding, and with what its chunks repeat."""
-        if self.chunking is None:
-            return batch.tokens if self.padding is None else self.padding.lengths(batch.tokens)
-        chunks, row = self.chunking.lengths(batch.tokens)
-        padded = chunks if self.padding is None else self.padding.lengths(chunks)
+        lengths, row = lengths_of(batch.columns, batch.tokens)
+        if self.chunking is not None:
+            lengths, of = self.chunking.lengths(lengths)
+            row = row[of]
+        padded = lengths if self.padding is None else self.padding.lengths(lengths)
         return np.bincount(row, padded, len(batch)).astype(np.int64)
 
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
@@ -209,7 +212,7 @@ class Layout:
         """
         added, packed = [], self.packing != "none"
         metadata = [replace(column, depth=int(packed)) for column in columns if column.metadata]
-        columns = [column for column in columns if not column.metadata]
+        columns = [column for column in columns if not column.metadata and column.name != ROW_LENGTHS.name]
         if self.chunking is not None and not all(column.of_tokens for column in columns):
             raise ValueError("rows of lists or values cannot be cut into chunks")
         if self.padding is not None:
@@ -239,19 +242,32 @@ class Layout:
     def rows(
         self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
     ) -> Iterator[tuple[Rows, Sequence[Stats]]]:
-        """The rows to write, and statistics of the chunks and of the packing of each group.
+        """The rows to write, and statistics of the turns, the chunks and the packing of each group.
 
         Args:
             parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
             columns: what is written, see `columns`.
         """
         written = {column.name: column for column in columns}
-        chunked: list[Stats] = []
-        for own, packed in self._rows(self._chunks(parts, written, chunked), written):
+        made: list[Stats] = []
+        for own, packed in self._rows(self._chunks(self._turns(parts, written, made), written, made), written):
             rows = {self._name(column): values for column, values in own.items()}
-            found = [*chunked, *([replace(packed, packs_untrained=_untrained(columns, rows))] if packed else [])]
-            chunked.clear()
+            found = [*made, *([replace(packed, packs_untrained=_untrained(columns, rows))] if packed else [])]
+            made.clear()
             yield rows, found
+
+    def _turns(
+        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
+    ) -> Iterator[tuple[Rows, Array | None]]:
+        """The parts, with a row for each one of a record. Statistics are added to `found`."""
+        for part, cut in parts:
+            if ROW_LENGTHS.name not in part:
+                yield part, cut
+                continue
+            schema = {name: written[self._name(name)] for name in part if name != ROW_LENGTHS.name}
+            rows, cut, stats = split_rows(part, schema, cut)
+            found.append(stats)
+            yield rows, cut
 
     def _chunks(
         self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]

@@ -422,6 +422,8 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
         texts.append(f"reasoning that the chat template leaves out of history: of {_messages(less)}")
+    if dropped := counters.get("rows_dropped"):
+        texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:
         texts.append(f"cut off: {found.cut:,} tokens, {found.cut_share:.1%} of all")
     return texts

@@ -34,6 +34,7 @@ from beam_prep.shards.pack import PackStats
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
+from beam_prep.shards.turns import ROW_LENGTHS, TurnStats, split_rows
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.output import failed_at, output_at
@@ -105,7 +106,7 @@ def _written(
     columns = layout.columns(arranger.columns(plan))
     rows = 0
     counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
-    packed, chunked = PackStats(layout.capacity), ChunkStats()
+    packed, chunked, turns = PackStats(layout.capacity), ChunkStats(), TurnStats()
     with output.files() as files:
         writers = [
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
@@ -117,6 +118,7 @@ def _written(
             rows += len(data[columns[0].name])
             packed = sum((each for each in stats if isinstance(each, PackStats)), packed)
             chunked = sum((each for each in stats if isinstance(each, ChunkStats)), chunked)
+            turns = sum((each for each in stats if isinstance(each, TurnStats)), turns)
             for kind, found in count_tokens(columns, data).items():
                 counts[kind].update(found)
         for writer in writers:
@@ -131,6 +133,7 @@ def _written(
         files.written(),
         asdict(chunked) if layout.chunking is not None else None,
         plan.split,
+        asdict(turns) if turns.rows else None,
     )
 
 
@@ -183,10 +186,13 @@ SAMPLE_TOKENS, SAMPLE_LISTS = 512, 4
 
 def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
     """The rows that were drawn for the report, as lists: domain, their columns, and the beginning of each."""
-    columns = [asdict(column) for column in plan.columns]
+    schema = {column.name: column for column in plan.columns if column != ROW_LENGTHS}
+    columns = [asdict(column) for column in schema.values()]
     found = []
     for domain, piece in plan.drawn:
         rows, _ = arranger.slice(piece)
+        if ROW_LENGTHS.name in rows:
+            rows, _, _ = split_rows(rows, schema, None)  # the first one of the record
         row = {name: _beginning(rows[name][0]) for name in rows}
         cut = any(_is_long(rows[name][0]) for name in rows)
         found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})

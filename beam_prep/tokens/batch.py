@@ -86,6 +86,7 @@ class Batch(Block):
         picked = np.flatnonzero(rows)
         return self._with(
             line=self.line[rows],
+            row=None if self.row is None else self.row[rows],
             domain=[self.domain[row] for row in picked.tolist()],
             columns={name: column.take(rows) for name, column in self.columns.items()},
             counters={name: counts[rows] for name, counts in self.counters.items()},
@@ -98,27 +99,40 @@ class Batch(Block):
             self.counters[name] = (np.maximum if once else np.add)(before, per_row.astype(np.int64))
 
     def drop(self, rows: Array, reason: str) -> "Batch":
-        """The batch without the rows of a bool mask, which its ledger counts as dropped."""
+        """The batch without the rows of a bool mask, which its ledger counts as dropped.
+
+        A record that keeps other rows is kept; `rows_dropped` counts what it lost.
+        """
         left = self._without(rows)
         if left is not self:
-            left.ledger.drop(self.line[rows], reason)
+            lines = self.line[rows]
+            left.ledger.drop(np.setdiff1d(lines, left.line), reason)
+            if self.row is not None:
+                left.roles = self.roles.without(lines, self.row[rows])
+                first = np.append(True, np.diff(left.line) > 0)[: len(left)]
+                lost = np.bincount(lines, minlength=len(left.ledger.status))[left.line]
+                left.count("rows_dropped", np.where(first, lost, 0))
         return left
 
     def reject_each(self, reasons: Mapping[int, tuple[str, str]]) -> "Batch":
         """The batch without some rows, which are rejected: row -> (reason, message)."""
         rows = np.zeros(len(self), bool)
         rows[list(reasons)] = True
-        left = self._without(rows)
+        left = self._without(self._of_same_records(rows))
         for row, (reason, message) in reasons.items():
             left.ledger.reject(int(self.line[row]), reason, message)
         return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
         """The batch without the rows of a bool mask, which are rejected."""
-        left = self._without(rows)
+        left = self._without(self._of_same_records(rows))
         for line in self.line[rows].tolist():
             left.ledger.reject(line, reason, message)
         return left
+
+    def _of_same_records(self, rows: Array) -> Array:
+        """These rows, and all others of their records."""
+        return np.isin(self.line, self.line[rows]) if self.row is not None else rows
 
     def _without(self, rows: Array) -> "Batch":
         """The other rows, with a copy of the ledger: another step may use this batch."""
@@ -135,7 +149,7 @@ class Batch(Block):
 
 _BATCH_FIELDS = (
     "origin", "ledger", "line", "receipt", "made", "outputs", "domain", "columns", "schema", "segments", "counters",
-    "roles",
+    "roles", "row",
 )  # fmt: skip
 
 

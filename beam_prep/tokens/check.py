@@ -59,9 +59,11 @@ def _differences(batch: Batch, reference: Batch) -> Iterator[tuple[int, str]]:
         return
     if len(lines := np.flatnonzero(mine != theirs)):
         yield int(lines[0]), f"found {mine[lines[0]]}, wanted {theirs[lines[0]]}"
-    shared, of_mine, of_theirs = np.intersect1d(batch.line, reference.line, return_indices=True)
+    places = [each.line.astype(np.int64) << 32 | (0 if each.row is None else each.row) for each in (batch, reference)]
+    shared, of_mine, of_theirs = np.intersect1d(places[0], places[1], return_indices=True)
+    shared >>= 32  # the lines
     if len(shared) < max(len(batch), len(reference)):
-        line = int(np.setxor1d(batch.line, reference.line)[0])
+        line = int(np.setxor1d(places[0], places[1])[0]) >> 32
         yield line, f"found {'a row' if line in batch.line else 'no row'}, wanted the other"
     if not len(shared):
         return

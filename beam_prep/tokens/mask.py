@@ -76,7 +76,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         output = next(output for output in batch.outputs if output.name == name)
         if output.mask_name is None:
             if name in batch.segments:
-                roles = roles.with_tokens(batch.line, rows, batch.segments[name], None)
+                roles = roles.with_tokens(batch.line, rows, batch.segments[name], None, batch.row)
             continue
         if name not in batch.segments:
             raise ValueError(f"no segments for {name!r}: BuildMask comes once, directly after Tokenize")
@@ -89,7 +89,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
             )
         if output.weights_name is not None and segments.weight is not None:
             trained = trained & (segments.weight > 0)
-        roles = roles.with_tokens(batch.line, rows, segments, trained)
+        roles = roles.with_tokens(batch.line, rows, segments, trained, batch.row)
         columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
         if output.weights_name is not None and segments.weight is not None:

@@ -84,13 +84,14 @@ class RoleSpans(NamedTuple):
     """Spans of tokens of one role. No two that add to the same count share a token.
 
     Attributes:
-        line, role: int64 [spans].
+        line, row, role: int64 [spans]; see `Block.row`, 0 where records have one row.
         start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
         size: int64 [spans]: the tokens of that sequence.
         kind: int64 [spans]: the counts to which they add: `TOKENS`, `TRAINED` or `BOTH`.
     """
 
     line: Array
+    row: Array
     role: Array
     start: Array
     stop: Array
@@ -128,7 +129,9 @@ class Roles:
         lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
         return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
 
-    def with_tokens(self, line: Array, tokens: Ragged, segments: Segments, trained: Array | None) -> "Roles":
+    def with_tokens(
+        self, line: Array, tokens: Ragged, segments: Segments, trained: Array | None, row: Array | None = None
+    ) -> "Roles":
         """Adds the tokens of another output.
 
         Args:
@@ -136,10 +139,12 @@ class Roles:
             tokens: the output's rows.
             segments: where each message lies in them.
             trained: bool [segments]; None: the output has no mask.
+            row: see `Block.row`; only where a row is one sequence.
         """
         sequences, line = tokens.values if isinstance(tokens.values, Ragged) else tokens, line.astype(np.int64)
         if isinstance(tokens.values, Ragged):
             line = np.repeat(line, tokens.lengths)
+        number = np.zeros(len(line), np.int64) if row is None else row.astype(np.int64)
         known = np.flatnonzero(segments.role != UNSET)
         kinds = np.full(len(known), TOKENS) if trained is None else np.where(trained[known], BOTH, TOKENS)
         start, stop = segments.start[known], segments.stop[known]
@@ -153,8 +158,13 @@ class Roles:
             sequence = segments.sequence[places]
             begin = sequences.offsets[sequence]
             role, size = segments.role[places], sequences.lengths[sequence]
-            spans.append(RoleSpans(line[sequence], role, start - begin, stop - begin, size, kinds))
+            spans.append(RoleSpans(line[sequence], number[sequence], role, start - begin, stop - begin, size, kinds))
         return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
+
+    def without(self, line: Array, row: Array) -> "Roles":
+        """The same without the tokens of some rows, of which other rows of the record stay."""
+        gone = np.isin(self.spans.line << 32 | self.spans.row, line.astype(np.int64) << 32 | row.astype(np.int64))
+        return replace(self, spans=RoleSpans(*(values[~gone] for values in self.spans)))
 
     def cut(self, length: int, keep_end: bool) -> "Roles":
         """The same after sequences are cut to `length` tokens."""

@@ -51,6 +51,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     batch.made, batch.counters = dict(rendered.made), dict(rendered.counters)
+    batch.row = rendered.row
     encoded = {name: _encode(pieces, encoder) for name, pieces in rendered.pieces.items()}
     if reference is not None:
         found = [
@@ -293,7 +294,7 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     keep = ~(nothing | partial)
     segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
     batch.ledger = batch.ledger.copy()
-    batch.ledger.drop(batch.line[nothing], "empty")
+    batch.ledger.drop(np.setdiff1d(batch.line[nothing], batch.line[keep]), "empty")
     for row in np.flatnonzero(partial).tolist():
         name = batch.outputs[int(np.argmin(enough[:, row]))].name
         batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")

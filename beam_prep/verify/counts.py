@@ -61,15 +61,15 @@ def _sums(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterat
     for key in {**summed, **totals}:
         if totals.get(key) != summed.get(key):
             yield f"{MANIFEST}: totals say {key} {totals.get(key)}, the shards add up to {summed.get(key)}"
-    # Chunks cut records, packing joins them; both count those that they were given.
+    # Turns and chunks cut records, packing joins them; all count those that they were given.
     again = manifest.get("repeated", 0)
     given = ledger.kept + again
     where = f"the ledger says kept{f' {ledger.kept}, and repeated are {again}: together' if again else ''}"
-    for kind in ("chunks", "packing"):
+    for kind in ("turns", "chunks", "packing"):
         if kind in totals:
             if totals[kind]["rows"] != given:
                 yield f"{MANIFEST}: totals say {kind}: rows {totals[kind]['rows']}, {where} {given}"
-            left = "chunks" if kind == "chunks" else "packs"
+            left = "packs" if kind == "packing" else kind
             given = totals[kind][left] - totals[kind].get("chunks_untrained", 0)
             where = f"they say {kind}: {left} that are written"
     if totals["rows"] != given:
@@ -176,13 +176,13 @@ def _mix(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterato
 
 def _given(shard: ShardReceipt) -> int:
     """The rows that a shard was made of."""
-    made = shard.chunks or shard.packing
+    made = shard.turns or shard.chunks or shard.packing
     return shard.rows if made is None else made["rows"]
 
 
 def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
     """Counters of kept rows are not more than these."""
-    counters, kept = manifest["counters"], _kept(manifest)
+    counters, kept = manifest["counters"], manifest["totals"].get("turns", {}).get("turns", _kept(manifest))
     rows, tokens, eos, to_pack = (counters.get(name, 0) for name in _CUT_COUNTERS)
     for what, found, most in (
         ("truncated_rows", rows, kept),
@@ -215,7 +215,8 @@ def cut_problems(manifest: Mapping[str, Any], full: int) -> Iterator[str]:
 def _roles(manifest: Mapping[str, Any]) -> Iterator[str]:
     # Labels that are shifted lose a token of each row.
     tokens = sum(manifest["totals"]["tokens"].values())
-    tokens += manifest["ledger"]["kept"] * any(column["shifted"] for column in manifest["columns"])
+    rows = manifest["totals"].get("turns", {}).get("turns", manifest["ledger"]["kept"])
+    tokens += rows * any(column["shifted"] for column in manifest["columns"])
     config = manifest.get("config") or {}
     if config.get("output", {}).get("columns") == "prompt_completion":  # which both sides had
         prompt = PROMPT_COMPLETION[2]

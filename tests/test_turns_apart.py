@@ -1,0 +1,241 @@
+"""`input.turns`: a conversation becomes a row for each trained turn, rendered as at inference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+import beam_prep as bp
+from beam_prep import cli
+from beam_prep.chat.apply import render_records
+from beam_prep.data.schema import TurnsApart
+from beam_prep.errors import ConfigError
+from beam_prep.storage.tokenizers import load_tokenizer
+from tests.conftest import tree
+
+TEMPLATE = (
+    "{%- set last = namespace(user=-1) -%}"
+    "{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+    "{%- for m in messages -%}"
+    "<|im_start|>{{ m.role }}:"
+    "{%- if m.role == 'assistant' and m.thinking and loop.index0 > last.user -%}({{ m.thinking }}){%- endif -%}"
+    "{{ m.content }}<|im_end|>"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant:{%- endif -%}"
+)
+"""Reasoning is in answers to the last question alone, as in Qwen3's."""
+
+
+def say(role: str, content: str, thinking: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **({"thinking": thinking} if thinking else {}), **more}
+
+
+CHAT = [say("user", "one"), say("assistant", "first", "hm"), say("user", "two"), say("assistant", "second", "so")]
+CALLS = [say("user", "one"), say("assistant", "look", "hm"), say("tool", "seen"), say("assistant", "done", "ah")]
+
+
+@pytest.fixture
+def made(tmp_path: Path, tokenizer_path: str) -> Any:
+    def make(chats: list[Any], turns: str, name: str = "out", output: Any = None, **options: Any) -> bp.Dataset:
+        path = tmp_path / "in.jsonl"
+        path.write_text(
+            "".join(json.dumps(each if isinstance(each, dict) else {"messages": each}) + "\n" for each in chats)
+        )
+        sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
+        config = {
+            "input": {"sections": sections, "chat_template": TEMPLATE, "turns": turns},
+            "mask": options.pop("mask", {"assistant": "train"}),
+            "preprocessing": options.pop("preprocessing", {}),
+            "output": {"storage_format": "bin", **(output or {})},
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        job = bp.Pipeline(bp.PipelineConfig.from_dict(config), path, tmp_path / name, tokenizer_path, **options)
+        job.run(["--direct_running_mode=in_memory"])
+        return bp.open(tmp_path / name, split="all" if "splits" in (output or {}) else None)
+
+    return make
+
+
+def shown(ds: bp.Dataset) -> list[tuple[str, str]]:
+    """(text, what is trained of it) of each row."""
+    decode = load_tokenizer(str(Path(ds.path) / "tokenizer")).reference.decode
+    rows = []
+    for row in ds:
+        ids, mask = row["sequence"].tolist(), row["loss_mask"].tolist()
+        trained = [token for token, one in zip(ids, mask, strict=True) if one]
+        rows.append((decode(ids, skip_special_tokens=False), decode(trained, skip_special_tokens=False)))
+    return rows
+
+
+U, A, END = "<|im_start|>user:", "<|im_start|>assistant:", "<|im_end|>"
+FIRST = (f"{U}one{END}{A}(hm)first{END}", "(hm)first<|im_end|>")
+SECOND = (f"{U}one{END}{A}first{END}{U}two{END}{A}(so)second{END}", "(so)second<|im_end|>")
+
+
+@pytest.mark.parametrize("turns", ["apart", "auto"])
+def test_a_row_has_each_turn_with_its_reasoning(turns: str, made: Any) -> None:
+    assert shown(made([CHAT], turns)) == [FIRST, SECOND]
+
+
+def test_auto_keeps_turns_together_that_history_does_not_change(made: Any) -> None:
+    (row,) = shown(made([CALLS], "auto"))
+    wanted = f"{U}one{END}{A}(hm)look{END}<|im_start|>tool:seen{END}{A}(ah)done{END}"
+    assert row == (wanted, "(hm)look<|im_end|>(ah)done<|im_end|>")
+    assert len(shown(made([CALLS], "apart", "other"))) == 2
+
+
+def test_auto_begins_a_row_where_history_changes(made: Any) -> None:
+    rows = shown(made([[*CALLS, say("user", "two"), say("assistant", "end", "ok")]], "auto"))
+    assert [trained for _, trained in rows] == ["(hm)look<|im_end|>(ah)done<|im_end|>", "(ok)end<|im_end|>"]
+
+
+def test_what_stands_behind_the_last_trained_turn_is_in_no_row(made: Any) -> None:
+    assert shown(made([[*CHAT, say("user", "three")]], "apart")) == [FIRST, SECOND]
+
+
+def test_the_last_turn_alone_where_the_mask_says_so(made: Any) -> None:
+    assert shown(made([CHAT], "apart", mask={"assistant": "last"})) == [SECOND]
+
+
+def test_a_turn_that_says_train_false_has_no_row(made: Any) -> None:
+    chat = [CHAT[0], {**CHAT[1], "train": False}, *CHAT[2:]]
+    assert shown(made([chat], "apart")) == [SECOND]
+
+
+def test_rows_keep_the_place_and_the_fields_of_their_record(made: Any) -> None:
+    chats = [{"messages": CHAT, "id": f"r{n}"} for n in range(3)]
+    rows = [*made(chats, "apart", output={"keep_fields": ["id"], "provenance": True})]
+    assert [row["id"] for row in rows] == ["r0", "r0", "r1", "r1", "r2", "r2"]
+    assert len({int(row["offset"]) for row in rows}) == 3
+
+
+def test_the_manifest_counts_records_and_rows(made: Any) -> None:
+    ds = made([CHAT, CALLS], "apart")
+    assert ds.manifest["ledger"]["kept"] == 2
+    assert (ds.manifest["totals"]["rows"], ds.manifest["totals"]["turns"]) == (4, {"rows": 2, "turns": 4})
+    assert "row_lengths" not in [column.name for column in ds.schema]
+    ds.verify()
+
+
+def test_a_row_that_is_too_long_is_left_out_alone_and_said(
+    made: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = [*CHAT[:2], say("user", "two " * 100), CHAT[3]]
+    ds = made([long], "apart", preprocessing={"max_seq_len": 64, "truncation_mode": "drop"})
+    assert shown(ds) == [FIRST]
+    assert ds.manifest["counters"]["rows_dropped"] == 1
+    assert sum(each["trained"] for each in ds.manifest["roles"].values()) == sum(
+        ds.manifest["totals"]["trained"].values()
+    )
+    config, output = str(tmp_path / "config.json"), str(tmp_path / "again")
+    assert not cli.main(
+        ["run", str(tmp_path / "in.jsonl"), "-c", config, "-o", output, "--tokenizer_path", tokenizer_path]
+    )
+    assert "rows of kept records that are left out: 1" in "".join(capsys.readouterr())
+
+
+def test_a_record_of_which_every_row_is_left_out_is_dropped(made: Any) -> None:
+    long = [say("user", "two " * 100), CHAT[1], CHAT[2], CHAT[3]]
+    ds = made([long, CHAT], "apart", preprocessing={"max_seq_len": 64, "truncation_mode": "drop"}, max_no_loss_rate=1)
+    assert shown(ds) == [FIRST, SECOND]
+    assert ds.manifest["ledger"]["dropped"] == {"too_long": 1}
+
+
+def test_a_record_with_a_turn_that_cannot_be_used_is_rejected_whole(made: Any) -> None:
+    ds = made([CHAT, [*CHAT[:3], say("assistant", "x", weight=3)]], "apart", max_reject_rate=1)
+    assert shown(ds) == [FIRST, SECOND]
+    assert ds.manifest["ledger"]["rejected"] == {"bad_weight": 1}
+
+
+def test_splits_and_copies_take_a_records_rows_together(made: Any) -> None:
+    chats = [{"messages": [say("user", f"q{n // 2}"), *CHAT[1:]], "id": f"r{n}"} for n in range(60)]
+    output = {"keep_fields": ["id"], "splits": {"train": 0.5, "test": 0.5}, "shuffle": {"seed": 3}}
+    ds = made(chats, "apart", output=output, preprocessing={"deduplicate": {"by": ["messages"]}})
+    found = {split: [row["id"] for row in bp.open(ds.path, split=split)] for split in ("train", "test")}
+    assert not {*found["train"]} & {*found["test"]}
+    ids = found["train"] + found["test"]
+    assert sorted(ids) == sorted(2 * [f"r{n}" for n in range(0, 60, 2)])
+
+
+def test_block_size_formats_and_packing_change_no_row(made: Any) -> None:
+    chats = [[say("user", f"q{n}"), *CHAT[1:]] for n in range(300)]
+    one = made(chats, "apart", output={"storage_format": ["bin", "tfrecord"]})
+    other = made(chats, "apart", "small", output={"storage_format": ["bin", "tfrecord"]}, block_bytes=65536)
+    assert shown(one) == shown(other)
+    assert {k: v for k, v in tree(Path(one.path)).items() if "shard" in k} == {
+        k: v for k, v in tree(Path(other.path)).items() if "shard" in k
+    }
+    packed = made(chats, "apart", "packed", preprocessing={"packing_strategy": "bfd", "max_packed_len": 64})
+    assert packed.manifest["totals"]["packing"]["rows"] == 600
+    packed.verify()
+
+
+def test_labels_shift_chunks_and_padding_are_of_each_row(made: Any) -> None:
+    ds = made([CHAT], "apart", output={"columns": "labels"}, preprocessing={"shift": True})
+    rows = [row["input_ids"].tolist() for row in ds]
+    plain = [row["sequence"].tolist() for row in made([CHAT], "apart", "plain")]
+    assert rows == [ids[:-1] for ids in plain]
+    chunked = made([CHAT], "apart", "chunks", preprocessing={"truncation_mode": "chunk", "max_seq_len": 8})
+    chunked.verify()
+    padded = made([CHAT], "apart", "padded", preprocessing={"padding": 16})
+    padded.verify()
+    assert all(len(row["sequence"]) % 16 == 0 for row in padded)
+
+
+def test_everything_is_compared_with_check_full(made: Any) -> None:
+    assert shown(made([CHAT, CALLS], "auto", check="full"))[:2] == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        [{"field": "text", "action": "train"}],
+        [{"field": "messages", "action": "$last", "template": "conversation"}],
+        [{"field": "messages", "action": "$role", "template": "message"}],
+    ],
+)
+def test_other_sections_are_refused_before_anything_runs(sections: list[dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError, match=r"input\.turns: found 'apart'; it works only with sections"):
+        bp.PipelineConfig.from_dict({"input": {"sections": sections, "turns": "apart"}, "mask": {"assistant": "train"}})
+
+
+WORDS = st.text("abc xyz", min_size=1, max_size=8).filter(str.strip)
+TURNS = st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), WORDS, st.none() | WORDS), max_size=6)
+
+
+@settings(deadline=None)
+@given(turns=TURNS, auto=st.booleans())
+def test_each_turn_is_trained_once_in_what_transformers_renders(
+    tokenizer_path: str, turns: list[tuple[str, str, str | None]], auto: bool
+) -> None:
+    messages = [say("user", "go"), *(say(role, text, thought) for role, text, thought in turns)]
+    messages = [each for place, each in enumerate(messages) if not place or each["role"] != messages[place - 1]["role"]]
+    tokenizer = load_tokenizer(tokenizer_path)
+    section = bp.Section("messages", "$role", template="conversation")
+    output = bp.Output("sequence", "ids", (section,), mask_name="loss_mask")
+    rules = bp.TextRules(chat_template=TEMPLATE, turns=TurnsApart(auto, {"assistant": "train"}))
+    rendered = render_records(bp.testing.records([{"messages": messages}]), (output,), tokenizer, None, rules)
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(tokenizer_path)
+    prefixes = [
+        reference.apply_chat_template(messages[: place + 1], chat_template=TEMPLATE, tokenize=False)
+        for place in range(len(messages))
+    ]
+    answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    pieces = rendered.pieces["sequence"]
+    texts = [*pieces.texts]
+    if not answers:
+        assert texts == [prefixes[-1]]
+        return
+    if not auto:
+        assert texts == [prefixes[place] for place in answers]
+    assert set(texts) <= {prefixes[place] for place in answers}
+    found = []
+    for place in range(len(texts)):
+        mine = pieces.segments[pieces.borders[place] : pieces.borders[place + 1]]
+        found += [int(turn) for turn in mine["turn"] if messages[int(turn)]["role"] == "assistant"]
+    assert sorted(found) == answers
