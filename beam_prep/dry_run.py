@@ -99,7 +99,7 @@ class DryRun:
         if self.shards is not None:
             lines.append(f"shards: of {self.shards:,} that are there, at least {self.shards_linked:,} would stay")
         for what, size, free in (
-            ("cache_dir", self.cache_bytes, self.cache_free),
+            ("token cache", self.cache_bytes, self.cache_free),
             ("output", self.output_bytes, self.output_free),
         ):
             there = "" if free is None else f" ({free / 1e9:.2f} GB are free)"

@@ -527,7 +527,7 @@ class _Shown:
         self._display = RowDisplay(schema, job.tokenizer, job.config.canonical(), batch.origin.source.path)
 
     def row(self, row: int, why: str = "") -> list[ShownRow]:
-        """A row that is kept; several, if it is cut into chunks."""
+        """A row that is kept; several, if it is cut into chunks or has its turns apart."""
         batch = self._batch
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         if self._layout.provenance:
@@ -536,7 +536,8 @@ class _Shown:
         rows = len(next(iter(columns.values())))
         found = []
         for number in range(rows):
-            chunk = f"chunk {number + 1:,} of {rows:,}" if rows > 1 else ""
+            kind = "row" if self._layout.chunking is None else "chunk"
+            chunk = f"{kind} {number + 1:,} of {rows:,}" if rows > 1 else ""
             note = batch.ledger.notes.get(int(batch.line[row]), "")
             title = [self._place(int(batch.line[row])), chunk, why, f"domain {batch.domain[row]}", note]
             values: dict[str, Any] = {

@@ -239,3 +239,23 @@ def test_each_turn_is_trained_once_in_what_transformers_renders(
         mine = pieces.segments[pieces.borders[place] : pieces.borders[place + 1]]
         found += [int(turn) for turn in mine["turn"] if messages[int(turn)]["role"] == "assistant"]
     assert sorted(found) == answers
+
+
+def test_the_audit_looks_at_all_rows_of_a_record(
+    made: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made([[say("user", f"q{n}"), *CHAT[1:]] for n in range(20)], "apart")
+    given = [str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "config.json"), "--tokenizer_path", tokenizer_path]
+    cli.main(["audit", *given])
+    assert "answers_in_part" not in "".join(capsys.readouterr())
+
+
+def test_a_preview_shows_each_row_of_a_record(
+    made: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made([CHAT], "apart")
+    given = [str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "config.json"), "--tokenizer_path", tokenizer_path]
+    cli.main(["inspect", *given])
+    said = "".join(capsys.readouterr())
+    assert "row 1 of 2" in said
+    assert "row 2 of 2" in said

@@ -68,18 +68,16 @@ def not_written(sample: Sample) -> Iterator[Finding]:
 
 
 def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str]]:
-    """Each conversation that became text, with all texts of its row."""
-    places = [
-        {} if part.rendered is None else {line: row for row, line in enumerate(part.rendered.line.tolist())}
-        for part in sample.parts
-    ]
+    """Each conversation that became text, with all texts of its rows."""
     for chat in sample.conversations:
-        row, rendered = places[chat.part.number].get(chat.line), chat.part.rendered
-        if row is None or rendered is None:
+        if (rendered := chat.part.rendered) is None:
+            continue
+        rows = np.searchsorted(rendered.line, [chat.line, chat.line + 1])
+        if rows[0] == rows[1]:
             continue
         texts = []
         for pieces in rendered.pieces.values():
-            first, last = (int(pieces.sequences[pieces.rows[at]]) for at in (row, row + 1))
+            first, last = (int(pieces.sequences[pieces.rows[at]]) for at in rows)
             texts += [pieces.texts[at] for at in range(first, last)]
         yield chat, "\n".join(texts)
 
@@ -395,11 +393,11 @@ def _trained_texts(sample: Sample) -> Callable[[Conversation], tuple[str, str] |
     rows = {part.number: (ids, mask) for part, _, ids, mask, _ in sample.sequences() if mask is not None}
 
     def of(chat: Conversation) -> tuple[str, str] | None:
-        row = sample.row_of(chat.part, chat.line)
-        if row is None or chat.part.number not in rows:
+        first, last = np.searchsorted(chat.part.masked.line, [chat.line, chat.line + 1])
+        if first == last or chat.part.number not in rows:
             return None
         ids, mask = rows[chat.part.number]
-        own = slice(int(ids.offsets[row]), int(ids.offsets[row + 1]))
+        own = slice(int(ids.offsets[first]), int(ids.offsets[last]))
         flat, kept = ids.flat[own], mask[own] == 1
         runs = np.split(flat[kept], np.flatnonzero(np.diff(np.flatnonzero(kept)) > 1) + 1)
         decode = sample.tokenizer.decode

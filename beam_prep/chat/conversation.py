@@ -193,7 +193,7 @@ class Conversations:
         rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         texts = set[int]()
         for index, key in rendered.not_rendered:
-            if index < first:
+            if first and index < first:  # tools are before all messages
                 continue
             if index == TOOLS or key == "reasoning":
                 self.counted[f"{key}_not_written"] += 1
