@@ -152,7 +152,7 @@ def marking(place: Place) -> Place:
     variant = place.tokenizer / "chat_template_generation.jinja"
     if _marks_the_assistant(place.tokenizer) or not variant.exists():
         return place
-    copy = place.cache / f"{place.tokenizer.name}-version"
+    copy = place.cache / f"{place.tokenizer.name}-generation"
     shutil.copytree(place.tokenizer, copy, dirs_exist_ok=True)
     shutil.copyfile(variant, copy / "chat_template.jinja")
     return replace(place, tokenizer=copy)
@@ -163,7 +163,7 @@ def _marks_the_assistant(tokenizer: Path) -> bool:
     path = tokenizer / "chat_template.jinja"
     config = json.loads((tokenizer / "tokenizer_config.json").read_bytes())
     template = path.read_text(encoding="utf-8") if path.exists() else str(config.get("chat_template"))
-    return re.search(r"\{%-?\s*version\b", template) is not None
+    return re.search(r"\{%-?\s*generation\b", template) is not None
 
 
 def trl_python(cache: Path) -> Path:

@@ -265,8 +265,12 @@ class Soak:
     def _left(self) -> Iterator[str]:
         """What lies where nothing may be left."""
         beside = [path.relative_to(self._root).as_posix() for path in self._root.rglob("*")]
-        of_cache = [name[6:] for name in beside if name.startswith("token_cache/") and (self._root / name).is_file()]
-        others = [name for name in beside if name.split("/")[0] not in ("out", "cache_dir")]
+        of_cache = [
+            name.removeprefix("token_cache/")
+            for name in beside
+            if name.startswith("token_cache/") and (self._root / name).is_file()
+        ]
+        others = [name for name in beside if name.split("/")[0] not in ("out", "token_cache")]
         for what, left in (
             ("beside the output", [name for name in others if not BESIDE.fullmatch(name)]),
             ("in the token cache", [name for name in of_cache if not BLOCK.fullmatch(name)]),
@@ -347,7 +351,7 @@ def report(nights: Sequence[Night], asked: int, looks: int, seed: int, keep_vers
                 ],
                 [
                     "refreshes after which something was left in the token cache",
-                    f"{_count(refreshes, 'left in the cache_dir')}",
+                    f"{_count(refreshes, 'left in the token cache')}",
                 ],
                 ["files of shards", f"{files:,}"],
                 ["of these, with the bytes of the night before", f"{same:,}"],
@@ -422,7 +426,7 @@ def main() -> int:
     text = report(nights, given.refreshes, soak.looks, given.seed, given.keep_versions, time.monotonic() - began)
     print(text)
     if given.markdown is not None:
-        write_markdown(given.markdown, "keep_versions" if given.keep_versions else "overwrite", text)
+        write_markdown(given.markdown, "versions" if given.keep_versions else "overwrite", text)
     return int(any(night.wrong for night in nights))
 
 

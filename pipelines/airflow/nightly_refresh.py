@@ -19,7 +19,7 @@ OUTPUTS = "{{ var.value.beam_prep_outputs }}"
 DAY = "{{ params.day or data_interval_start | ds }}"
 DATA = f"{OUTPUTS}/data"
 # The same for all tries of a task, another when a day is run again.
-GENERATION = "{{ (params.day or data_interval_start | ds) | replace('-', '') }}T{{ dag_run.start_date | ts_nodash }}"
+VERSION_NAME = "{{ (params.day or data_interval_start | ds) | replace('-', '') }}T{{ dag_run.start_date | ts_nodash }}"
 KEEP = 7  # versions
 TRAINING_DATA = Asset("beam_prep_training_data")
 
@@ -111,12 +111,12 @@ with DAG(
             "inputs": list_inputs("{{ var.value.beam_prep_inputs }}", OUTPUTS, DAY),
             "output_dir": DATA,
             "keep_versions": str(KEEP),
-            "version_name": GENERATION,
+            "version_name": VERSION_NAME,
             "config": "{{ var.value.beam_prep_config }}",
             "tokenizer_path": "{{ var.value.beam_prep_tokenizer }}",
             "cache_dir": f"{OUTPUTS}/token_cache",  # kept: the next night tokenises only what is new
         }
     )
-    found = verify(PYTHON, DATA, GENERATION)
+    found = verify(PYTHON, DATA, VERSION_NAME)
     prepared >> found
     tell(DATA, DAY, found)

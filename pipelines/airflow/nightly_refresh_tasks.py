@@ -154,7 +154,7 @@ def latest(data: str) -> str:
         if os.path.islink(link):
             return os.readlink(link)
     elif path.exists():
-        return str(json.loads(path.read_text())["version_name"])
+        return str(json.loads(path.read_text())["generation"])
     raise AirflowException(f"{data} has no latest version: clear the task `prepare`")
 
 

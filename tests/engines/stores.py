@@ -93,9 +93,9 @@ def _running(store: Store) -> Iterator[Store]:
 def s3_server(folder: Path) -> contextlib.AbstractContextManager[Store]:
     """An S3 server whose bucket is `s3://bucket`; its objects are files below `folder/s3/bucket`."""
     port = free_port()
-    root, row_index = folder / "s3", folder / "meta"
+    root, sidecar = folder / "s3", folder / "meta"
     (root / BUCKET).mkdir(parents=True, exist_ok=True)
-    row_index.mkdir(exist_ok=True)
+    sidecar.mkdir(exist_ok=True)
     program = str(built("versitygw") / "versitygw")
     key = {"ROOT_ACCESS_KEY": "key", "ROOT_SECRET_KEY": "secret-secret"}
     options = (
@@ -104,7 +104,7 @@ def s3_server(folder: Path) -> contextlib.AbstractContextManager[Store]:
         f"--s3_secret_access_key={key['ROOT_SECRET_KEY']}",
         "--s3_region_name=us-east-1",
     )
-    command = [program, "--port", f"127.0.0.1:{port}", "posix", "--row index", str(row_index), str(root)]
+    command = [program, "--port", f"127.0.0.1:{port}", "posix", "--sidecar", str(sidecar), str(root)]
     return _running(Store(f"s3://{BUCKET}", port, options, {}, command, key, folder / "s3.log"))
 
 

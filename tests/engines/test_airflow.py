@@ -284,7 +284,7 @@ def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None
     with gcs_server(tmp_path) as store:
         for name in ("in/2026-01-01/b.jsonl", "in/2026-01-01/a.jsonl", "in/2026-01-02/a.jsonl"):
             objects.put(f"{store.url}/{name}", b"{}")
-        objects.put(f"{store.url}/prepared/data/latest.json", b'{"version": "b", "versions": ["a", "b"]}')
+        objects.put(f"{store.url}/prepared/data/latest.json", b'{"generation": "b", "generations": ["a", "b"]}')
         objects.put(f"{store.url}/prepared/data.failed/failure.json", json.dumps(failure).encode())
         calls = [
             ["day_inputs", [f"{store.url}/in", "2026-01-01"]],

@@ -33,7 +33,7 @@ def test_shards_of_the_latest_version_are_copied_by_the_store(
     store: Folder, tokenizer_path: str, uploads: list[str]
 ) -> None:
     first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
-    common: dict[str, Any] = {"config": SMALL, "token_cache": store.path("token_cache"), "keep_versions": 3}
+    common: dict[str, Any] = {"config": SMALL, "cache_dir": store.path("token_cache"), "keep_versions": 3}
     made = store.run(tokenizer_path, first, version_name="g1", **common)
     assert made.manifest is not None
     shards = len(made.manifest["shards"])
@@ -106,4 +106,4 @@ def test_blocks_of_a_cache_in_a_store_are_removed(store: Folder, tokenizer_path:
     assert collect(cache_dir, 3600).removed == 0
     assert collect(cache_dir, -60, dry_run=True).removed == told.kept
     assert collect(cache_dir, -60).kept == 0
-    assert store.names("cache_dir") == []
+    assert store.names("token_cache") == []

@@ -85,7 +85,7 @@ class Proxy:
         with self._counting:
             self.count, self._kind, self._at, self._every, self.seen = 0, kind, at, every, []
 
-    def finalize_columns(self) -> None:
+    def settle(self) -> None:
         """Waits until no request is on its way: those of a killed job, too."""
         with self._counting:
             if not self._counting.wait_for(lambda: self._busy == 0, 30):
@@ -135,7 +135,7 @@ class Proxy:
         bucket, _, rest = name.partition("/")
         path = f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(rest, safe='')}"
         found = self._forward("GET", path, {"Host": f"127.0.0.1:{self.upstream}"}, b"")
-        return str(json.loads(found.body)["version_name"]) if found.status == 200 else "0"
+        return str(json.loads(found.body)["generation"]) if found.status == 200 else "0"
 
     def _forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)

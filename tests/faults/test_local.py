@@ -73,7 +73,7 @@ class Case:
         options = {
             "new": [],
             "overwrite": ["--overwrite"],
-            "token_cache": ["--overwrite", "--cache_dir", str(self.root / "token_cache")],
+            "cache_dir": ["--overwrite", "--cache_dir", str(self.root / "token_cache")],
             "keep_versions": ["--keep_versions=1", "--version_name=new"],
         }
         self.arguments = ["run", str(folder / "new.jsonl"), *common, *RUNNERS[runner], *options[output]]

@@ -148,7 +148,7 @@ class Reader:
             pointer = read(f"{folder}/latest.json")
             if pointer is None:
                 return "there is no latest.json"
-            folder = f"{folder}/{json.loads(pointer)['version_name']}"
+            folder = f"{folder}/{json.loads(pointer)['generation']}"
         text = read(f"{folder}/manifest.json")
         if text is None:
             gap = self._versions and read(f"{self._output}/latest.json") == pointer
@@ -168,7 +168,7 @@ class Case:
 
     def __init__(self, place: Place, name: str, runner: str = "in-process") -> None:
         self.place, self.name, self.runner = place, name, runner
-        self.keep_versions = name.startswith("version_name")
+        self.keep_versions = name in ("version_name", "keep_versions")
         self.before: dict[str, tuple[bytes, str | None]] = {}
         if name != "new":
             folder = place.new_folder()
@@ -215,7 +215,7 @@ class Case:
         with Reader(f"{folder}/out", self.keep_versions) as reader:
             proxy.arm(kind, number, every)
             ended = jobs.run(*self.arguments(folder))
-            proxy.finalize_columns()
+            proxy.settle()
             where = f"{self.name}, {kind} at request {number} of {self.requests}, {every} ({', '.join(proxy.seen[:3])})"
             proxy.arm()
             if kind != "kill":
