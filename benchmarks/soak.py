@@ -397,7 +397,7 @@ def _row(night: Night) -> list[str]:
         f"{night.number}",
         f"{night.input_mb:.1f}",
         *counts,
-        *(f"{getattr(night, name):.1f}" for name in ("output_mb", "spool_mb")),
+        *(f"{getattr(night, name):.1f}" for name in ("output_mb", "cache_mb")),
         f"{night.memory_mb:.0f}",
     ]
 

@@ -28,9 +28,9 @@ GB = 10**9
 def room(**change: Any) -> Preflight:
     values: dict[str, Any] = {
         "input_bytes": 4 * GB,
-        "cache_dir": "/token_cache",
+        "token_cache": "/token_cache",
         "outputs": ("/out",),
-        "spool_is_new": True,
+        "cache_is_new": True,
         "linked": 0,
         "limited": False,
         "single_use": False,
@@ -99,10 +99,13 @@ def test_a_run_that_fits_is_never_stopped(
     checked = room(input_bytes=total, single_use=single_use)
     size = max(total * quarter // 4, total // 50)
     so_far = done(size, cached, 1.0, ratio)
-    cache_dir, output = cached * total, cached * total * ratio
-    most = max(cache_dir, output) if single_use else cache_dir + output
+    token_cache, output = cached * total, cached * total * ratio
+    most = max(token_cache, output) if single_use else token_cache + output
     used = so_far.cached
-    free = {"/token_cache": most - used if one_disk else cache_dir - used, "/out": most - used if one_disk else output}
+    free = {
+        "/token_cache": most - used if one_disk else token_cache - used,
+        "/out": most - used if one_disk else output,
+    }
     disks = {"/token_cache": 1, "/out": 1 if one_disk else 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight, "_disk", disks.__getitem__)

@@ -320,7 +320,7 @@ def recipe_of(job: Pipeline) -> str:
         ({}, {"max_reject_chars": 0}, False),
         ({}, {"tokenizer_path": "mm_chatml"}, False),
         ({"preprocessing__max_seq_len": 2049}, {}, False),
-        ({"preprocessing__untrained": "keep"}, {}, False),
+        ({"preprocessing__rows_without_loss": "keep"}, {}, False),
         ({"preprocessing__truncation_mode": "keep_end"}, {}, False),
         ({"preprocessing__max_packed_len": 100}, {}, True),
         ({"preprocessing__packing_strategy": "bfd", "preprocessing__packing_group": 7}, {}, True),
