@@ -9,7 +9,6 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.tokens.batch import Batch
@@ -34,7 +33,6 @@ class TurnStats:
         return TurnStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-@step
 def join_rows(batch: Batch) -> Batch:
     """One row for each record: its rows, one after the other, with `ROW_LENGTHS`. Counters are added up.
 
