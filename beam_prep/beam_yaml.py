@@ -50,7 +50,7 @@ def _for_yaml(name: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]
         def checked(**arguments: Any) -> Made:
             for argument, value in arguments.items():
                 if argument not in parameters:
-                    if (what_to_do := renamed.argument(argument)) is not None:
+                    if (what_to_do := renamed.instead(argument)) is not None:
                         raise ConfigError(f"{name}: unknown argument {argument!r}; {what_to_do}")
                     raise ConfigError(f"{name}: {unknown_name('argument', argument, parameters)}")
                 wanted = parameters[argument].annotation

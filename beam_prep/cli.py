@@ -298,7 +298,7 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     """The option or field of a config that may be meant by a name."""
     word = name.lstrip("-").replace("-", "_").lower()
     known = [*ours, *beams]
-    if (what_to_do := renamed.option(word)) is not None:
+    if (what_to_do := renamed.instead(word, "--")) is not None:
         return f"; {what_to_do}"
     for other, aliases in options.OTHER_NAMES.items():
         if word in aliases.split() and f"--{other}" in known:

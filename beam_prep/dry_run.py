@@ -60,8 +60,8 @@ class DryRun:
         files: file -> blocks of it that are tokenised.
         shards: of the output that is there; None: it does not tell them apart.
         shards_linked: of these, those that stay, as far as it is known before blocks are tokenised.
-        spool_bytes, output_bytes: that are written, about.
-        spool_free, output_free: bytes on these disks; None in a store.
+        cache_bytes, output_bytes: that are written, about.
+        cache_free, output_free: bytes on these disks; None in a store.
     """
 
     output: str

@@ -486,13 +486,13 @@ class Pipeline:
             single_use: see `TokenCache`.
             progress: see `Shard`.
         """
-        cache_dir, config = self.cache_of_run(single_use), self.config
+        token_cache, config = self.cache_of_run(single_use), self.config
         return (
             pipeline
             | ReadJSONL(
                 self.inputs,
                 self.block_bytes,
-                cache_dir,
+                token_cache,
                 self.max_line_bytes,
                 workers_of(pipeline.options),
             )
@@ -510,9 +510,9 @@ class Pipeline:
                 max_reject_chars=self.max_reject_chars,
                 tokenizer=self.tokenizer,
                 overwrite=self.overwrite,
-                token_cache=cache_dir,
+                token_cache=token_cache,
                 staging=self.staging,
-                preflight=self._preflight(cache_dir),
+                preflight=self._preflight(token_cache),
                 progress=progress,
                 keep_versions=self.keep_versions,
                 compose=self.compose,
@@ -540,27 +540,27 @@ class Pipeline:
 
     def _note_launch(self, begins: bool) -> None:
         """Notes in a token cache that is kept that this launch uses it, or that it has ended."""
-        cache_dir, launch = self.cache_of_run(), self.staging.launch
-        if cache_dir.uses is not None and begins:
-            cache_dir.uses.begin(Launch(launch, cache_dir.recipe[:16], self.root, self.staging.home))
-        elif cache_dir.uses is not None:
-            cache_dir.uses.end(self.root, launch)
+        token_cache, launch = self.cache_of_run(), self.staging.launch
+        if token_cache.uses is not None and begins:
+            token_cache.uses.begin(Launch(launch, token_cache.recipe[:16], self.root, self.staging.home))
+        elif token_cache.uses is not None:
+            token_cache.uses.end(self.root, launch)
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""
         return earlier_path(self.root, self.keep_versions)
 
-    def _preflight(self, cache_dir: TokenCache) -> Preflight:
+    def _preflight(self, token_cache: TokenCache) -> Preflight:
         places = (self.staging.root, self.staging.home)
         fewer = bool(self.compose.mix) or self.compose.deduplicate
         return Preflight(
             input_bytes=total_size(self.inputs),
-            token_cache=cache_dir.folder if is_local(cache_dir.folder) else None,
+            token_cache=token_cache.folder if is_local(token_cache.folder) else None,
             outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
-            cache_is_new=cache_dir.is_new(),
+            cache_is_new=token_cache.is_new(),
             linked=EarlierOutput(self.earlier_output()).bytes,
             limited=fewer or self.config.preprocessing.max_items is not None,
-            single_use=cache_dir.single_use,
+            single_use=token_cache.single_use,
             shuffle=None if self.compose.shuffle is None else self.compose.method,
             scratch=self.staging.root if is_local(self.staging.root) else None,
         )

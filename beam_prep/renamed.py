@@ -1,5 +1,8 @@
 """What was renamed or taken away, and what to write instead. An old name is an error that says the new one."""
 
+from collections.abc import Mapping
+from typing import Any
+
 OPTIONS = {
     "spool": "cache_dir",
     "generations": "keep_versions",
@@ -27,15 +30,27 @@ PUBLIC_NAMES = {"Carry": "KeepFields"}
 """Names of the package `beam_prep`, and steps of Beam YAML: old name -> new name."""
 
 
-def option(name: str) -> str | None:
-    """What to do about an option, without `--`, that there was; None if there was none.
+def instead(name: str, mark: str = "") -> str | None:
+    """What to do about an option that there was; None if there was none.
 
-    >>> option("spool")
+    >>> instead("spool", "--")
     'it is --cache_dir now'
+
+    Args:
+        name: the option, without `--`.
+        mark: what stands before the name of an option where it is given.
     """
-    return f"it is --{OPTIONS[name]} now" if name in OPTIONS else GONE_OPTIONS.get(name)
+    return f"it is {mark}{OPTIONS[name]} now" if name in OPTIONS else GONE_OPTIONS.get(name)
 
 
-def argument(name: str) -> str | None:
-    """What to do about an argument that `Pipeline` had under another name; None if it had none."""
-    return f"it is {OPTIONS[name]} now" if name in OPTIONS else GONE_OPTIONS.get(name)
+def keys(found: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Renames what a file of an earlier version says.
+
+    Args:
+        found: parts, each an object; it is changed.
+        names: `part.old` -> `part.new`.
+    """
+    for old, new in names.items():
+        (part, name), (_, wanted) = old.split("."), new.split(".")
+        if name in found.get(part, {}):  # in its place: what a job is, is compared as text
+            found[part] = {wanted if key == name else key: value for key, value in found[part].items()}

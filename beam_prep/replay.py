@@ -137,9 +137,9 @@ class Replay:
             given = beam_options if isinstance(beam_options, PipelineOptions) else PipelineOptions(list(beam_options))
             FileSystems.set_options(given)
         root = normalise_path(os.fspath(output))
-        keep_versions = Versions(root)
-        latest = keep_versions.latest()
-        self.output = root if latest is None else keep_versions.path(latest)
+        versions = Versions(root)
+        latest = versions.latest()
+        self.output = root if latest is None else versions.path(latest)
         text = _read(self.output, MANIFEST)
         if text is None:
             raise OutputError(f"{output} holds no output to replay (no {MANIFEST}): give one that `beam-prep run` made")
@@ -156,7 +156,7 @@ class Replay:
             return
         target = root if output_dir is None else normalise_path(os.fspath(output_dir))
         if latest is not None and target == root:
-            options.setdefault("keep_versions", len(keep_versions.names()) + 1)
+            options.setdefault("keep_versions", len(versions.names()) + 1)
         else:
             self._replaces = target == root and not overwrite
         paths = [entry["path"] for entry in self.manifest["inputs"]]

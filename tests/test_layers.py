@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "chat": {"chat.template", "data", "tokens", "reading", "errors"},
     "shards": {"data", "reading", "tokens", "errors"},
     "config": {"data", "reading", "errors", "formats", "renamed"},
-    "formats": {"data", "reading", "shards", "tokens", "errors"},
+    "formats": {"data", "reading", "shards", "tokens", "errors", "renamed"},
     "verify": {"data", "tokens", "shards", "errors", "formats"},
     "readers": {"data", "tokens", "shards", "errors", "formats", "storage", "verify", "process"},
     "inspect": {"data", "tokens", "reading", "shards", "errors", "formats", "readers"},

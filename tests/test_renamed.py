@@ -41,6 +41,25 @@ def test_an_old_public_name_names_the_new_one(old: str, new: str) -> None:
     assert getattr(bp, new)
 
 
+def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path, tokenizer_path: str) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text('{"text": "one two three four", "id": "a"}\n')
+    sections = [{"field": "text", "action": "train"}]
+    config = bp.PipelineConfig.from_dict(
+        {"input": {"sections": sections}, "output": {"keep_fields": ["id"]}, "preprocessing": {"min_chars": 1}}
+    )
+    bp.Pipeline(config, source, out, tokenizer_path).run()
+    written = (out / "manifest.json").read_text()
+    for old, new in (*renamed.CONFIG_KEYS.items(), ("options.reject_text", "options.max_reject_chars")):
+        names = [f'"{name.partition(".")[2]}": ' for name in (new, old)]
+        assert names[0] in written
+        written = written.replace(*names)
+    (out / "manifest.json").write_text(written)
+    assert cli.main(["verify", str(out)]) == 0
+    bp.Pipeline(config, source, out, tokenizer_path).run()  # without overwrite
+    assert (out / "manifest.json").read_text() == written
+
+
 def test_the_docs_list_every_name() -> None:
     rows = re.findall(
         r"^\| `([^`]+)` \| (.+) \|$", (ROOT / "docs/renamed.md").read_text(encoding="utf-8"), re.MULTILINE

@@ -100,6 +100,12 @@ def test_the_last_turn_alone_where_the_mask_says_so(made: Any) -> None:
     assert shown(made([CHAT], "apart", mask={"assistant": "last"})) == [SECOND]
 
 
+@pytest.mark.parametrize("turns", ["apart", "auto"])
+def test_the_last_of_a_role_is_that_of_the_conversation(turns: str, made: Any) -> None:
+    trained = [trained for _, trained in shown(made([CHAT], turns, mask={"assistant": "train", "user": "last"}))]
+    assert trained == [FIRST[1], f"two<|im_end|>{SECOND[1]}"]
+
+
 def test_a_turn_that_says_train_false_has_no_row(made: Any) -> None:
     chat = [CHAT[0], {**CHAT[1], "train": False}, *CHAT[2:]]
     assert shown(made([chat], "apart")) == [SECOND]

@@ -59,9 +59,9 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             mend = _MEND_REJECTS.get(reason, "mend these records as the message says, or take them out")
             yield from hits.finding(f"rejected_{reason}", f"{hits.told} cannot be used: rejected", mend)
         elif reason == "cut":
-            says = f"all that is trained of {hits.told} is cut off: dropped as untrained"
+            says = f"all that is trained of {hits.told} is cut off: dropped as rows_without_loss"
             mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {sample.longest or step.max_seq_len:,}'
-            yield from hits.finding("dropped_untrained", says, mend)
+            yield from hits.finding("dropped_rows_without_loss", says, mend)
         elif reason in LOST:
             says = f"there is nothing to train on in {hits.told}: dropped as {reason}"
             cause = next((text for text in causes if f"first record of {reason!r}" in text), None)

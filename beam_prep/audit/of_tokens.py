@@ -393,11 +393,11 @@ def _trained_texts(sample: Sample) -> Callable[[Conversation], tuple[str, str] |
     rows = {part.number: (ids, mask) for part, _, ids, mask, _ in sample.sequences() if mask is not None}
 
     def of(chat: Conversation) -> tuple[str, str] | None:
-        first, last = np.searchsorted(chat.part.masked.line, [chat.line, chat.line + 1])
-        if first == last or chat.part.number not in rows:
+        found = sample.rows_of(chat.part, chat.line)
+        if found.start == found.stop or chat.part.number not in rows:
             return None
         ids, mask = rows[chat.part.number]
-        own = slice(int(ids.offsets[first]), int(ids.offsets[last]))
+        own = slice(int(ids.offsets[found.start]), int(ids.offsets[found.stop]))
         flat, kept = ids.flat[own], mask[own] == 1
         runs = np.split(flat[kept], np.flatnonzero(np.diff(np.flatnonzero(kept)) > 1) + 1)
         decode = sample.tokenizer.decode

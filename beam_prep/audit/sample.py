@@ -201,22 +201,19 @@ class Sample:
         return tokens / characters if tokens and characters else 0.25
 
     @functools.cached_property
-    def _row_of(self) -> list[dict[int, int]]:
-        return [{line: row for row, line in enumerate(part.masked.line.tolist())} for part in self.parts]
-
-    @functools.cached_property
     def _sizes(self) -> list[Array]:
         return [_tokens(part.masked) for part in self.parts]
 
-    def row_of(self, part: Part, line: int) -> int | None:
-        """The row of `part.masked` that a line became; None: none."""
-        return self._row_of[part.number].get(line)
+    def rows_of(self, part: Part, line: int) -> slice:
+        """The rows of `part.masked` that a line became; empty: none."""
+        first, last = np.searchsorted(part.masked.line, [line, line + 1]).tolist()
+        return slice(first, last)
 
     def tokens_of(self, part: Part, line: int) -> float:
         """Tokens of a record; about, where it became no row."""
-        row = self.row_of(part, line)
-        if row is not None:
-            return float(self._sizes[part.number][row])
+        sizes = self._sizes[part.number][self.rows_of(part, line)]
+        if len(sizes):
+            return float(sizes.sum())
         ledger = part.records.ledger
         return float(ledger.ends[line] - ledger.starts[line]) * self._tokens_per_byte
 
@@ -245,8 +242,8 @@ class Sample:
 
     def trained_before_cutting(self, part: Part, line: int) -> bool:
         """True if something of a record is trained, cut off or not."""
-        row = self.row_of(part, line)
-        return row is not None and any(per_row[row] > 0 for per_row in trained_tokens(part.masked).values())
+        rows = self.rows_of(part, line)
+        return any((per_row[rows] > 0).any() for per_row in trained_tokens(part.masked).values())
 
     # Records.
 

@@ -22,7 +22,7 @@ from beam_prep.chat.pieces import Codes, Layout, Piece, weight_code
 from beam_prep.chat.replay import Replayed
 from beam_prep.chat.template import RenderedChat
 from beam_prep.data.block import Reject
-from beam_prep.data.rendered import BY_ROLE, SEGMENT, TRAIN, UNSET, WHOLE, Segment
+from beam_prep.data.rendered import BY_ROLE, MASK, SEGMENT, TRAIN, UNSET, WHOLE, Segment
 from beam_prep.data.schema import Output, Section, TurnsApart
 from beam_prep.reading.records import Record
 
@@ -89,8 +89,11 @@ class Conversations:
         chat = self._chat(record)
         if chat is None:
             return []
-        ends = [] if self._chat_format.rules.turns is None else self._ends(chat, self._chat_format.rules.turns)
-        return [*self._apart(chat, ends)] if ends else [self._together(chat)]
+        rule = self._chat_format.rules.turns
+        trained = [] if rule is None else self._trained(chat, rule)
+        if rule is None or not trained:
+            return [self._together(chat)]
+        return [*self._apart(chat, trained, rule.auto)]
 
     def _together(self, chat: _Chat) -> Piece:
         replays = not self._chat_format.plain and self._chat_format.rules.mask_options is None
@@ -109,8 +112,8 @@ class Conversations:
         end, moved = max(prompt_end - cut, min(prompt_end, 0)), replayed.moved if replayed is not None else ()
         return Piece(text, special, segments, None, end, chat.roles, layout, moved)
 
-    def _ends(self, chat: _Chat, rule: TurnsApart) -> list[int]:
-        """The last messages of the rows: each trained turn of the assistant, and what else is trained behind them."""
+    def _trained(self, chat: _Chat, rule: TurnsApart) -> list[int]:
+        """The messages that are trained, as `RoleMask` says it of the whole conversation."""
         last = {message["role"]: place for place, message in enumerate(chat.messages)}
         trained = []
         for place, message in enumerate(chat.messages):
@@ -119,30 +122,36 @@ class Conversations:
             by_role = of_role == "train" or (of_role == "last" and last[message["role"]] == place)
             if own > 0 or (own == UNSET and by_role):
                 trained.append(place)
-        return [place for place in trained if chat.messages[place]["role"] == "assistant" or place == trained[-1]]
+        return trained
 
-    def _apart(self, chat: _Chat, ends: Sequence[int]) -> Iterator[Piece]:
-        rule, first, begin = self._chat_format.rules.turns, 0, ""
+    def _apart(self, chat: _Chat, trained: Sequence[int], auto: bool) -> Iterator[Piece]:
+        """A piece ends with each trained turn of the assistant, the last one with what else is trained behind them."""
+        ends = [place for place in trained if chat.messages[place]["role"] == "assistant" or place == trained[-1]]
+        first, begin = 0, ""
         made: tuple[RenderedChat, _Chat, int] | None = None  # with the first message that is trained in it
         for end in ends:
             part = _Chat(chat.messages[: end + 1], chat.variables, chat.actions, chat.roles, None)
             rendered = self._rendered(part, first)
-            if made is not None and rule is not None and rule.auto and rendered.text.startswith(begin):
+            if made is not None and auto and rendered.text.startswith(begin):
                 rendered, since = rendered._replace(turns=[*made[0].turns, *rendered.turns]), made[2]
             else:
                 if made is not None:
-                    yield self._piece(*made)
+                    yield self._piece(*made, trained)
                 since = first
             made, first = (rendered, part, since), end + 1
             spans = rendered.turns[-1].spans
             begin = rendered.text[: spans[-1][1]] if spans else rendered.text
         assert made is not None
-        yield self._piece(*made)
+        yield self._piece(*made, trained)
 
-    def _piece(self, rendered: RenderedChat, chat: _Chat, first: int) -> Piece:
+    def _piece(self, rendered: RenderedChat, chat: _Chat, first: int, trained: Sequence[int]) -> Piece:
         """The piece of the messages from the `first` one on; those before are in the text alone."""
         text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
-        segments = self._segments(rendered, chat, -2, cut)
+        # The last message of a role in a piece is not that of the conversation: its role alone does not decide here.
+        segments = [
+            each._replace(action=TRAIN if each.turn in trained else MASK)
+            for each in self._segments(rendered, chat, -2, cut)
+        ]
         return Piece(text, special, segments, roles=chat.roles[first : len(chat.messages)])
 
     def _chat(self, record: Record) -> _Chat | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from beam_prep import renamed
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import FormatError
@@ -192,7 +193,7 @@ def dump(found: Mapping[str, Any]) -> bytes:
 
 
 def load(text: bytes | str, path: str) -> dict[str, Any]:
-    """Reads a manifest.
+    """Reads a manifest. What one of an earlier version says under an old name is under the new one.
 
     Raises:
         FormatError: it is none, or of a later version.
@@ -205,6 +206,8 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
         raise FormatError(f"{path} is not a manifest of beam_prep")
     if manifest["manifest_version"] > MANIFEST_VERSION:
         raise FormatError(f"{path} was written by a later version of beam_prep: pip install --upgrade beam-prep")
+    renamed.keys(manifest.get("config", {}), renamed.CONFIG_KEYS)
+    renamed.keys(manifest, {f"options.{old}": f"options.{new}" for old, new in renamed.OPTIONS.items()})
     return manifest
 
 

@@ -78,7 +78,7 @@ class Stored:
 
 
 class StoredLease:
-    """The lease of a reader on a version in a store: see `formats.version_name.ReaderLease`."""
+    """The lease of a reader on a version in a store: see `formats.versions.ReaderLease`."""
 
     def __init__(self, version_name: str) -> None:
         root, _, name = version_name.rpartition("/")

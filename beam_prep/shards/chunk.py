@@ -54,7 +54,7 @@ class Chunking:
         size: tokens of a chunk.
         stride: tokens of its predecessor with which a chunk begins. They are not trained a second time, if the output
             has a mask or labels.
-        keep_untrained: write chunks without a trained token.
+        keep_rows_without_loss: write chunks without a trained token.
 
     Raises:
         ValueError: `size` is less than 1, or `stride` is not from 0 to less than `size`.

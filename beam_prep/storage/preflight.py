@@ -55,7 +55,7 @@ class Preflight:
         input_bytes: of all input files, as they are stored.
         token_cache: the token cache's folder; None: it is in a store.
         outputs: the folders in which an output is built and put in place; none of a store.
-        spool_is_new: the token cache has no blocks of this job.
+        cache_is_new: the token cache has no blocks of this job.
         linked: bytes of shards that may be linked from the earlier output.
         limited: the output may have fewer rows than the token cache: by `max_items`, a mix or deduplication.
         single_use: blocks are removed as their rows are written.

@@ -364,7 +364,7 @@ class Shard(beam.PTransform):
                 raise ValueError(f"{name} is {value}, wanted at least {least}")
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
         if self.rows_without_loss not in ("drop", "keep", "reject"):
-            raise ValueError(f"untrained is {self.rows_without_loss!r}, wanted drop, keep or reject")
+            raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
         self.pack.check_names([*self.pack.names])  # the columns are known when there are blocks
         launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up

@@ -69,7 +69,7 @@ REAL = {
     ("sft_conversation", "mistral-v1", "chat_messages_gsm8k_system.jsonl"): set(),
     ("sft_conversation", "gpt2", "chat_messages_sgd.jsonl.gz"): {"empty_turns"},
     ("sharegpt", "qwen2.5", "sharegpt_vicuna_dummy.jsonl"): set(),
-    ("tools", "qwen2.5", "tool_messages_glaive_en.jsonl"): {"duplicates", "dropped_untrained"},
+    ("tools", "qwen2.5", "tool_messages_glaive_en.jsonl"): {"duplicates", "dropped_rows_without_loss"},
     ("dpo_conversation", "qwen2.5", "dpo_hh_messages.jsonl"): {"empty_turns"},
     ("pretrain_chunks", "qwen2.5", "text_python_docs_en.jsonl.gz"): set(),
     ("pretrain_chunks", "qwen2.5", "text_libreoffice_help_zh-cn.jsonl.gz"): set(),
