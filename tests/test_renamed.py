@@ -53,7 +53,7 @@ def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path,
     for old, new in (*renamed.CONFIG_KEYS.items(), ("options.reject_text", "options.max_reject_chars")):
         names = [f'"{name.partition(".")[2]}": ' for name in (new, old)]
         assert names[0] in written
-        written = written.replace(*names)
+        written = written.replace(names[0], names[1])
     (out / "manifest.json").write_text(written)
     assert cli.main(["verify", str(out)]) == 0
     bp.Pipeline(config, source, out, tokenizer_path).run()  # without overwrite
