@@ -199,7 +199,8 @@ class Conversations:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
             lacks = f" (message {empty[0]} has no content)" if empty else ""
             raise Reject(reject.reason, f"field {fields!r}{lacks}: {reject.message}") from None
-        rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
+        if first:
+            rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         texts = set[int]()
         for index, key in rendered.not_rendered:
             if first and index < first:  # tools are before all messages
