@@ -31,13 +31,13 @@ BOUND = 0.10
 """Beam's own share must stay below, at 200 MB."""
 
 STAGES = {
-    "read": ("reading.blocks:read_blocks", "reading.blocks:RawBlock.origin", "storage.token_cache:Token cache.find"),
+    "read": ("reading.blocks:read_blocks", "reading.blocks:RawBlock.origin", "storage.token_cache:TokenCache.find"),
     "parse": ("reading.records:parse",),
     "render": ("chat.chat_format:chat_format_of", "chat.apply:apply_template"),
     "encode": ("tokens.tokenize:tokenize",),
     "mask": ("tokens.mask:build_mask",),
     "truncate, labels": ("tokens.rows:truncate", "tokens.rows:to_labels", "shards.layout:settle"),
-    "cache_dir": ("storage.token_cache:Token cache.write",),
+    "token cache": ("storage.token_cache:TokenCache.write",),
     "plan, write": (
         "shards.receipts:pack_receipts",
         "shards.plan:make_plan",
