@@ -36,7 +36,7 @@ STAGES = {
     "render": ("chat.chat_format:chat_format_of", "chat.apply:apply_template"),
     "encode": ("tokens.tokenize:tokenize",),
     "mask": ("tokens.mask:build_mask",),
-    "truncate, labels": ("tokens.rows:truncate", "tokens.rows:to_labels", "shards.layout:settle"),
+    "truncate, labels": ("tokens.rows:truncate", "tokens.rows:to_labels", "shards.layout:finalize_columns"),
     "token cache": ("storage.token_cache:TokenCache.write",),
     "plan, write": (
         "shards.receipts:pack_receipts",
