@@ -193,7 +193,7 @@ def test_the_profile_knows_every_stage_of_a_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 4}
     assert list(found)[2:] == [
-        *("read", "parse", "render", "encode", "mask", "truncate, labels", "cache_dir", "plan, write"),
+        *("read", "parse", "render", "encode", "mask", "truncate, labels", "token cache", "plan, write"),
         *("Beam itself", "all"),
     ]
     parts = [float(row[0]) for row in list(found.values())[2:]]
