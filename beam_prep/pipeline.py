@@ -381,6 +381,12 @@ class Pipeline:
             check_heads(list(some), parts[group or 0].input.fields)
         config_warnings = [f"config: {warning}" for warning in self.config.warnings]
         config_warnings += [] if self._references is None else self._references.warnings
+        most, longest = self.tokenizer.model_max_length, self.config.preprocessing.max_seq_len
+        if most is not None and longest is not None and most < longest:
+            config_warnings.append(
+                f"tokenizer: its model_max_length is {most:,}, and preprocessing.max_seq_len is {longest:,}: rows may "
+                "be longer than the model takes"
+            )
         for warning in config_warnings:
             log.warning("%s", warning)
         first_warnings = [*ignored, *config_warnings]
@@ -458,11 +464,13 @@ class Pipeline:
     def _backend(self) -> Backend:
         """The backend that encodes, chosen with the first records of the input as probes."""
         parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
+        if not parts:  # nothing is encoded
+            return "transformers"
         wanted = self.tokenizer_backend
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
-        if not parts or wanted == "transformers":  # nothing is encoded, or by the reference
-            return "transformers"
+        if wanted == "transformers" and not self.tokenizer.resolved_here:
+            return wanted
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
         index = None if self._references is None else self._references.index
         texts = [
@@ -470,6 +478,7 @@ class Pipeline:
             for group, part in [*parts.items()][:_GROUPS_PROBED]
             for text in _first_texts(firsts[group], recipe.text_steps(part, self.tokenizer, index))
         ]
+        self.tokenizer.check_texts(texts)
         chosen, problem = choose(self.tokenizer, wanted, texts)
         if problem is not None:
             log.info("%s", problem)

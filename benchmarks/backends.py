@@ -29,7 +29,8 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from beam_prep.tokens.backends import PROBES, FastEncoder, choose
+from beam_prep.tokens.backends import FastEncoder, choose
+from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import Tokenizer
 
 Rows = tuple[np.ndarray, np.ndarray]

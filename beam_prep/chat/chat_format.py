@@ -89,6 +89,11 @@ def template_of(
         TokenizerError: the tokenizer has none; or see `ChatTemplate`.
     """
     source = source or tokenizer.chat_template
+    if source is None and tokenizer.chat_templates:
+        raise TokenizerError(
+            f"this tokenizer's chat templates are named {', '.join(map(repr, sorted(tokenizer.chat_templates)))}, and "
+            "none is the default one: name one in the config (input.chat_template)"
+        )
     if source is None:
         raise TokenizerError(
             "this tokenizer has no chat template, and the config asks for one (`template` of a section): name one "

@@ -207,7 +207,8 @@ class InputConfig(FieldsConfig):
 
     chat_template: Text | None = Field(
         default=None,
-        description="In place of the tokenizer's chat template: the template itself, or a path beside the config.",
+        description="In place of the tokenizer's chat template: the template itself, a path beside the config, or the "
+        "name of one of the tokenizer's templates (a word without a dot).",
     )
     date: Annotated[
         str | None,

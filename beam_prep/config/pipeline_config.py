@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
@@ -52,8 +53,8 @@ def with_template(
     if not isinstance(given, dict):
         return obj
     source = given.get("chat_template")
-    if not isinstance(source, str) or not source or "{{" in source or "{%" in source:
-        return obj
+    if not isinstance(source, str) or not source or "{{" in source or "{%" in source or re.fullmatch(r"[\w-]+", source):
+        return obj  # a template, or the name of one of the tokenizer's
     found = f"input.chat_template: found {source[:200]!r}, which"
     if files == "none":
         raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
@@ -65,7 +66,8 @@ def with_template(
         text = (read or read_file)(path).decode("utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
-            f"{found} cannot be read ({error}); wanted a template, or the path of one beside the config"
+            f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
+            "one of the tokenizer's"
         ) from error
     return {**obj, "input": {**given, "chat_template": text}}
 

@@ -21,32 +21,13 @@ import numpy as np
 from beam_prep.data.ragged import MAX_NARROW, Array, Ragged, characters, offsets_of, sizes, take, utf8
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import with_gigatoken
+from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.token_bytes import token_bytes
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, TokenSpans
 from beam_prep.tokens.with_gigatoken import Unsupported, WithGigatoken
 
 Used = Literal["transformers", "gigatoken"]
 Backend = Literal["auto", "transformers", "gigatoken"]
-
-PROBES = (
-    "",
-    " ",
-    "Hello, world! It's 3.14159 o'clock; we'LL see...",
-    "  leading and trailing  \n\n\n\ttabs\t\t and   runs    of spaces \r\n\r\n",
-    "def f(x):\n    return {k: v**2 for k, v in x.items()}  # § 1_000_000\n\n\nclass A:\n\tpass\n",
-    "https://example.org/a/b?c=d&e=f#g user@example.com C:\\path\\to\\file.txt <div class='x'>&nbsp;</div>",
-    "Grüße aus Köln, ça va? ¿Qué tal? Łódź naïve façade Øresund",
-    "e\u0301 \u00e9 \u212b \u00c5 \u2126 \u03a9 x\u0344 \ufb01 \u2460 \uff21\uff22 \u00bd \u1e9b\u0323",
-    "Все счастливые семьи, ελληνικά, ქართული, հայերեն",
-    "東京都は日本の首都です。你好，世界！한국어 텍스트",
-    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u05e2\u05d1\u05e8\u05d9\u05ea हिन्दी ไทย አማርኛ",
-    "\U0001f600\U0001f9d1\u200d\U0001f680\U0001f1e9\U0001f1ea \u2764\ufe0f \u200b\ufeff\u00ad\u2028\u2029 \U00020000",
-    "\x00\x01\x1f\x7f\x85\u00a0\u2003\u3000\ufffd\U0010fffd",
-    "a" * 300 + " " + "xyzzy" * 60 + " " + "0123456789" * 20 + "\n" * 40 + " " * 90 + "-" * 70,
-    "don't I'm you're they've he'd she'll IT'S DON'T \u2019s \u2019t 12345 1,234 1 2 3 \u0661\u0662 1a2b3c",
-    "\u01c5\u01f2 \u00aa\u00ba \u2160 \u0345 \u1f88 \u0130\u0131 CamelCaseXMLHttpRequest snake_case ALLCAPS",
-)
-"""Scripts, code, white space, emoji, control characters, long words. Control tokens are put between them."""
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,17 +1,22 @@
 """Resolves a tokenizer with transformers, and makes the files of the resolved one."""
 
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
+import re
 import socket
 import textwrap
 import urllib.parse
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # Parts of a tokenizer.json that say how offsets are made.
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
@@ -29,6 +34,39 @@ _FILES = (
 """A tokenizer's folder has one of these."""
 _REASON = 300  # characters
 _SHOWN = 6
+_NO_LENGTH = 10**20  # what transformers has for "no limit" is larger
+_PACKAGES = ("sentencepiece", "tiktoken", "protobuf", "mistral_common")
+_SAVE_FAST = (
+    "load it with transformers yourself, and give the folder that `save_pretrained` of a fast tokenizer writes "
+    "(one with tokenizer.json)"
+)
+_TOKENS = 64
+_CONVERSATIONS = (
+    [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  What?\n"}],
+)
+_TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+
+
+PROBES = (
+    "",
+    " ",
+    "Hello, world! It's 3.14159 o'clock; we'LL see...",
+    "  leading and trailing  \n\n\n\ttabs\t\t and   runs    of spaces \r\n\r\n",
+    "def f(x):\n    return {k: v**2 for k, v in x.items()}  # § 1_000_000\n\n\nclass A:\n\tpass\n",
+    "https://example.org/a/b?c=d&e=f#g user@example.com C:\\path\\to\\file.txt <div class='x'>&nbsp;</div>",
+    "Grüße aus Köln, ça va? ¿Qué tal? Łódź naïve façade Øresund",
+    "e\u0301 \u00e9 \u212b \u00c5 \u2126 \u03a9 x\u0344 \ufb01 \u2460 \uff21\uff22 \u00bd \u1e9b\u0323",
+    "Все счастливые семьи, ελληνικά, ქართული, հայերեն",
+    "東京都は日本の首都です。你好，世界！한국어 텍스트",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u05e2\u05d1\u05e8\u05d9\u05ea हिन्दी ไทย አማርኛ",
+    "\U0001f600\U0001f9d1\u200d\U0001f680\U0001f1e9\U0001f1ea \u2764\ufe0f \u200b\ufeff\u00ad\u2028\u2029 \U00020000",
+    "\x00\x01\x1f\x7f\x85\u00a0\u2003\u3000\ufffd\U0010fffd",
+    "a" * 300 + " " + "xyzzy" * 60 + " " + "0123456789" * 20 + "\n" * 40 + " " * 90 + "-" * 70,
+    "don't I'm you're they've he'd she'll IT'S DON'T \u2019s \u2019t 12345 1,234 1 2 3 \u0661\u0662 1a2b3c",
+    "\u01c5\u01f2 \u00aa\u00ba \u2160 \u0345 \u1f88 \u0130\u0131 CamelCaseXMLHttpRequest snake_case ALLCAPS",
+)
+"""Scripts, code, white space, emoji, control characters, long words. Control tokens are put between them."""
 
 
 def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
@@ -50,7 +88,7 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
         )
     offline = not looks_local and not _hub_answers()
     try:
-        found = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+        found = AutoTokenizer.from_pretrained(path, local_files_only=offline, trust_remote_code=False)
     except Exception as error:  # on other files, transformers and the Rust library raise exceptions of all kinds
         hint = "a folder with tokenizer.json"
         if not looks_local:
@@ -61,23 +99,195 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
             # What transformers says is about other kinds of tokenizers, in many lines.
             raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}; found {_found_in(path)}") from None
         reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if "trust_remote_code" in reason:
+            raise TokenizerError(
+                f"the tokenizer in {path!r} is code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
+            ) from None
         raise TokenizerError(
             f"no tokenizer in {path!r}: wanted {hint}. transformers says: {textwrap.shorten(reason, _REASON)}"
+            f"{_missing_package(reason)}"
         ) from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
-        raise TokenizerError(f"the tokenizer in {path!r} has no tokenizer.json (no Rust tokenizer): save a fast one")
-    backend.no_padding()
-    backend.no_truncation()
+        raise TokenizerError(
+            f"the tokenizer in {path!r} ({type(found).__name__}) has no Rust tokenizer, which is what encodes here: "
+            f"{_SAVE_FAST}"
+        )
+    if looks_local:
+        _check_named(path, found)
     nested = found.init_kwargs.get("special_tokens")
     named = {k: v for k, v in nested.items() if isinstance(v, str)} if isinstance(nested, dict) else {}
     special_tokens = {**named, **{k: str(v) for k, v in found.special_tokens_map.items() if isinstance(v, str)}}
-    template = found.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
     source = json.loads(backend.to_str())
+    source["truncation"] = source["padding"] = None
     _keep_offsets(source)
-    return write(json.dumps(source, ensure_ascii=False), special_tokens, template)
+    template, settings = found.chat_template, _settings(found)
+    if isinstance(template, dict):
+        template, settings = one_template(template), {**settings, "chat_templates": template}
+    written = json.dumps(source, ensure_ascii=False)
+    copy = written.encode("utf-8", "surrogatepass")
+    _compare(found, rust_tokenizer(copy, settings), template, special_tokens)
+    _resolved_here.clear()
+    _resolved_here[hashlib.sha256(copy).hexdigest()] = found
+    return write(written, special_tokens, template, settings)
+
+
+_resolved_here: dict[str, Any] = {}
+"""sha256 of its tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
+
+
+def is_resolved_here(source: bytes) -> bool:
+    """True if `check_texts` has something to compare a tokenizer.json with."""
+    return bool(_resolved_here) and hashlib.sha256(source).hexdigest() in _resolved_here
+
+
+def check_texts(source: bytes, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
+    """Compares the ids of texts with transformers' own, once, where this process resolved the tokenizer.
+
+    Args:
+        source: its tokenizer.json.
+        mine: what encodes.
+        texts: what to compare.
+
+    Raises:
+        TokenizerError: they differ.
+    """
+    found = _resolved_here.pop(hashlib.sha256(source).hexdigest(), None)
+    if found is not None:
+        _compare_ids(found, mine, texts)
+
+
+def _settings(found: Any) -> dict[str, Any]:
+    """Those of a tokenizer's settings that its tokenizer.json does not hold, where they are not the usual ones."""
+    settings: dict[str, Any] = {
+        name: True for name in ("split_special_tokens", "clean_up_tokenization_spaces") if getattr(found, name, False)
+    }
+    if found.model_max_length < _NO_LENGTH:
+        settings["model_max_length"] = int(found.model_max_length)
+    return settings
+
+
+def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+    """The Rust tokenizer of a tokenizer.json, with the settings that transformers gives it besides."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer.from_buffer(source)
+    made.encode_special_tokens = settings.get("split_special_tokens", False)
+    return made
+
+
+def one_template(templates: Mapping[str, str]) -> str | None:
+    """The one template that renders what transformers renders with named ones; None without one named `default`.
+
+    transformers takes `tool_use`, if there is one, where a conversation has tools, and else `default`.
+
+    >>> one_template({"default": "{{ messages[0].content }}", "rag": "no"})
+    '{{ messages[0].content }}'
+    """
+    default, with_tools = templates.get("default"), templates.get("tool_use")
+    if default is None or with_tools is None:
+        return default
+    # Both are read as if they stood alone: a line break behind a tag is not written (and counts as the beginning of
+    # a line), `+` keeps the blanks before a tag, and jinja ignores one line break at the end of a template.
+    parts = (_END_OF_LINE.sub("", each) for each in (with_tools, default))
+    return "{% if tools is not none %}\n" + "{%+ else %}\n".join(parts) + "{%+ endif %}"
+
+
+_END_OF_LINE = re.compile(r"(\r\n|\r|\n)\Z")
+
+
+def _check_named(folder: str, found: Any) -> None:
+    """Raises `TokenizerError` if the settings name a token that the vocabulary lacks.
+
+    transformers gives it an id behind the last one, for which a model has no row.
+    """
+    config, others, added, model = (
+        _json_of(folder, name)
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+    )
+    known = {*found.backend_tokenizer.get_vocab(False), *added}
+    known |= {token["content"] for token in _json_of(folder, "tokenizer.json").get("added_tokens", ())}
+    known |= {token["content"] for token in config.get("added_tokens_decoder", {}).values()}
+    rows = model.get("vocab_size") or 0
+    for key, value in [*config.items(), *others.items()]:
+        for token in _texts_of(value) if key.endswith(("_token", "_special_tokens")) else ():
+            number = found.convert_tokens_to_ids(token)
+            if token not in known and number is not None and number >= rows:
+                raise TokenizerError(
+                    f"the tokenizer in {folder!r}: {key} names {token!r}, which the vocabulary lacks; transformers "
+                    f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
+                    "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
+                )
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """The tokens of a setting, in each of its forms: a text, an object, a list, an object by names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict) and "content" in value:
+        yield value["content"]
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts_of(each)
+
+
+def _json_of(folder: str, name: str) -> dict[str, Any]:
+    """A JSON object of a folder that transformers has read; {} where there is none."""
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            read = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _missing_package(reason: str) -> str:
+    missing = [name for name in _PACKAGES if name in reason and importlib.util.find_spec(name) is None]
+    return f" Install it: pip install {' '.join(missing)}" if missing else ""
+
+
+def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, special_tokens: dict[str, str]) -> None:
+    """Raises `TokenizerError` unless a copy gives transformers' ids and texts on probes."""
+    tokens = [*special_tokens.values(), *found.get_added_vocab()]
+    tokens = [*dict.fromkeys(tokens[:_TOKENS] + tokens[-_TOKENS:])]
+    _compare_ids(found, mine, [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)])
+    if template is None or not isinstance(found.chat_template, dict):
+        return
+    for conversation, tools in itertools.product(_CONVERSATIONS, (None, _TOOLS)):
+        wanted, given = (_rendered(found, conversation, tools, source) for source in (None, template))
+        if wanted != given:
+            raise TokenizerError(
+                f"the named chat templates of this tokenizer do not go together: found {given!r}, wanted {wanted!r}; "
+                "name one in the config (input.chat_template)"
+            )
+
+
+def _rendered(found: Any, conversation: Any, tools: Any, chat_template: str | None) -> str | None:
+    try:
+        text: str = found.apply_chat_template(conversation, tools=tools, chat_template=chat_template, tokenize=False)
+        return text
+    except Exception:  # a template raises whatever it likes
+        return None
+
+
+def _compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
+    for text in texts:
+        for special in (False, True):
+            try:
+                wanted = found(text, add_special_tokens=special)["input_ids"]
+            except ValueError:  # CodeLlama's class refuses its <FILL_ME> more than once in a text
+                continue
+            except Exception as error:  # the Rust library raises nothing narrower
+                raise TokenizerError(
+                    f"transformers cannot encode {text[:40]!r} with this tokenizer: {error}; mend its vocabulary, or "
+                    "name the token for what it lacks (unk_token)"
+                ) from None
+            ids = mine.encode(text, add_special_tokens=special).ids
+            if ids != wanted:
+                raise TokenizerError(
+                    f"transformers' ids of {text[:40]!r} are {wanted[:12]}, those of its tokenizer.json {ids[:12]}: "
+                    "this tokenizer has a setting that is not known here, and cannot be used; tell us about it"
+                )
 
 
 def _keep_offsets(part: Any) -> None:
@@ -108,23 +318,30 @@ def _hub_answers() -> bool:
         return False
 
 
-def write(source: str, special_tokens: dict[str, str], template: str | None) -> tokenizer_cache.ResolvedTokenizer:
+def write(
+    source: str, special_tokens: dict[str, str], template: str | None, settings: Mapping[str, Any]
+) -> tokenizer_cache.ResolvedTokenizer:
     """Writes the files of a resolved tokenizer to where every process of this machine finds them."""
-    texts = _files_of(source, special_tokens, template)
+    texts = _files_of(source, special_tokens, template, settings)
     fingerprint: str = json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"]
     return tokenizer_cache.ResolvedTokenizer(
         str(tokenizer_cache.keep(fingerprint, texts)), fingerprint, tokenizer_cache.digest_of(texts)
     )
 
 
-def _files_of(source: str, special_tokens: dict[str, str], template: str | None) -> dict[str, bytes]:
+def _files_of(
+    source: str, special_tokens: dict[str, str], template: str | None, settings: Mapping[str, Any]
+) -> dict[str, bytes]:
     """The files of a resolved tokenizer, by name."""
     special_tokens = dict(sorted(special_tokens.items()))
     parsed = json.loads(source)
-    canonical = json.dumps([parsed, template, special_tokens], sort_keys=True, ensure_ascii=False)
+    more = [settings] if settings else []
+    canonical = json.dumps([parsed, template, special_tokens, *more], sort_keys=True, ensure_ascii=False)
     fingerprint = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
     facts = {"fingerprint": fingerprint, "max_id": _largest_id(parsed), "special_tokens": special_tokens}
+    facts |= {"settings": settings} if settings else {}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
+    config |= {name: value for name, value in settings.items() if name != "chat_templates"}
     texts = {"tokenizer.json": source, "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n"}
     if template is not None:
         texts["chat_template.jinja"] = template
@@ -148,11 +365,12 @@ def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
 def expected_files(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
     """The files as `write` would write them; None if they are not those of a resolved tokenizer."""
     try:
-        template = contents.get("chat_template.jinja")
+        template, facts = contents.get("chat_template.jinja"), json.loads(contents[tokenizer_cache.FACTS_FILE])
         return _files_of(
             contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
-            json.loads(contents[tokenizer_cache.FACTS_FILE])["special_tokens"],
+            facts["special_tokens"],
             None if template is None else template.decode("utf-8", "surrogatepass"),
+            facts.get("settings", {}),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

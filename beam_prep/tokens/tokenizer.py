@@ -20,7 +20,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
-from beam_prep.tokens.resolver import expected_files, resolve, write
+from beam_prep.tokens.resolver import check_texts, expected_files, is_resolved_here, resolve, rust_tokenizer, write
 
 if TYPE_CHECKING:
     import tokenizers
@@ -118,6 +118,7 @@ class _Facts(NamedTuple):
     special_tokens: dict[str, str]
     chat_template: str | None
     max_id: int
+    settings: dict[str, Any]
 
 
 def _contents(folder: str, fingerprint: str, digest: str) -> dict[str, bytes]:
@@ -140,14 +141,13 @@ def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
     facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
     template = contents.get("chat_template.jinja")
     text = None if template is None else template.decode("utf-8")
-    return _Facts(facts["special_tokens"], text, facts["max_id"])
+    return _Facts(facts["special_tokens"], text, facts["max_id"], facts.get("settings", {}))
 
 
 @functools.lru_cache(maxsize=4)
 def _loaded(folder: str, fingerprint: str, digest: str) -> "tokenizers.Tokenizer":
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_buffer(_contents(folder, fingerprint, digest)["tokenizer.json"])
+    source = _contents(folder, fingerprint, digest)["tokenizer.json"]
+    return rust_tokenizer(source, _read_facts(folder, fingerprint, digest).settings)
 
 
 class AddedToken(NamedTuple):
@@ -307,11 +307,26 @@ class Tokenizer:
         return Tokenizer(str(folder), self.fingerprint, self._digest)
 
     def with_template(self, source: str) -> "Tokenizer":
-        """This tokenizer with another chat template; its fingerprint is another, too."""
+        """This tokenizer with another chat template; its fingerprint is another, too.
+
+        Args:
+            source: the template, or the name of one of `chat_templates`.
+
+        Raises:
+            TokenizerError: there is none of this name.
+        """
+        if "{{" not in source and "{%" not in source:
+            if source not in self.chat_templates:
+                raise TokenizerError(
+                    f"input.chat_template: found {source!r}, which is no template, and {_named(self.chat_templates)} "
+                    f"(a file beside the config has a dot in its path: {source}.jinja)"
+                )
+            source = self.chat_templates[source]
 
         def derive() -> tokenizer_cache.ResolvedTokenizer:
             text = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-            return write(text, self.special_tokens, source)
+            settings = {name: value for name, value in self._facts.settings.items() if name != "chat_templates"}
+            return write(text, self.special_tokens, source, settings)
 
         return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{source}", derive))
 
@@ -348,6 +363,35 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The source of the chat template."""
         return self._facts.chat_template
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Named chat templates -> their sources; {} where it has only one, without a name.
+
+        `chat_template` renders as transformers does: with `tool_use` where a conversation has tools, else `default`.
+        """
+        found: dict[str, str] = self._facts.settings.get("chat_templates", {})
+        return found
+
+    @property
+    def model_max_length(self) -> int | None:
+        """The most tokens that the model takes, as the tokenizer's settings say; None where they do not."""
+        return self._facts.settings.get("model_max_length")
+
+    @property
+    def resolved_here(self) -> bool:
+        """True if transformers loaded it in this process, and `check_texts` was not called since."""
+        return is_resolved_here(self.contents()["tokenizer.json"])
+
+    def check_texts(self, texts: Iterable[str]) -> None:
+        """Compares the ids of texts with transformers' own, where it is `resolved_here`.
+
+        Where another run did, its probes and first texts had the same ids with these files and libraries.
+
+        Raises:
+            TokenizerError: they differ.
+        """
+        check_texts(self.contents()["tokenizer.json"], self.reference, texts)
 
     @property
     def controls(self) -> tuple[str, ...]:
@@ -456,6 +500,11 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
     while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
         last += 1
     return int(first), int(last) + 1
+
+
+def _named(templates: Iterable[str]) -> str:
+    names = ", ".join(map(repr, sorted(templates)))
+    return f"this tokenizer's chat templates are named {names}" if names else "this tokenizer has no named templates"
 
 
 def _kept(folder: Path) -> Tokenizer | None:

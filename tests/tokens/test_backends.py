@@ -23,9 +23,10 @@ from beam_prep.data.schema import Output, Section
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import backends as module
 from beam_prep.tokens import with_gigatoken
-from beam_prep.tokens.backends import PROBES, FastEncoder, choose, encoder_of
+from beam_prep.tokens.backends import FastEncoder, choose, encoder_of
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
+from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.token_bytes import token_bytes
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, TokenSpans

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.tokens.backends import PROBES, FastEncoder, choose
+from beam_prep.tokens.backends import FastEncoder, choose
+from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.token_bytes import TokenBytes, token_bytes
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.tokens.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made

@@ -1,0 +1,169 @@
+"""What a tokenizer's folder means is what transformers makes of it: settings, tokens, named templates."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep.chat.chat_format import template_of
+from beam_prep.errors import TokenizerError
+from beam_prep.tokens import resolver
+from beam_prep.tokens.resolver import one_template
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.conftest import ROOT, shared
+from tests.tokens.folders import TEMPLATES, TOOLS, differences, folder_of, load_reference
+
+OURS = ROOT / "examples" / "tokenizer"
+CHAT = [{"role": "user", "content": "Hi  "}, {"role": "assistant", "content": "Hello.\n"}]
+
+
+def changed(target: Path, base: Path = OURS, files: dict[str, str] | None = None, **config: Any) -> Path:
+    """A copy of a folder with other settings and files."""
+    shutil.copytree(base, target, ignore=shutil.ignore_patterns("*.py", "beam_prep.json"))
+    path = target / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    for name, text in (files or {}).items():
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text(text)
+    return target
+
+
+def with_templates(target: Path, **templates: str) -> Path:
+    made = changed(target, chat_template=[{"name": name, "template": text} for name, text in templates.items()])
+    (made / "chat_template.jinja").unlink()
+    return made
+
+
+def check_folders(base: Path, seed: str, count: int, tmp_path: Path) -> None:
+    for number in range(count):
+        rng = random.Random(f"{seed}/{base.name}/{number}")
+        path = tmp_path / str(number)
+        names = folder_of(rng, base, path)
+        reference = load_reference(path)
+        if reference is not None:
+            assert differences(path, reference, rng, texts=20, conversations=6) == [], names
+
+
+def test_a_folder_drawn_at_random_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
+    check_folders(OURS, "quick", 12, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("base", ["chatml-12k", "mistral-v1", "minimind", "t5-small", "tekken-32k"])
+def test_a_folder_of_another_vocabulary_gives_them_too(base: str, tmp_path: Path) -> None:
+    check_folders(shared("tokenizers", base), "long", 10, tmp_path)
+
+
+def test_a_record_with_tools_gets_the_template_named_tool_use(tmp_path: Path) -> None:
+    folder = with_templates(tmp_path / "made", default=TEMPLATES["default"], tool_use=TEMPLATES["tool_use"])
+    template, reference = template_of(Tokenizer.load(folder)), load_reference(folder)
+    for tools in (None, TOOLS):
+        text = template.text(CHAT, tools=tools)
+        assert text == reference.apply_chat_template(CHAT, tools=tools, tokenize=False)
+        assert text.startswith("Tools: ") == (tools is not None)
+
+
+@pytest.mark.parametrize("one", [*TEMPLATES, "spaces", "break", "comment"])
+@pytest.mark.parametrize("other", TEMPLATES)
+def test_two_named_templates_render_as_each_alone(one: str, other: str) -> None:
+    sources = {
+        **TEMPLATES,
+        "spaces": "   {% set a = 1 %}  \n   {{ a }} {{ messages[0].content }}   \n  {% if a %}\n  yes\n  {% endif %}\n",
+        "break": "\r\n{{ messages|length }}\r\n\r\n",
+        "comment": "{# about #}\n{%- set bos_token = 'B' -%}\n {{ bos_token }}\n{# end #}\n\n",
+    }
+    joined = one_template({"default": sources[one], "tool_use": sources[other]})
+    assert joined is not None
+    reference = load_reference(OURS)
+    for tools, name in ((None, one), (TOOLS, other), ([], other)):
+        texts = [
+            reference.apply_chat_template(CHAT, tools=tools, chat_template=source, tokenize=False, bos_token="<b>")
+            for source in (sources[name], joined)
+        ]
+        assert texts[0] == texts[1]
+
+
+def test_templates_in_the_folder_below_are_named_by_their_files(tmp_path: Path) -> None:
+    more = {"additional_chat_templates/rag.jinja": "{{ 'rag' }}"}
+    tokenizer = Tokenizer.load(changed(tmp_path / "made", files=more))
+    assert sorted(tokenizer.chat_templates) == ["default", "rag"]
+    assert tokenizer.with_template("rag").chat_template == "{{ 'rag' }}"
+    assert tokenizer.chat_template == (OURS / "chat_template.jinja").read_text()
+
+
+def test_a_name_that_no_template_has_is_answered_with_the_names(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(with_templates(tmp_path / "made", default="{{ 1 }}", rag="{{ 2 }}"))
+    with pytest.raises(TokenizerError, match=r"found 'rags', .* named 'default', 'rag' .*rags\.jinja"):
+        tokenizer.with_template("rags")
+    with pytest.raises(TokenizerError, match="this tokenizer has no named templates"):
+        Tokenizer.load(OURS).with_template("rag")
+
+
+def test_named_templates_without_a_default_one_are_listed(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(with_templates(tmp_path / "made", rag="{{ 1 }}", tool_use="{{ 2 }}"))
+    with pytest.raises(TokenizerError, match=r"named 'rag', 'tool_use', and none is the default one: name one"):
+        template_of(tokenizer)
+    assert tokenizer.with_template("tool_use").chat_template == "{{ 2 }}"
+
+
+def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", split_special_tokens=True)
+    tokenizer, reference = Tokenizer.load(folder), load_reference(folder)
+    text = "".join(reference.all_special_tokens) + " and text"
+    ids = tokenizer.encode([text], False).to_lists()[0]
+    assert ids == reference(text, add_special_tokens=False)["input_ids"]
+    assert ids != load_reference(OURS)(text, add_special_tokens=False)["input_ids"]
+    assert load_reference(Path(tokenizer.folder))(text, add_special_tokens=False)["input_ids"] == ids
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pad_token", "<pad_new>"),
+        ("eos_token", {"content": "<|stop|>", "lstrip": False, "rstrip": False, "__type": "AddedToken"}),
+        ("extra_special_tokens", ["<|image|>"]),
+        ("extra_special_tokens", {"image_token": "<|image|>"}),
+        ("additional_special_tokens", ["<|image|>"]),
+    ],
+)
+def test_a_named_token_that_the_vocabulary_lacks_is_an_error(key: str, value: Any, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", **{key: value})
+    with pytest.raises(TokenizerError, match=rf"{key} names '<.*>', which the vocabulary lacks; .* new id \d+"):
+        Tokenizer.load(folder)
+
+
+def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> None:
+    rows = json.dumps({"model_type": "llama", "vocab_size": 1 << 17})
+    folder = changed(tmp_path / "made", files={"config.json": rows}, pad_token="<pad_new>")
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.pad_id == load_reference(folder).pad_token_id == tokenizer.max_id
+
+
+def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    about = {"tokenizer_class": "HomeTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_home.Home", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (folder / "tokenization_home.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(TokenizerError, match=r"code of its own \(`auto_map`\), which is never run here: load it"):
+        Tokenizer.load(folder)
+    assert "[y/N]" not in "".join(capfd.readouterr())
+
+
+def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
+    assert Tokenizer.load(changed(tmp_path / "made", model_max_length=512)).model_max_length == 512
+    assert Tokenizer.load(OURS).model_max_length is None
+
+
+def test_first_texts_are_compared_once_where_transformers_loaded_the_folder(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(changed(tmp_path / "made"))
+    assert tokenizer.with_template("{{ 'other' }}").resolved_here
+    source = tokenizer.contents()["tokenizer.json"]
+    lowers = json.dumps({**json.loads(source), "normalizer": {"type": "Lowercase"}}).encode()
+    with pytest.raises(TokenizerError, match="transformers' ids of 'Hello'"):
+        resolver.check_texts(source, resolver.rust_tokenizer(lowers, {}), ["Hello"])
+    assert not tokenizer.resolved_here
+    tokenizer.check_texts(["Hello"])
