@@ -303,20 +303,6 @@ OPTIONS = (
         example="transformers",
     ),
     Option(
-        name="shuffle_method",
-        label="How rows are shuffled",
-        group="Speed",
-        kind="choice",
-        help="how the rows of output.shuffle come to their shards; the bytes are the same",
-        default="auto",
-        choices=(
-            ("auto", "gather where blocks are on a local disk and fit in memory, otherwise runs"),
-            ("gather", "rows are picked out of all blocks for each shard"),
-            ("runs", "groups of blocks are sorted, and shards merged from these"),
-        ),
-        example="runs",
-    ),
-    Option(
         name="check",
         label="Check against the reference",
         group="Speed",

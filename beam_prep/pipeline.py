@@ -40,7 +40,6 @@ from beam_prep.running import (
     told_job,
     wait_until_done,
 )
-from beam_prep.shards.compose import Method
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
 from beam_prep.storage.claims import LEASE, Claim, Claims
 from beam_prep.storage.files import join, total_size
@@ -121,7 +120,6 @@ class Pipeline:
         tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
         check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
             block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
-        shuffle_method: `auto`, `gather` or `runs`: see `Compose`.
         beam_options: any options of Beam, for `run` if it is given none. The options that say where a store is
             (`--s3_endpoint_url` ...) are needed here, because the inputs are listed here.
 
@@ -156,7 +154,6 @@ class Pipeline:
         lease: float = LEASE,
         tokenizer_backend: Backend = "auto",
         check: Check = "sample",
-        shuffle_method: Method = "auto",
         beam_options: Sequence[str] | PipelineOptions | None = None,
     ) -> None:
         self.beam_options = beam_options
@@ -194,9 +191,7 @@ class Pipeline:
             raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
         self.tokenizer_backend = tokenizer_backend
         self.check = check
-        if shuffle_method not in get_args(Method):
-            raise ConfigError(f"shuffle_method is {shuffle_method!r}, wanted one of {', '.join(get_args(Method))}")
-        self.compose = recipe.compose(self.config, shuffle_method, total_size(self.inputs))
+        self.compose = recipe.compose(self.config, total_size(self.inputs))
         self.overwrite = overwrite
         self.max_reject_rate = max_reject_rate
         self.max_no_loss_rate = max_no_loss_rate
@@ -570,7 +565,7 @@ class Pipeline:
             linked=EarlierOutput(self.earlier_output()).bytes,
             limited=fewer or self.config.preprocessing.max_items is not None,
             single_use=token_cache.single_use,
-            shuffle=None if self.compose.shuffle is None else self.compose.method,
+            shuffled=self.compose.shuffle is not None,
             scratch=self.staging.root if is_local(self.staging.root) else None,
         )
 

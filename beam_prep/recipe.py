@@ -25,7 +25,7 @@ from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.json_list import is_json_file, parse_list
 from beam_prep.reading.records import Records, parse
 from beam_prep.shards.chunk import Chunking
-from beam_prep.shards.compose import Compose, Method, Splits
+from beam_prep.shards.compose import Compose, Splits
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.mix import DomainMix
 from beam_prep.storage.files import list_inputs
@@ -217,12 +217,11 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
     return [KeyRecords(output.splits is not None, output.split_key, output.split_missing == "reject", by, normalize)]
 
 
-def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int | None = None) -> Compose:
+def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
     """What a config makes of the rows of all blocks.
 
     Args:
         config: the config.
-        method: see `Compose`.
         input_bytes: about as many as the input has, which decides into how many buckets digests are grouped; None: it
             is not known.
     """
@@ -240,7 +239,6 @@ def compose(config: PipelineConfig, method: Method = "auto", input_bytes: int | 
         splits,
         mix,
         config.preprocessing.deduplicate is not None,
-        method,
     )
     return made if input_bytes is None else dataclasses.replace(made, buckets=max(16, input_bytes // _BUCKET_BYTES))
 

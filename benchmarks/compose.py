@@ -29,20 +29,16 @@ HERE = Path(__file__).resolve().parent
 MARKER = "compose"
 PLAIN, PEER = "plain", "datasets"
 SPLITS = {"train": 0.98, "validation": 0.01, "test": 0.01}
-# name: (changes of the config, options)
-JOBS: dict[str, tuple[dict[str, dict[str, Any]], tuple[str, ...]]] = {
-    PLAIN: ({}, ()),
-    "shuffle, gather": ({"output": {"shuffle": {"seed": 17}}}, ("--shuffle_method=gather",)),
-    "shuffle, runs": ({"output": {"shuffle": {"seed": 17}}}, ("--shuffle_method=runs",)),
-    "splits": ({"output": {"splits": SPLITS}}, ()),
-    "deduplicate": ({"preprocessing": {"deduplicate": {"by": ["messages"]}}}, ()),
-    "all": (
-        {
-            "preprocessing": {"deduplicate": {"by": ["messages"]}},
-            "output": {"shuffle": {"seed": 17}, "splits": SPLITS, "mix": {"__default__": {"epochs": 1.5}}},
-        },
-        (),
-    ),
+# name: changes of the config
+JOBS: dict[str, dict[str, dict[str, Any]]] = {
+    PLAIN: {},
+    "shuffle": {"output": {"shuffle": {"seed": 17}}},
+    "splits": {"output": {"splits": SPLITS}},
+    "deduplicate": {"preprocessing": {"deduplicate": {"by": ["messages"]}}},
+    "all": {
+        "preprocessing": {"deduplicate": {"by": ["messages"]}},
+        "output": {"shuffle": {"seed": 17}, "splits": SPLITS, "mix": {"__default__": {"epochs": 1.5}}},
+    },
 }
 
 
@@ -72,12 +68,11 @@ def run(name: str, corpus: Path, given: argparse.Namespace, work: Path) -> Usage
         if name == PEER:
             words = [sys.executable, str(HERE / "peer_shuffle.py"), str(corpus), str(output), str(given.tokenizer)]
             return measure([*words, str(given.peer_processes)], work / "peer.log")
-        changes, options = JOBS[name]
         config = json.loads((HERE / "configs" / "chat_role.json").read_bytes())
-        for part, fields in changes.items():
+        for part, fields in JOBS[name].items():
             config[part] |= fields
         (work / "config.json").write_text(json.dumps(config))
-        words = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output), *options]
+        words = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output)]
         words += ["-c", str(work / "config.json"), "--tokenizer_path", str(given.tokenizer)]
         return measure([*limited(given.limit), *words], work / "ours.log")
     finally:

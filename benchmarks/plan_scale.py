@@ -108,7 +108,6 @@ COMPOSE = Compose(
     shuffle=17,
     splits=Splits.of({"train": 0.98, "validation": 0.01, "test": 0.01}),
     mix=(("web", DomainMix(share=0.1, repeat=True)), ("code", DomainMix(epochs=2)), ("papers", DomainMix(tokens=1e9))),
-    method="runs",
 )
 
 
@@ -489,7 +488,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_tokens", type=int, default=100_000_000, help="of a shard")
     parser.add_argument("--delay", type=float, default=0.05, help="seconds to read a row index")
     parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, row indexes at once")
-    parser.add_argument("--compose", action="store_true", help="with a shuffle by sorted runs, splits and a mix")
+    parser.add_argument("--compose", action="store_true", help="with a shuffle, splits and a mix")
     parser.add_argument("--runner", action="store_true", help="as a pipeline of one process on the FnApiRunner")
     parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this page")
     given = parser.parse_args(arguments)

@@ -508,16 +508,6 @@ def test_the_files_that_these_pages_name_are_there(name: str) -> None:
         assert any(place.exists() for place in places) or path == "make_corpus.py", path
 
 
-def test_every_reject_reason_is_in_the_docs() -> None:
-    told = set(re.findall(r"`(\w+)`", page("docs/formats.md")))
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "beam_prep").rglob("*.py"))
-    code = re.sub(r"^ *>>>.*", "", code, flags=re.M)
-    reasons = set(re.findall(r"\bReject\(\s*\"(\w+)\"", code))
-    reasons |= set(re.findall(r"\.(?:reject|drop)\([^\"()]*(?:\([^()]*\))?[^\"()]*\"(\w+)\"", code))
-    assert reasons >= {"bad_json", "wrong_type", "missing_source", "rows_without_loss", "empty", "too_short_to_shift"}
-    assert reasons <= told
-
-
 def test_every_counter_is_in_the_docs() -> None:
     told = set(re.findall(r"`(\w+)`", page("docs/formats.md")))
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "beam_prep").rglob("*.py"))

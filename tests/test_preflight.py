@@ -16,7 +16,6 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import StorageError
 from beam_prep.pipeline import Pipeline
 from beam_prep.progress import Counts
-from beam_prep.shards.compose import Method
 from beam_prep.storage import preflight
 from beam_prep.storage.preflight import Preflight
 
@@ -57,15 +56,9 @@ def test_blocks_of_a_single_use_cache_make_room_for_the_output() -> None:
     assert smaller.on_one_disk == 4.5 * GB
 
 
-@pytest.mark.parametrize(
-    ("shuffle", "memory", "runs"),
-    [("runs", 100 * GB, 6 * GB), ("auto", 11 * GB, 6 * GB), ("auto", 12 * GB, 0), ("gather", 1 * GB, 0), (None, 0, 0)],
-)
-def test_sorted_runs_are_as_large_as_the_cache(
-    shuffle: Method | None, memory: int, runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight, "memory_limit", lambda: memory)
-    found = room(shuffle=shuffle, scratch="/token_cache").need(done(GB))
+@pytest.mark.parametrize(("shuffled", "runs"), [(True, 6 * GB), (False, 0)])
+def test_sorted_runs_are_as_large_as_the_cache(shuffled: bool, runs: int) -> None:
+    found = room(shuffled=shuffled, scratch="/token_cache").need(done(GB))
     assert found is not None
     assert (found.runs, found.on_one_disk) == (runs, 16.5 * GB + runs)
 
@@ -74,7 +67,7 @@ def test_a_run_without_room_for_sorted_runs_stops(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(preflight, "_disk", lambda folder: hash(folder))
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: 5 * GB if folder == "/scratch" else 100 * GB)
     with pytest.raises(StorageError, match=r"the sorted runs in /scratch: about 6\.00 GB more are needed, 5\.00 GB"):
-        room(shuffle="runs", scratch="/scratch").check(done(4 * GB))
+        room(shuffled=True, scratch="/scratch").check(done(4 * GB))
     room(scratch="/scratch").check(done(4 * GB))
 
 
@@ -168,7 +161,7 @@ def test_rows_that_may_be_left_out_of_the_output_need_no_room(
     job = Pipeline(config, str(source), output_dir=str(tmp_path / "out"), tokenizer_path=tokenizer_path)
     found = job._preflight(job.cache_of_run())
     assert found.limited is limited
-    need = dataclasses.replace(found, input_bytes=4 * GB, shuffle="runs").need(done(GB))
+    need = dataclasses.replace(found, input_bytes=4 * GB, shuffled=True).need(done(GB))
     assert need is not None
     assert (need.output > 0, need.runs > 0) == (not limited, not limited)
 

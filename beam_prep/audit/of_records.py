@@ -9,6 +9,7 @@ from typing import Any
 
 from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
+from beam_prep.data.reasons import ADVICE
 from beam_prep.reading.records import LOST
 from beam_prep.shards.report import lost_causes
 
@@ -17,31 +18,6 @@ _RARE = 0.01
 
 _ASKED_FOR = 0.05
 """Drops that the config asks for (`too_short`, `too_long`): the share at which a run fails for other drops."""
-
-_MEND_REJECTS = {
-    "bad_json": "write one JSON object on each line (json.dumps), and nothing else",
-    "duplicate_key": "write each key once in an object",
-    "invalid_utf8": "convert the file: iconv -f LATIN1 -t UTF-8 (or whatever it is in)",
-    "not_an_object": "write one JSON object on each line",
-    "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',
-    "bad_message": 'give every message "role" and "content" (ShareGPT\'s from/value: "input": {"adapter": "sharegpt"})',
-    "missing_source": "complete the records, or take them out",
-    "template_error": "mend what the template refuses (unknown roles, tools or calls of another form), or "
-    'give another template: "input": {"chat_template": ...}',
-    "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
-    "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
-    "equal_sides": "take out the pairs whose sides are equal",
-    "control_token": '"preprocessing": {"control_tokens": "escape"}',
-    "line_too_long": "run with a larger --max_line_bytes",
-    "template_limit": "take out the record that makes so much text",
-    "not_rendered": '"input": {"chat_template": ...} that writes them; or "not_rendered": "keep", which takes the rest',
-    "bad_arguments": 'make the arguments a JSON object, or "input": {"tool_arguments": "as_is"}',
-    **dict.fromkeys(
-        ("turn_begin", "turn_end", "turn_apart", "turn_unplaced"),
-        'give a template that writes header, content and end token, message after message: "input": {"chat_template": '
-        "...}; or one with {% generation %} around what the assistant says",
-    ),
-}
 
 
 def left_out(sample: Sample) -> Iterator[Finding]:
@@ -56,7 +32,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
     for (kind, reason), hits in found.items():
         step = sample.config.preprocessing
         if kind == "rejected":
-            mend = _MEND_REJECTS.get(reason, "mend these records as the message says, or take them out")
+            mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
             yield from hits.finding(f"rejected_{reason}", f"{hits.told} cannot be used: rejected", mend)
         elif reason == "cut":
             says = f"all that is trained of {hits.told} is cut off: dropped as rows_without_loss"

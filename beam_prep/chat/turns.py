@@ -26,6 +26,7 @@ from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
 from beam_prep.data.block import Reject
+from beam_prep.data.reasons import Reason
 
 PLAIN = "Plainly."
 """A plain answer."""
@@ -76,7 +77,7 @@ class Header(NamedTuple):
 class Refused(Exception):
     """A turn contradicts the rule."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 

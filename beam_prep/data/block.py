@@ -15,6 +15,7 @@ from beam_prep.data.hashing import Node
 from beam_prep.data.lengths import Histogram
 from beam_prep.data.metadata import Metadata
 from beam_prep.data.ragged import Array
+from beam_prep.data.reasons import Reason
 from beam_prep.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
 
@@ -388,9 +389,9 @@ class Block:
 
 
 class Reject(Exception):
-    """Raised by a step: the record cannot be used. Not an error of the run."""
+    """Raised by a step: the record cannot be used. Not an error of the run. `reasons.REJECTED` says what it means."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(reason, message)
         self.reason = reason
         self.message = message

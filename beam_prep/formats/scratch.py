@@ -1,12 +1,11 @@
 """Files of one run between the token cache and the shards, sealed as those of the token cache are (`formats.sealed`).
 
-`copies`: which records of a block are copies of earlier ones. `order`: the rows of a shard, and where they are in the
-token cache. `run`: the rows of several blocks, sorted, for a merge.
+`copies`: which records of a block are copies of earlier ones. `run`: the rows of several blocks, sorted, for a merge.
 """
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,14 +15,17 @@ from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.formats.cached_block import CachedRows, decode_batch, encode_rows
 from beam_prep.formats.sealed import Data, Sealed, seal
-from beam_prep.shards.gather import Order
 from beam_prep.shards.row_index import Copies
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
     """The content and the seal of a file of copies."""
     columns = {field.name: pa.array(values) for field, values in zip(fields(Copies), _columns(copies), strict=True)}
-    return _sealed(pa.table(columns), {}, name)
+    table, sink = pa.table(columns), pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    return content, seal(content, name)
 
 
 def _columns(copies: Copies) -> list[Array]:
@@ -38,36 +40,6 @@ def read_copies(source: pa.NativeFile, name: str) -> Copies:
     """
     table = Sealed(source, name).open().read_all()
     return Copies(*(table[field.name].to_numpy() for field in fields(Copies)))
-
-
-def encode_order(order: Order, name: str) -> tuple[Data, bytes]:
-    """The content and the seal of a file of the rows of a shard."""
-    columns = {"block": order.block, "batch": order.batch, "row": order.row, "tokens": order.tokens}
-    if order.cut is not None:
-        columns["cut"] = order.cut
-    places = [order.names, order.files, order.first_bytes]
-    return _sealed(pa.table({key: pa.array(values) for key, values in columns.items()}), {"places": places}, name)
-
-
-def read_order(source: pa.NativeFile, name: str) -> Order:
-    """What `encode_order` wrote.
-
-    Raises:
-        FormatError: the file is cut or damaged, or it is another.
-    """
-    reader = Sealed(source, name).open()
-    table = reader.read_all()
-    found = {key: table[key].to_numpy() for key in table.column_names}
-    return Order(*json.loads(reader.metadata[b"places"]), **found)
-
-
-def _sealed(table: pa.Table, footer: Mapping[str, object], name: str) -> tuple[Data, bytes]:
-    sink = pa.BufferOutputStream()
-    metadata = {key: json.dumps(value) for key, value in footer.items()}
-    with pa.ipc.new_file(sink, table.schema, metadata=metadata) as writer:
-        writer.write_table(table.combine_chunks())
-    content = sink.getvalue()
-    return content, seal(content, name)
 
 
 @dataclass(frozen=True, slots=True)

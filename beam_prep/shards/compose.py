@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,12 +71,9 @@ def domain_of(part: str, splits: Splits | None) -> str:
     return part if splits is None else part.partition("/")[2]
 
 
-Method = Literal["auto", "gather", "runs"]
-
-
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """How large the parts of a shuffle by sorted runs are. The bytes of an output do not depend on it.
+    """How large the parts of a shuffle are. The bytes of an output do not depend on it.
 
     Attributes:
         run: tokens of a run, about, with labels 40 MB, which a worker holds three times while it sorts them. More in
@@ -105,26 +102,21 @@ class Compose:
         splits: which rows are in which split; None: there are none.
         mix: how much of each domain is written, of the first split; needs `shuffle`.
         deduplicate: of records with the same digest the first is kept. `KeyRecords` makes the digests.
-        method: how shuffled rows come to their shards: `gather` picks them out of all blocks, `runs` sorts groups of
-            blocks and merges these; `auto`: by size. The bytes are the same.
         buckets: into which digests are grouped to find equal ones; each should have about a million.
-        sizes: of what `runs` sorts and merges at a time. The bytes are the same.
+        sizes: of what a shuffle sorts and merges at a time. The bytes are the same.
 
     Raises:
-        ValueError: `method` is not one of those allowed, or there is a mix without a shuffle.
+        ValueError: there is a mix without a shuffle.
     """
 
     shuffle: int | None = None
     splits: Splits | None = None
     mix: Mix = ()
     deduplicate: bool = False
-    method: Method = "auto"
     buckets: int = 256
     sizes: RunSizes = field(default_factory=RunSizes)
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise ValueError(f"method is {self.method!r}, wanted one of {', '.join(get_args(Method))}")
         if self.mix and self.shuffle is None:
             raise ValueError("there is a mix without a shuffle, which draws its rows: give shuffle, too")
 

@@ -22,7 +22,6 @@ from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.shards.compose import Compose, Splits, domain_of, view
 from beam_prep.shards.domains import folders
-from beam_prep.shards.gather import Gathered
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import ROLE_COUNTS, Receipts
@@ -189,7 +188,6 @@ def make_plan(
     max_items: int | None = None,
     compose: Compose = _NO_COMPOSE,
     copies: Callable[[str], Copies] = lambda name: Copies(),
-    gathers: Callable[[Parts], bool] = lambda parts: True,
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -200,7 +198,6 @@ def make_plan(
         max_items: kept records, at most, before a mix.
         compose: what is made of the rows.
         copies: reads a file of copies, see `CachedBlock`.
-        gathers: says of the parts of a shuffle whether it is gathered; otherwise its runs are planned.
 
     Raises:
         RunError: a mix cannot be made of what is there.
@@ -214,21 +211,16 @@ def make_plan(
     cut = _cut_at(row_indexes, end)
     ledger, counters = _ledger(receipts, cut)
     splits, runs = compose.splits, None
-    mixed: tuple[MixedDomain, ...] = ()
     groups: Iterable[RunGroup] = ()
-    shards: Shards | ShardsOfSplits | Gathered
+    shards: Shards | ShardsOfSplits
     if compose.shuffle is None:
         shards = _in_input_order(receipts, row_indexes, max_tokens, end, splits)
     else:
         parts = Parts.of(receipts, row_indexes, compose, max_tokens, end)
-        if gathers(parts):
-            gathered = Gathered(receipts, row_indexes, compose, parts, end)
-            shards, mixed = gathered, gathered.mixed
-        else:
-            runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
-            shards = ShardsOfSplits(())
+        runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
+        shards = ShardsOfSplits(())
     rejects = Rejects(receipts, _counted(receipts, cut, "rejected"))
-    plan = Plan(
+    return Plan(
         shards=shards,
         rejects=rejects,
         ledger=ledger,
@@ -253,7 +245,6 @@ def make_plan(
         runs=runs,
         groups=groups,
     )
-    return with_mix(plan, mixed)
 
 
 def _in_input_order(

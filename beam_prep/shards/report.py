@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beam_prep.data.block import at_offset, is_table
+from beam_prep.data.reasons import ADVICE
 from beam_prep.data.schema import CUTTING
 from beam_prep.errors import ConfigError, nearest
 from beam_prep.reading.adapters import fields_read
@@ -41,16 +42,6 @@ _LIKE_FIELDS = (
     ("text", "content", "body", "document", "raw_content", "code"),
 )
 """Names that one field has in different data sets."""
-_NOT_KEPT = {
-    "not_sampled": "raise output.mix: not one record is taken",
-    "contaminated": "preprocessing.decontaminate.against names what the input holds, too: check both",
-    "bad_weight": "take the weights out of the messages, or make them 0 or 1",
-    "filtered": "check the filters",
-    "not_rendered": "input.chat_template: one that writes them; or input.not_rendered: 'keep', which takes the rest",
-    "bad_arguments": "make the arguments of calls JSON objects, or set input.tool_arguments: 'as_is'",
-    "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
-    "too_short": "lower preprocessing.min_chars",
-}
 _ROLES = 8  # that are listed
 _FIELDS = 12
 _MESSAGE = 300  # characters of a reject's message
@@ -143,7 +134,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
     if ledger.kept == 0:
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
-        advice = _NOT_KEPT.get(most, "check the field names in the config against the input")
+        advice = ADVICE.get(most, "check the field names in the config against the input")
         is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
         if most in ("rows_without_loss", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"

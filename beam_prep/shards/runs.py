@@ -1,4 +1,4 @@
-"""Runs: the plan of a shuffle whose rows are too many to be known in one place.
+"""Runs: the plan of a shuffle. Its rows may be too many to be known in one place.
 
 Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. Then a
 shard merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted
@@ -241,7 +241,7 @@ def _sum(mine: Mapping[int, Array], theirs: Mapping[int, Array]) -> dict[int, Ar
 
 @dataclass(frozen=True, slots=True)
 class MergedShards:
-    """The shards of a shuffle that are merged from runs.
+    """The shards of a shuffle, merged from runs.
 
     Attributes:
         shards: which there are.

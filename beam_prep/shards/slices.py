@@ -177,8 +177,7 @@ class ShardPlan:
         last: no other shard reads the blocks that this one uses completely.
         cut: rows of the plan lost tokens to `Layout.fit`.
         split: its split, if there are any.
-        order: the file with its rows in order, if they are gathered.
-        merge: what is merged to have them, if that is how they are made.
+        merge: what is merged to have them, in a shuffle.
         count: its rows, if there are no slices.
     """
 
@@ -190,7 +189,6 @@ class ShardPlan:
     last: bool = False
     cut: bool = False
     split: str | None = None
-    order: str = ""
     merge: Merge | None = None
     count: int = 0
 

@@ -1,4 +1,4 @@
-"""The rows of shards, out of the token cache: in slices, gathered, or merged from sorted runs."""
+"""The rows of shards: in slices, out of the token cache, or merged from sorted runs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.data.metadata import placed
-from beam_prep.data.ragged import Array, Ragged, changes
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.cached_block import CachedRows
@@ -17,14 +17,11 @@ from beam_prep.formats.scratch import (
     RunReader,
     RunRows,
     encode_copies,
-    encode_order,
     encode_run,
     read_copies,
-    read_order,
 )
 from beam_prep.formats.sealed import Data
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, ranges_of, view
-from beam_prep.shards.gather import Order
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.row_index import Copies, View
 from beam_prep.shards.runs import (
@@ -72,21 +69,6 @@ class Scratch:
         with expected(name):
             return read_copies(read_file(self._path(name)), name)
 
-    def write_order(self, order: Order) -> str:
-        """Writes which rows a shard has. Returns the file's name: the digest of its content."""
-        name = "order/" + _digest(encode_order(order, "")[0])
-        self._write(name, encode_order(order, name))
-        return name
-
-    def order(self, name: str) -> Order:
-        """What `write_order` wrote.
-
-        Raises:
-            TokenCacheError: the file is gone, or damaged.
-        """
-        with expected(name):
-            return read_order(read_file(self._path(name)), name)
-
     def write_run(
         self, name: str, found: RunRows, schema: Sequence[Column], batches: Sequence[tuple[int, int, int]]
     ) -> None:
@@ -133,9 +115,6 @@ def expected(name: str) -> Iterator[None]:
 
 Rows = Mapping[str, Ragged]
 
-CHUNK_TOKENS = 3_000_000
-"""Tokens of the rows that are gathered at a time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Arranger:
@@ -156,8 +135,7 @@ class Arranger:
         """What the rows of a shard have."""
         if plan.merge is not None:
             return plan.merge.columns
-        name = plan.slices[0].name if plan.slices else self.scratch.order(plan.order).names[0]
-        return self.token_cache.receipt(name).columns
+        return self.token_cache.receipt(plan.slices[0].name).columns
 
     def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
         """The rows of a shard in order, a part of them at a time, and of each part int64 [rows]: tokens that were cut.
@@ -167,8 +145,6 @@ class Arranger:
         """
         if plan.merge is not None:
             yield from self._merged(plan.merge)
-        elif plan.order:
-            yield from self._gathered(self.scratch.order(plan.order))
         else:
             for piece in plan.slices:
                 yield self.slice(piece, plan.last, plan.cut)
@@ -193,28 +169,6 @@ class Arranger:
     def _view(self, name: str, copies: str) -> View:
         (row_index,) = self.token_cache.row_indexes([name])
         return view(row_index, self.scratch.copies(copies), self.compose.splits)
-
-    def _gathered(self, order: Order) -> Iterator[tuple[Rows, Array | None]]:
-        until = np.cumsum(order.tokens, dtype=np.int64)
-        start = 0
-        while start < len(until):
-            goal = CHUNK_TOKENS + (int(until[start - 1]) if start else 0)
-            stop = max(start + 1, int(np.searchsorted(until, goal, "right")))
-            yield self._chunk(order, start, stop), None if order.cut is None else order.cut[start:stop]
-            pa.default_memory_pool().release_unused()  # it keeps more with every chunk
-            start = stop
-
-    def _chunk(self, order: Order, start: int, stop: int) -> Rows:
-        block, batch, row = (each[start:stop] for each in (order.block, order.batch, order.row))
-        # By place in the token cache, so that each block is opened once and read forwards.
-        by_place = np.lexsort((row, batch, block))
-        first = changes(block[by_place], batch[by_place])
-        parts = []
-        for here in np.split(by_place, first[1:]):
-            at = int(block[here[0]])
-            place = (order.files[at], order.first_bytes[at]) if order.files else (0, 0)
-            parts.append(self._pick(order.names[at], int(batch[here[0]]), row[here], *place))
-        return CachedRows.joined(parts, np.argsort(by_place)).decoded()
 
     def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> CachedRows:
         found = self.token_cache.pick(name, batch, rows)

@@ -10,12 +10,10 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 
 from beam_prep.errors import StorageError
 from beam_prep.formats import FORMATS
 from beam_prep.progress import Counts
-from beam_prep.shards.compose import Method
 from beam_prep.shards.layout import Layout
 from beam_prep.tokens.batch import Batch
 
@@ -59,7 +57,7 @@ class Preflight:
         linked: bytes of shards that may be linked from the earlier output.
         limited: the output may have fewer rows than the token cache: by `max_items`, a mix or deduplication.
         single_use: blocks are removed as their rows are written.
-        shuffle: how rows are shuffled, see `Compose`; None: they are not.
+        shuffled: there are sorted runs, about as large as the token cache.
         scratch: the folder of a shuffle's sorted runs; None: it is in a store.
     """
 
@@ -70,7 +68,7 @@ class Preflight:
     linked: int
     limited: bool
     single_use: bool
-    shuffle: Method | None = None
+    shuffled: bool = False
     scratch: str | None = None
 
     def need(self, done: Counts) -> Need | None:
@@ -87,14 +85,8 @@ class Preflight:
         made = (total - done.bytes) * (done.bytes_made / done.bytes) if self.cache_is_new else 0.0
         output = 0.0 if self.limited else max(0.0, done.output_ratio * cached * total - self.linked)
         more = cached * made
-        return Need(more, output, done.cached + more if self.single_use else 0.0, self._runs(cached * total))
-
-    def _runs(self, token_cache: float) -> float:
-        """Bytes of sorted runs. Rows of a token cache that fits in memory are gathered, without any."""
-        gathered = self.token_cache is not None and token_cache <= memory_limit() // 2
-        if self.limited or self.shuffle in (None, "gather") or (self.shuffle == "auto" and gathered):
-            return 0.0
-        return token_cache
+        runs = cached * total if self.shuffled and not self.limited else 0.0
+        return Need(more, output, done.cached + more if self.single_use else 0.0, runs)
 
     def check(self, done: Counts) -> bool:
         """Stops a run that lacks room. False if too little is done to say it.
@@ -170,26 +162,3 @@ def _disk(folder: str) -> int:
 def free_bytes(folder: str) -> int:
     """The room on the disk of a folder, which need not be there yet."""
     return shutil.disk_usage(_existing(folder)).free
-
-
-def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes: what the machine has, or the limit of the process's control group, or of one above it, if that is less.
-
-    Args:
-        root: where the limits of groups are.
-        groups: the groups of the process.
-    """
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for line in groups.read_text().splitlines() if groups.exists() else ():
-        _, kinds, path = line.split(":", 2)
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        limits, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
-        # In a container the group's own path may not be there, but its limit is at the root.
-        group = PurePosixPath(path)
-        for each in (group, *group.parents):
-            limit = limits / str(each).lstrip("/") / name
-            text = limit.read_text().strip() if limit.exists() else ""
-            if text.isdecimal():
-                found = min(found, int(text))
-    return found

@@ -100,8 +100,8 @@ def _written(
 ) -> ShardReceipt:
     """Streams a shard's rows from the token cache into every format.
 
-    Memory: one slice (a block's rows of one domain), or the rows that are gathered or merged at a time, and one packing
-    group, for any size of the shard.
+    Memory: one slice (a block's rows of one domain), or the rows that are merged at a time, and one packing group, for
+    any size of the shard.
     """
     columns = layout.columns(arranger.columns(plan))
     rows = 0

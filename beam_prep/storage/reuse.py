@@ -143,7 +143,6 @@ class ShardKeys:
             "columns": [dataclasses.asdict(column) for column in self.columns],
             "cut": plan.cut,
             "slices": plan.slices,
-            "order": plan.order,
         }
         if (splits := self.compose.splits) is not None:
             facts["splits"] = dataclasses.asdict(splits)

@@ -1,4 +1,4 @@
-"""A shuffle by sorted runs: the steps between the plan of the runs and that of the shards."""
+"""A shuffle: the steps between the plan of the runs and that of the shards."""
 
 import dataclasses
 from collections.abc import Iterable

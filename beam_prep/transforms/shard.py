@@ -19,21 +19,18 @@ from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.shards.compose import Compose
-from beam_prep.shards.gather import MOST_ROWS, Gathered
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan
 from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
-from beam_prep.shards.shuffle import Parts
-from beam_prep.shards.slices import RejectsPlan, ShardPlan
+from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.output_target import OutputTarget
-from beam_prep.storage.preflight import Preflight, memory_limit, output_ratio
+from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
 from beam_prep.storage.staging import Staging
-from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
@@ -158,8 +155,7 @@ class PackReceipts(beam.DoFn):
 class MakePlan(beam.DoFn):
     """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish.
 
-    Of a shuffle by sorted runs the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of each
-    run `groups`.
+    Of a shuffle the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of each run `groups`.
     """
 
     arranger: Arranger
@@ -177,15 +173,7 @@ class MakePlan(beam.DoFn):
         token_cache, scratch, compose = self.arranger.token_cache, self.arranger.scratch, self.arranger.compose
         blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
         receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
-        plan = make_plan(
-            receipts,
-            token_cache.row_indexes,
-            self.max_tokens,
-            self.max_items,
-            compose,
-            scratch.copies,
-            lambda parts: gathers(parts, compose, token_cache),
-        )
+        plan = make_plan(receipts, token_cache.row_indexes, self.max_tokens, self.max_items, compose, scratch.copies)
         plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
         if self.publisher.max_reject_chars:
             plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
@@ -199,7 +187,8 @@ class MakePlan(beam.DoFn):
             if self.progress is not None:
                 report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
             keys = ShardKeys.of_job(self.arranger, self.publisher.formats, self.publisher.layout, plan.columns)
-            yield from keyed(self._shards(plan, last), keys, earlier)
+            shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
+            yield from keyed(shards, keys, earlier)
         yield from plan.rejects
         # Publish knows from the counts which shards there must be.
         small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
@@ -208,28 +197,6 @@ class MakePlan(beam.DoFn):
         else:
             yield from (beam.pvalue.TaggedOutput("groups", group) for group in plan.groups)
             yield beam.pvalue.TaggedOutput("unsorted", small)
-
-    def _shards(self, plan: Plan, last: bool) -> Iterable[ShardPlan]:
-        for index, shard in enumerate(plan.shards):
-            shard = dataclasses.replace(shard, last=last, cut=plan.cut)
-            if isinstance(plan.shards, Gathered):
-                shard = dataclasses.replace(shard, order=self.arranger.scratch.write_order(plan.shards.order(index)))
-            yield shard
-
-
-def gathers(parts: Parts, compose: Compose, token_cache: TokenCache) -> bool:
-    """True if the rows of a shuffle are gathered, rather than merged from sorted runs.
-
-    That reads each block for every part of a shard, which is fast where the blocks stay in memory.
-    """
-    if compose.method != "auto":
-        return compose.method == "gather"
-    few = int((parts.rows * parts.copies).sum()) <= MOST_ROWS
-    return few and is_local(token_cache.folder) and _TOKEN_BYTES * int(parts.tokens.sum()) <= memory_limit() // 2
-
-
-_TOKEN_BYTES = 8
-"""Bytes of a token in a block, with its mask, at most."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

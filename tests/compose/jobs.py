@@ -15,7 +15,6 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.shards.compose import Compose, RunSizes, Splits
-from beam_prep.shards.gather import Gathered
 from beam_prep.shards.mix import DomainMix
 from beam_prep.shards.plan import Plan, make_plan, with_mix
 from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
@@ -124,11 +123,11 @@ def _counts(lines: int, cuts: Iterable[int]) -> list[int]:
     return [*found, lines - sum(found)]
 
 
-def compose_of(job: Job, method: str = "auto", buckets: int = 4) -> Compose:
+def compose_of(job: Job, buckets: int = 4) -> Compose:
     """The same in our words."""
     splits = None if job.splits is None else Splits.of(job.splits, job.split_seed, job.split_missing)
     mix = tuple((domain, DomainMix(**each)) for domain, each in job.mix.items())
-    return Compose(job.shuffle, splits, mix, job.deduplicate, method, buckets)  # type: ignore[arg-type]
+    return Compose(job.shuffle, splits, mix, job.deduplicate, buckets)
 
 
 @dataclass
@@ -165,9 +164,9 @@ class Made:
         return found
 
 
-def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | None = None, buckets: int = 4) -> Made:
+def made(blocks: Blocks, job: Job, sizes: RunSizes | None = None, buckets: int = 4) -> Made:
     """Plans a job and arranges its rows."""
-    compose = compose_of(job, method, buckets)
+    compose = compose_of(job, buckets)
     compose = compose if sizes is None else replace(compose, sizes=sizes)
     shutil.rmtree(blocks.scratch.folder, ignore_errors=True)
     arranger = Arranger(blocks.token_cache, blocks.scratch, compose)
@@ -175,11 +174,8 @@ def made(blocks: Blocks, job: Job, method: str = "gather", sizes: RunSizes | Non
     parts = [found[first :: blocks.packed][::-1] for first in range(blocks.packed)]
     receipts = Receipts([pack_receipts(part) for part in parts], lengths_by_block=job.max_items is not None)
     fetch, copies = blocks.token_cache.row_indexes, blocks.scratch.copies
-    plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies, lambda _: method == "gather")
+    plan = make_plan(receipts, fetch, job.max_tokens, job.max_items, compose, copies)
     shards = list(plan.shards)
-    if isinstance(plan.shards, Gathered):
-        orders = [blocks.scratch.write_order(plan.shards.order(index)) for index in range(len(shards))]
-        shards = [replace(shard, order=order) for shard, order in zip(shards, orders, strict=True)]
     runs, groups = plan.runs, tuple(plan.groups)
     if runs is not None:
         plan, shards = merged(replace(plan, groups=groups), arranger)

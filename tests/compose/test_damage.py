@@ -9,7 +9,6 @@ import pytest
 
 from beam_prep.errors import TokenCacheError
 from beam_prep.shards.compose import RunSizes
-from beam_prep.storage import arrange
 from tests.compose.jobs import Blocks, Made, made
 from tests.compose.naive import Job, Row
 
@@ -32,12 +31,11 @@ def rows(file: int) -> list[Row | None]:
     ]
 
 
-@pytest.fixture(params=["gather", "runs"])
-def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, Path]:
+@pytest.fixture
+def job(tmp_path: Path) -> tuple[Made, Path]:
     """A job whose shards are to be read."""
-    monkeypatch.setattr(arrange, "CHUNK_TOKENS", 40)
     blocks = Blocks([rows(0), rows(1), rows(2)], tmp_path, [[20, 20], [50], []])
-    return made(blocks, JOB, request.param, SIZES), tmp_path
+    return made(blocks, JOB, SIZES), tmp_path
 
 
 def read(found: Made) -> list[Any]:
@@ -76,27 +74,17 @@ CHANGES: list[Callable[[random.Random], Callable[[bytes], bytes]]] = [
 
 
 def test_a_damaged_file_is_refused(job: tuple[Made, Path]) -> None:
-    """Of the token cache a part may be read that is sound: then the rows are right."""
     found, folder = job
     wanted = read(found)
     source = random.Random(0)
-    assert found.runs is None or found.runs.levels == 2
-    files = sorted((folder / "scratch" / ("order" if found.runs is None else "merged")).glob("*.arrow"))
+    assert found.runs is not None
+    assert found.runs.levels == 2
+    files = sorted((folder / "scratch" / "merged").glob("*.arrow"))
     assert len(files) > 1
     for number in range(FLIPS):
         for _ in damaged(source.choice(files), CHANGES[number % len(CHANGES)](source)):
             with pytest.raises(TokenCacheError, match="run again"):
                 read(found)
-    for file in sorted((folder / "token_cache").rglob("*.arrow")) if found.runs is None else []:
-        if not file.name.endswith((".rows.arrow", ".rejects.arrow")):
-            for change in CHANGES:
-                refused = False
-                for _ in damaged(file, change(source)):
-                    try:
-                        assert read(found) == wanted
-                    except TokenCacheError as error:
-                        refused = "run again" in str(error)
-                assert refused or change is flipped
     assert read(found) == wanted
 
 
@@ -104,7 +92,7 @@ def test_a_damaged_file_is_refused(job: tuple[Made, Path]) -> None:
 def test_what_the_steps_before_the_shards_read_is_proven_too(kind: str, tmp_path: Path) -> None:
     """The second level reads runs; views read copies; runs are made of the token cache."""
     blocks = Blocks([rows(0), rows(1), rows(2)], tmp_path, [[20, 20], [50], []])
-    found = made(blocks, JOB, "runs", SIZES)
+    found = made(blocks, JOB, SIZES)
     source = random.Random(1)
     wanted = found.ids()
     runs = found.runs
@@ -127,13 +115,12 @@ def test_what_the_steps_before_the_shards_read_is_proven_too(kind: str, tmp_path
             except TokenCacheError as error:
                 refused += "run again" in str(error)
         assert refused
-    assert made(blocks, JOB, "runs", SIZES).ids() == wanted
+    assert made(blocks, JOB, SIZES).ids() == wanted
 
 
 def test_files_that_are_gone_or_lie_in_the_place_of_another_are_refused(job: tuple[Made, Path]) -> None:
     found, folder = job
-    kind = "merged" if found.runs is not None else "order"
-    one, other, *_ = sorted((folder / "scratch" / kind).glob("*.arrow"))
+    one, other, *_ = sorted((folder / "scratch" / "merged").glob("*.arrow"))
     for _ in damaged(one, lambda data: other.read_bytes()):
         with pytest.raises(TokenCacheError, match="copy of another file"):
             read(found)

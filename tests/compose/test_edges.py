@@ -17,29 +17,26 @@ from tests.compose.test_jobs import EVERYTHING, SPLITS, config, ids, naive_of, r
 from tests.conftest import tree
 
 __all__ = ["small"]
-METHODS = pytest.mark.parametrize("method", ["gather", "runs"])
 ALL: dict[str, Any] = config({"shuffle": {"seed": 1}, "splits": SPLITS}, {"deduplicate": {"by": ["text"]}})
 
 
-@METHODS
-def test_one_record_and_copies_alone(method: Any, tmp_path: Path) -> None:
+def test_one_record_and_copies_alone(tmp_path: Path) -> None:
     (one,) = records(1)
     nothing = write(tmp_path / "nothing.jsonl", [])
     copies = write(tmp_path / "copies.jsonl", [{**one, "id": number} for number in range(50)])
-    manifest = run(ALL, [nothing, copies], tmp_path / "out", shuffle_method=method)
+    manifest = run(ALL, [nothing, copies], tmp_path / "out")
     assert [shard for shards in ids(tmp_path / "out", manifest).values() for shard in shards] == [[0]]
     assert manifest["ledger"]["dropped"] == {"duplicate": 49}
     assert sum(split["rows"] for split in manifest["splits"].values()) == 1
     assert [*manifest["splits"]] == [*SPLITS]
 
 
-@METHODS
-def test_nothing_at_all_says_what_it_says_without_a_shuffle(method: Any, tmp_path: Path) -> None:
+def test_nothing_at_all_says_what_it_says_without_a_shuffle(tmp_path: Path) -> None:
     files = [write(tmp_path / "nothing.jsonl", []), write(tmp_path / "blank.jsonl", ["", " "])]
     said = []
     for number, given in enumerate((config({}), ALL)):
         with pytest.raises(RunError) as error:
-            run(given, files, tmp_path / str(number), shuffle_method=method)
+            run(given, files, tmp_path / str(number))
         said.append(str(error.value).replace(str(tmp_path / str(number)), "OUT"))
     assert said[0] == said[1]
 
@@ -79,11 +76,9 @@ def test_the_same_records_as_a_table_or_compressed_are_the_same_rows(tmp_path: P
     given["preprocessing"]["max_items"] = 250
     found = []
     for name, files in (("lines", lines), ("tables", tables), ("packed", packed)):
-        for method in ("gather", "runs"):
-            output = tmp_path / f"{name}-{method}"
-            manifest = run(given, files, output, shuffle_method=method, block_bytes=65536)
-            found.append(ids(output, manifest))
-            assert manifest["ledger"]["dropped"]["duplicate"] >= 100 or manifest["ledger"]["not_read"]
+        manifest = run(given, files, tmp_path / name, block_bytes=65536)
+        found.append(ids(tmp_path / name, manifest))
+        assert manifest["ledger"]["dropped"]["duplicate"] >= 100 or manifest["ledger"]["not_read"]
     assert all(each == found[0] == naive_of(given, lines).shards for each in found)
 
 
@@ -130,32 +125,25 @@ def failing(wrapped: Callable[..., Any], times: int) -> Callable[..., Any]:
     return call
 
 
-PLACES: list[tuple[str, Any, str, int, Any]] = [
-    ("runs", Arranger, "write_run", 2, "half of the runs"),
-    ("runs", Arranger, "merge_runs", 2, "half of the second level"),
-    ("runs", MergedShards, "of", 1, "all runs, no shard"),
-    ("runs", shard, "write_shard", 3, "two shards"),
-    ("gather", shard, "write_shard", 3, "two shards"),
-    ("gather", Scratch, "write_order", 2, "one order"),
-    ("gather", Scratch, "write_copies", 2, "one file of copies"),
+PLACES: list[tuple[Any, str, int, str]] = [
+    (Arranger, "write_run", 2, "half of the runs"),
+    (Arranger, "merge_runs", 2, "half of the second level"),
+    (MergedShards, "of", 1, "all runs, no shard"),
+    (shard, "write_shard", 3, "two shards"),
+    (Scratch, "write_copies", 2, "one file of copies"),
 ]
-DEFAULT = {("runs", "all runs, no shard"), ("gather", "two shards")}
+DEFAULT = {"all runs, no shard", "two shards"}
 
 
 @pytest.mark.parametrize(
-    ("method", "holder", "name", "times"),
-    [
-        pytest.param(
-            *case[:4], id=f"{case[0]}: {case[4]}", marks=[] if (case[0], case[4]) in DEFAULT else pytest.mark.long
-        )
-        for case in PLACES
-    ],
+    ("holder", "name", "times"),
+    [pytest.param(*case[:3], id=case[3], marks=[] if case[3] in DEFAULT else pytest.mark.long) for case in PLACES],
 )
 @pytest.mark.parametrize(
     "kept", [pytest.param(True, marks=pytest.mark.long, id="cache_dir"), pytest.param(False, id="no token cache")]
 )
 def test_a_run_after_one_that_failed_publishes_the_same_bytes(
-    method: Any, holder: Any, name: str, times: int, kept: bool, tmp_path: Path, small: None
+    holder: Any, name: str, times: int, kept: bool, tmp_path: Path, small: None
 ) -> None:
     files = [write(tmp_path / "a.jsonl", records(300, filler=300)), write(tmp_path / "b.jsonl", records(200, 1))]
     cache_dir = {"cache_dir": str(tmp_path / "token_cache")} if kept else {}
@@ -164,10 +152,10 @@ def test_a_run_after_one_that_failed_publishes_the_same_bytes(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holder, name, failing(getattr(holder, name), times))
         with pytest.raises(Exception, match=f"call {times}"):
-            run(ALL, files, output, shuffle_method=method, block_bytes=65536, **cache_dir)
+            run(ALL, files, output, block_bytes=65536, **cache_dir)
     assert not output.exists()
-    run(ALL, files, output, shuffle_method=method, block_bytes=65536, **cache_dir)
-    run(ALL, files, tmp_path / "other", shuffle_method="gather")
+    run(ALL, files, output, block_bytes=65536, **cache_dir)
+    run(ALL, files, tmp_path / "other")
     assert tree(output) == tree(tmp_path / "other")
     left = {path.name for path in output.parent.rglob("*") if path.is_file() and output not in path.parents}
     assert left <= {"lock", "claim.lock"}, left

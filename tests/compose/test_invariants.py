@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-import beam_prep as bp
 from beam_prep.shards import runs
 from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
-from beam_prep.shards.gather import MOST_ROWS
 from beam_prep.shards.mix import cutoff
-from beam_prep.shards.shuffle import Parts
-from beam_prep.storage.token_cache import TokenCache
-from beam_prep.transforms import shard as shard_module
 from tests.compose import naive
 from tests.compose.jobs import Blocks, Made, made
 from tests.compose.naive import NO_KEY, Job, Row
@@ -135,8 +130,8 @@ def job() -> Job:
     return Job(max_tokens=60, shuffle=5, splits={"train": 0.7, "test": 0.3})
 
 
-def planned(files: Any, job: Job, folder: Path, method: str = "gather", **more: Any) -> Made:
-    return made(Blocks(files, folder, [[7, 20, 11]] * len(files)), job, method, **more)
+def planned(files: Any, job: Job, folder: Path, **more: Any) -> Made:
+    return made(Blocks(files, folder, [[7, 20, 11]] * len(files)), job, **more)
 
 
 def flat(found: dict[Any, list[list[int]]]) -> dict[Any, list[int]]:
@@ -165,21 +160,19 @@ def test_keys_of_a_shard_lie_in_its_range(job: Job, tmp_path: Path) -> None:
     keys = {
         row.id: naive.shuffle_key(5, file, line) for file, of in enumerate(files) for line, row in enumerate(of) if row
     }
-    for method in ("gather", "runs"):
-        found = planned(files, job, tmp_path / method, method)
-        tokens = Counter[str | None]()
-        for shard in found.shards:
-            tokens[shard.split] += sum(len(row["sequence"]) for row in found.rows(shard))
-        last: dict[Any, int] = {}
-        for shard in found.shards:
-            ranges = -(-tokens[shard.split] // job.max_tokens)
-            (number,) = {keys[row["sequence"][0]] * ranges >> 64 for row in found.rows(shard)}
-            assert last.get((shard.split, shard.domain), -1) < number
-            last[shard.split, shard.domain] = number
+    found = planned(files, job, tmp_path)
+    tokens = Counter[str | None]()
+    for shard in found.shards:
+        tokens[shard.split] += sum(len(row["sequence"]) for row in found.rows(shard))
+    last: dict[Any, int] = {}
+    for shard in found.shards:
+        ranges = -(-tokens[shard.split] // job.max_tokens)
+        (number,) = {keys[row["sequence"][0]] * ranges >> 64 for row in found.rows(shard)}
+        assert last.get((shard.split, shard.domain), -1) < number
+        last[shard.split, shard.domain] = number
 
 
-@pytest.mark.parametrize("method", ["gather", "runs"])
-def test_a_larger_budget_holds_the_smaller_one(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_budget_holds_the_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a multiset: also where rows are repeated. And it is the prefix in the order of the sample keys."""
     monkeypatch.setattr(runs, "_HISTOGRAM", 2)  # a bin that a budget cuts then has many rows
     files = [rows(90), rows(60, 1)]
@@ -189,7 +182,7 @@ def test_a_larger_budget_holds_the_smaller_one(method: str, tmp_path: Path, monk
     sizes = RunSizes(run=100, bin=40, batches=40)
     for wanted in (1, 10, 100, there - 1, there, there + 1, 2 * there, 2 * there + 100, 3 * there - 1):
         job = Job(50, 5, mix={"a": {"tokens": wanted, "repeat": True}})
-        found = made(blocks, job, method, sizes)
+        found = made(blocks, job, sizes)
         assert found.ids() == naive.Naive(files, job).shards
         taken = Counter(flat(found.ids())[None, "a"])
         assert before <= taken
@@ -209,25 +202,6 @@ def test_a_cutoff_is_the_naive_one(rows: list[tuple[int, int]], wanted: int) -> 
             break
         left, last = left - count, key
     assert cutoff(keys, tokens, wanted) == last
-
-
-@pytest.mark.parametrize(
-    ("rows", "wanted", "gathered"),
-    [
-        (MOST_ROWS, None, True),
-        (MOST_ROWS + 1, None, False),
-        (1000, 10_000, True),  # once
-        (MOST_ROWS, 10 * MOST_ROWS + 1, False),  # some twice
-        (MOST_ROWS // 1000, 1000 * MOST_ROWS // 1000 * 10, True),
-        (MOST_ROWS // 1000 + 1, 1000 * (MOST_ROWS // 1000 + 1) * 10, False),  # 1000 times
-    ],
-)
-def test_rows_are_gathered_where_those_that_are_written_are_few(
-    rows: int, wanted: int | None, gathered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_module, "memory_limit", lambda: 10**15)
-    parts = Parts(np.ones(1, np.int64), np.array([rows]), np.array([10 * rows]), {} if wanted is None else {0: wanted})
-    assert shard_module.gathers(parts, bp.Compose(shuffle=1), TokenCache(str(tmp_path), "x")) is gathered
 
 
 def test_a_split_key_that_is_the_key_of_duplicates_leaves_no_record_in_two_splits(tmp_path: Path) -> None:

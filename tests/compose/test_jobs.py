@@ -1,4 +1,4 @@
-"""Whole jobs: shuffle, splits, deduplication and mix together, with the same bytes whatever the way and the blocks."""
+"""Whole jobs: shuffle, splits, deduplication and mix together, with the same bytes whatever the blocks."""
 
 import gzip
 import json
@@ -159,12 +159,11 @@ def lines_of(path: Path) -> list[Record | str]:
 
 
 def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_path: Path, small: None) -> None:
-    manifest = run(EVERYTHING, files, tmp_path / "gather", shuffle_method="gather")
+    manifest = run(EVERYTHING, files, tmp_path / "one")
     naive = naive_of(EVERYTHING, files)
-    assert ids(tmp_path / "gather", manifest) == naive.shards
-    runs = run(EVERYTHING, files, tmp_path / "runs", shuffle_method="runs", block_bytes=65536)
-    assert runs == manifest
-    assert tree(tmp_path / "runs") == tree(tmp_path / "gather")
+    assert ids(tmp_path / "one", manifest) == naive.shards
+    assert run(EVERYTHING, files, tmp_path / "many", block_bytes=65536) == manifest
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
     ledger = manifest["ledger"]
     assert ledger["dropped"]["duplicate"] > 100
     assert ledger["lines"] == ledger["blank"] + ledger["read"] + ledger["not_read"]
@@ -184,16 +183,15 @@ def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["gather", "runs"])
-def test_workers_change_nothing(files: list[Path], tmp_path: Path, method: Any) -> None:
-    run(EVERYTHING, files, tmp_path / "one", shuffle_method=method)
-    run(EVERYTHING, files, tmp_path / "two", shuffle_method=method, options=WORKERS, block_bytes=65536)
+def test_workers_change_nothing(files: list[Path], tmp_path: Path) -> None:
+    run(EVERYTHING, files, tmp_path / "one")
+    run(EVERYTHING, files, tmp_path / "two", options=WORKERS, block_bytes=65536)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
 def test_another_seed_share_or_mix_makes_no_block_again(files: list[Path], tmp_path: Path) -> None:
     cache_dir, output = str(tmp_path / "token_cache"), tmp_path / "out"
-    run(EVERYTHING, files, output, cache_dir=cache_dir, shuffle_method="runs")
+    run(EVERYTHING, files, output, cache_dir=cache_dir)
     other = json.loads(json.dumps(EVERYTHING))
     other["output"] |= {
         "shuffle": {"seed": 18},
@@ -202,16 +200,13 @@ def test_another_seed_share_or_mix_makes_no_block_again(files: list[Path], tmp_p
         "mix": {"web": {"tokens": 300}},
         "max_tokens_per_shard": 2000,
     }
-    for method in ("runs", "gather"):
-        manifest = run(other, files, output, cache_dir=cache_dir, overwrite=True, shuffle_method=method)
-        told = json.loads((output / "run.json").read_text())
-        assert (told["blocks"], told["blocks_reused"]) == (3, 3)
-        assert ids(output, manifest) == naive_of(other, files).shards
-        other["output"]["shuffle"]["seed"] += 1
+    manifest = run(other, files, output, cache_dir=cache_dir, overwrite=True)
+    told = json.loads((output / "run.json").read_text())
+    assert (told["blocks"], told["blocks_reused"]) == (3, 3)
+    assert ids(output, manifest) == naive_of(other, files).shards
 
 
-@pytest.mark.parametrize("method", ["runs", pytest.param("gather", marks=pytest.mark.long)])
-def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: Path, method: Any) -> None:
+def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: Path) -> None:
     """Shards with the same key are linked: it must tell all apart that decides about rows."""
     made = records(200)
     cache_dir, output = str(tmp_path / "token_cache"), tmp_path / "out"
@@ -220,7 +215,7 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
     told = []
     for files, tokens in (([one, two], 10**6), ([one, two], 500), ([two, one], 500)):
         whole["output"]["max_tokens_per_shard"] = tokens
-        manifest = run(whole, files, output, cache_dir=cache_dir, overwrite=True, shuffle_method=method)
+        manifest = run(whole, files, output, cache_dir=cache_dir, overwrite=True)
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
@@ -233,6 +228,6 @@ def test_of_200_000_rows_those_are_kept_that_a_set_keeps(tmp_path: Path) -> None
     real.check(tmp_path / "out", manifest, left)
     composed = json.loads(json.dumps(real.CONFIG))
     composed["output"] |= {"shuffle": {"seed": 1}, "splits": SPLITS, "split_key": "text"}
-    manifest = run(composed, files, tmp_path / "composed", shuffle_method="runs", options=WORKERS)
+    manifest = run(composed, files, tmp_path / "composed", options=WORKERS)
     kept = [id_ for shards in ids(tmp_path / "composed", manifest).values() for shard in shards for id_ in shard]
     assert sorted(kept) == left

@@ -14,7 +14,6 @@ from hypothesis import event, given, settings
 from beam_prep.errors import RunError
 from beam_prep.shards import compose, runs
 from beam_prep.shards.compose import RunSizes
-from beam_prep.storage import arrange
 from tests.compose import naive
 from tests.compose.jobs import Blocks, made
 from tests.compose.naive import NO_KEY, Cannot, Job, Naive, Row
@@ -74,11 +73,8 @@ def jobs(draw: st.DrawFn, shuffled: bool = True) -> Job:
     )
 
 
-def check(
-    files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets: int, chunk: int, bits: int = 16
-) -> None:
+def check(files: Any, job: Job, cuts: Any, sizes: RunSizes, buckets: int, bits: int = 16) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrange, "CHUNK_TOKENS", chunk)
         patch.setattr(runs, "_HISTOGRAM", bits)
         blocks = Blocks(files, Path(folder), cuts)
         try:
@@ -86,9 +82,9 @@ def check(
         except Cannot:
             event("no such mix")
             with pytest.raises(RunError, match=r"^output\.mix: "):
-                made(blocks, job, method, sizes, buckets)
+                made(blocks, job, sizes, buckets)
             return
-        found = made(blocks, job, method, sizes, buckets)
+        found = made(blocks, job, sizes, buckets)
         assert found.ids() == wanted.shards
         rows = sum(len(part) for part in wanted.parts.values())
         plan = found.plan
@@ -104,35 +100,24 @@ def check(
             event(f"{found.runs.levels} levels, {min(found.runs.runs, 3)} runs, {min(found.runs.merged, 2)} groups")
 
 
-@given(
-    inputs(),
-    jobs(),
-    CUTS,
-    st.sampled_from(["gather", "runs"]),
-    SIZES,
-    st.sampled_from([1, 3, 64]),
-    st.sampled_from([1, 20, 10**6]),
-    st.sampled_from([1, 3, 16]),
-)
+@given(inputs(), jobs(), CUTS, SIZES, st.sampled_from([1, 3, 64]), st.sampled_from([1, 3, 16]))
 @settings(max_examples=80)
 def test_a_shuffle_is_what_a_sequential_program_makes(
-    files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes, buckets: int, chunk: int, bits: int
+    files: Any, job: Job, cuts: Any, sizes: RunSizes, buckets: int, bits: int
 ) -> None:
     """`bits`: of a histogram of few bins the last one, which a budget cuts, has many rows."""
-    check(files, job, cuts, method, sizes, buckets, chunk, bits)
+    check(files, job, cuts, sizes, buckets, bits)
 
 
 @given(inputs(), jobs(shuffled=False), CUTS, st.sampled_from([1, 3, 64]))
 @settings(max_examples=60)
 def test_so_are_splits_and_deduplication_in_input_order(files: Any, job: Job, cuts: Any, buckets: int) -> None:
-    check(files, job, cuts, "gather", RunSizes(), buckets, 10**6)
+    check(files, job, cuts, RunSizes(), buckets)
 
 
-@given(inputs(), jobs(), CUTS, st.sampled_from(["gather", "runs"]), SIZES)
+@given(inputs(), jobs(), CUTS, SIZES)
 @settings(max_examples=40)
-def test_rows_with_the_same_key_are_in_the_order_of_the_input(
-    files: Any, job: Job, cuts: Any, method: str, sizes: RunSizes
-) -> None:
+def test_rows_with_the_same_key_are_in_the_order_of_the_input(files: Any, job: Job, cuts: Any, sizes: RunSizes) -> None:
     """With keys of 64 bits, that is one pair in 10^9 rows of 10^10: here there are eight keys."""
     mix = {"d": {"epochs": 3}} if any(row and row.domain == "d" for rows in files for row in rows) else {}
     job = replace(job, mix=mix, splits=None, split_missing=None, max_items=None)
@@ -140,4 +125,4 @@ def test_rows_with_the_same_key_are_in_the_order_of_the_input(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naive, "shuffle_key", lambda *given: key(*given) >> 61 << 61)
         patch.setattr(compose, "shuffle_keys", lambda *given: keys(*given) >> np.uint64(61) << np.uint64(61))
-        check(files, job, cuts, method, sizes, 3, 20)
+        check(files, job, cuts, sizes, 3)

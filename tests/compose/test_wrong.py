@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
@@ -157,26 +156,15 @@ def test_budgets(mix: dict[str, DomainMix], wanted: dict[str, int]) -> None:
 
 
 def test_compose_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(ValueError, match="method is 'sort', wanted one of auto, gather, runs"):
-        Compose(method="sort")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is a mix without a shuffle"):
         Compose(mix=(("web", DomainMix(tokens=1)),))
-    with pytest.raises(ConfigError, match="shuffle_method is 'sort', wanted one of auto, gather, runs"):
-        bp.Pipeline(
-            PipelineConfig.from_dict({"input": {"adapter": "tokenized"}}),
-            __file__,
-            "out",
-            "examples/tokenizer",
-            shuffle_method="sort",  # type: ignore[arg-type]
-        )
 
 
-@pytest.mark.parametrize("method", ["gather", "runs"])
-def test_a_run_whose_mix_cannot_be_made_publishes_nothing(method: Any, tmp_path: Path) -> None:
+def test_a_run_whose_mix_cannot_be_made_publishes_nothing(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.jsonl", records(30))]
     given = config({"shuffle": {"seed": 1}, "mix": {"wab": {"tokens": 5}}})
     with pytest.raises(RunError, match=r"output\.mix: there are no rows of domain 'wab'; wanted one of 'a/b', "):
-        run(given, files, tmp_path / "out", shuffle_method=method)
+        run(given, files, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -38,7 +38,7 @@ def composed() -> Config:
     return dict(given)
 
 
-def run(config: Config, source: Path, output: Path, options: Sequence[str], method: Any = "auto") -> dict[str, Any]:
+def run(config: Config, source: Path, output: Path, options: Sequence[str]) -> dict[str, Any]:
     """Runs a job; gives its manifest."""
     job = Pipeline(
         PipelineConfig.from_dict(config),
@@ -46,7 +46,6 @@ def run(config: Config, source: Path, output: Path, options: Sequence[str], meth
         output,
         ROOT / "examples" / "tokenizer",
         block_bytes=BLOCK_BYTES,
-        shuffle_method=method,
         beam_options=[*options],
     )
     job.compose = replace(job.compose, sizes=SIZES)
@@ -73,30 +72,27 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """sha256 of every file that this process makes."""
     output = tmp_path_factory.mktemp("here") / "out"
-    manifest = run(composed(), source, output, HERE, "gather")
+    manifest = run(composed(), source, output, HERE)
     assert manifest["ledger"]["dropped"]["duplicate"] == len(source.read_text("utf-8").splitlines()) // 11
     assert manifest["splits"].keys() == {"train", "validation", "test"}
     return digests(output)
 
 
-@pytest.mark.parametrize("method", ["gather", "runs"])
-def test_prism_gives_the_same_bytes(method: str, source: Path, here: dict[str, str], tmp_path: Path) -> None:
-    run(composed(), source, tmp_path / "out", prism(), method)
+def test_prism_gives_the_same_bytes(source: Path, here: dict[str, str], tmp_path: Path) -> None:
+    run(composed(), source, tmp_path / "out", prism())
     assert digests(tmp_path / "out") == here
 
 
-@pytest.mark.parametrize("method", ["gather", "runs"])
 def test_flink_gives_the_same_bytes(
-    method: str, flink: Flink, external: list[str], source: Path, here: dict[str, str], tmp_path: Path
+    flink: Flink, external: list[str], source: Path, here: dict[str, str], tmp_path: Path
 ) -> None:
-    run(composed(), source, tmp_path / "out", [*flink.options, *external], method)
+    run(composed(), source, tmp_path / "out", [*flink.options, *external])
     assert digests(tmp_path / "out") == here
 
 
-@pytest.mark.parametrize("method", ["gather", "runs"])
-def test_worker_processes_give_the_same_bytes(method: str, source: Path, here: dict[str, str], tmp_path: Path) -> None:
+def test_worker_processes_give_the_same_bytes(source: Path, here: dict[str, str], tmp_path: Path) -> None:
     options = [*HERE, "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
-    run(composed(), source, tmp_path / "out", options, method)
+    run(composed(), source, tmp_path / "out", options)
     assert digests(tmp_path / "out") == here
 
 

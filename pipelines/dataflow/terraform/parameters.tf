@@ -196,17 +196,6 @@ variable "tokenizer_backend" {
   }
 }
 
-variable "shuffle_method" {
-  description = "How the rows of output.shuffle come to their shards; the bytes are the same. Example: runs"
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.shuffle_method == null || can(regex("^(auto|gather|runs)$", var.shuffle_method))
-    error_message = "Wanted a value like runs."
-  }
-}
-
 variable "check" {
   description = "What is compared with transformers: of each block a sample, or everything. Example: full"
   type        = string
@@ -240,7 +229,6 @@ locals {
       lease             = var.lease
       block_bytes       = var.block_bytes
       tokenizer_backend = var.tokenizer_backend
-      shuffle_method    = var.shuffle_method
       check             = var.check
     } : name => value if value != null
   }

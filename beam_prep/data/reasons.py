@@ -1,0 +1,109 @@
+"""Why records are left out: the reasons that the package gives. A filter or a map of a user's may give any other.
+
+A test compares these tables with docs/formats.md, and with the reasons that stand in the code.
+"""
+
+from typing import Literal
+
+Reason = Literal[
+    "bad_arguments", "bad_id", "bad_json", "bad_kwargs", "bad_message", "bad_number", "bad_text", "bad_tools",
+    "bad_weight", "control_token", "count_mismatch", "duplicate_key", "equal_sides", "field_taken", "invalid_utf8",
+    "keep_fields", "labels_differ", "last_not_assistant", "line_too_long", "missing_field", "missing_source",
+    "no_answer", "no_key", "no_place", "no_prompt", "no_split_key", "not_an_object", "not_json", "not_prompt_first",
+    "not_rendered", "padded", "prompt_differs", "rows_without_loss", "template_error", "template_limit", "too_deep",
+    "too_short_to_shift", "turn_apart", "turn_begin", "turn_end", "turn_unplaced", "unknown_role", "unsupported_part",
+    "wrong_type",
+]  # fmt: skip
+"""The reasons to reject a record."""
+
+REJECTED: dict[Reason, str] = {
+    "bad_json": "is not JSON",
+    "invalid_utf8": "is not UTF-8",
+    "duplicate_key": "has a key twice in one object",
+    "keep_fields": "has a value in a field of `output.keep_fields` that its column cannot hold",
+    "bad_number": "has a number beyond a double, or one that its column's dtype does not hold",
+    "bad_text": "has half of a surrogate pair (`\\ud800` alone) in a text or a key, which no tokenizer takes",
+    "line_too_long": "is longer than `--max_line_bytes`; at most 64 KB of it are read for `text`",
+    "too_deep": "is nested deeper than 512 levels",
+    "no_split_key": "has no `output.split_key`, which decides its split",
+    "no_key": "has none of the fields by which records are compared",
+    "not_an_object": "is JSON, but not an object",
+    "not_json": "is of a collection, and has a value that JSON cannot hold: bytes, a set, NaN",
+    "wrong_type": "has a field of the wrong type, for instance a number where a text is wanted",
+    "bad_message": "has a message without a role",
+    "bad_weight": "has a weight that is not 0 or 1, or contradicts `train`; with `loss_weights`: beyond 1e-12 to 1e12",
+    "unsupported_part": "has a content part that is not a text (an image)",
+    "bad_tools": "has `tools` that a template cannot take",
+    "bad_kwargs": "has `chat_template_kwargs` that a template cannot take",
+    "template_error": "has a message that the chat template refuses, or fails on",
+    "not_rendered": "has a content or a call that the chat template does not write",
+    "bad_arguments": "has a call whose arguments are a string and no JSON object, for a template that takes objects",
+    "template_limit": "makes more of the chat template than a rendering may",
+    "control_token": 'has the text of a special token in a content, and `control_tokens` is `"reject"`',
+    "turn_begin": "has a message to train of which it is not certain where it begins",
+    "turn_end": "has a message to train of which it is not certain where it ends",
+    "turn_apart": "has a message to train that the template does not write in one piece",
+    "turn_unplaced": "has a message to train of which it is not known where the template writes it",
+    "last_not_assistant": "ends with another role than the assistant's",
+    "no_prompt": "has no message before the answer",
+    "no_answer": "has no message after the prompt",
+    "missing_source": "lacks one of several outputs (`chosen` without `rejected`), or a field of its rollouts",
+    "equal_sides": "has the same tokens for chosen and rejected",
+    "prompt_differs": "has other prompts for chosen and rejected (`prompt_completion`)",
+    "not_prompt_first": "has a token after the first trained one that is not trained (`prompt_completion`)",
+    "count_mismatch": "has lists of different lengths (4 responses, 3 rewards; 9 ids, 8 log probabilities)",
+    "unknown_role": "has a message from somebody who is no role of its adapter",
+    "missing_field": "lacks a field that its adapter needs",
+    "field_taken": "has a field that its adapter would write",
+    "no_place": "has a field for which a prompt of its adapter has no place",
+    "bad_id": "has a token id that the tokenizer does not have",
+    "padded": "is tokenised already, and padded",
+    "labels_differ": "is tokenised already, with labels that are not its ids",
+    "too_short_to_shift": "has fewer than 2 tokens, and the labels are shifted",
+    "rows_without_loss": 'has nothing to train on, and `rows_without_loss` is `"reject"`',
+}
+"""Reason to what is wrong with the record."""
+
+DROPPED = {
+    "empty": "has nothing left to encode",
+    "too_short": "has only texts shorter than `min_chars`",
+    "too_long": 'is longer than `max_chars`, or than a row (`truncation_mode: "drop"`)',
+    "rows_without_loss": "has nothing to train on",
+    "contaminated": "shares words with evaluation data",
+    "duplicate": "is equal to an earlier record (`preprocessing.deduplicate`)",
+    "not_sampled": "is left out by `output.mix`",
+    "filtered": "is left out by a filter of your own, which gave `False`",
+}
+"""Reason to why the config, or a filter, leaves the record out."""
+
+ADVICE = {
+    "bad_json": "write one JSON object on each line (json.dumps), and nothing else",
+    "duplicate_key": "write each key once in an object",
+    "invalid_utf8": "convert the file: iconv -f LATIN1 -t UTF-8 (or whatever it is in)",
+    "not_an_object": "write one JSON object on each line",
+    "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',
+    "bad_message": 'give every message "role" and "content" (ShareGPT\'s from/value: "input": {"adapter": "sharegpt"})',
+    "bad_weight": "take the weights out of the messages, or make them 0 or 1",
+    "missing_source": "check the field names in the config; complete the records, or take them out",
+    "template_error": "mend what the template refuses (unknown roles, tools or calls of another form), or "
+    'give another template: "input": {"chat_template": ...}',
+    "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
+    "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
+    "equal_sides": "take out the pairs whose sides are equal",
+    "control_token": '"preprocessing": {"control_tokens": "escape"}',
+    "line_too_long": "run with a larger --max_line_bytes",
+    "template_limit": "take out the record that makes so much text",
+    "not_rendered": '"input": {"chat_template": ...} that writes them; or "not_rendered": "keep", which takes the rest',
+    "bad_arguments": 'make the arguments of calls JSON objects, or "input": {"tool_arguments": "as_is"}',
+    **dict.fromkeys(
+        ("turn_begin", "turn_end", "turn_apart", "turn_unplaced"),
+        'give a template that writes header, content and end token, message after message: "input": {"chat_template": '
+        "...}; or one with {% generation %} around what the assistant says",
+    ),
+    "too_short": "lower preprocessing.min_chars",
+    "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
+    "contaminated": "check whether preprocessing.decontaminate.against names what the input holds, too",
+    "not_sampled": "raise output.mix",
+    "filtered": "check the filters",
+}
+"""Reason to what a user can do, where more can be said than to mend the record as the message of the reject says."""

@@ -1,0 +1,53 @@
+"""The tables of reasons are what the code gives, and what docs/formats.md says."""
+
+import ast
+import re
+from typing import get_args
+
+import pytest
+
+from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED, Reason
+from tests.conftest import ROOT
+
+CODE = [
+    node
+    for path in sorted((ROOT / "beam_prep").rglob("*.py"))
+    if path.name != "reasons.py"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+]
+
+
+def second_argument(method: str) -> set[str]:
+    """The strings that are given to `block.<method>(rows, "reason", ...)`."""
+    return {
+        node.args[1].value
+        for node in CODE
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+        if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str)
+    }
+
+
+def test_every_reason_in_the_code_is_in_the_tables() -> None:
+    """mypy compares those of `Reject` with `Reason`."""
+    assert set(get_args(Reason)) == set(REJECTED)
+    assert second_argument("reject") >= {"too_short_to_shift", "rows_without_loss", "keep_fields"}
+    assert second_argument("reject") <= set(REJECTED)
+    assert second_argument("drop") >= {"empty", "rows_without_loss"}
+    assert second_argument("drop") <= set(DROPPED)
+
+
+def test_no_reason_in_the_tables_is_one_that_nothing_gives() -> None:
+    strings = {node.value for node in CODE if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert {*REJECTED, *DROPPED} <= strings
+    assert set(ADVICE) <= {*REJECTED, *DROPPED}
+
+
+@pytest.mark.parametrize(("number", "wanted"), [(0, REJECTED), (1, DROPPED)])
+def test_the_docs_say_what_the_tables_say(number: int, wanted: dict[str, str]) -> None:
+    """Behind a meaning the docs may name a page; in advice they may mark code."""
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| reason \| the record \| what to do \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", page, re.M)
+    assert len(tables) == 2
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables[number].splitlines()]
+    told = [(name.strip("`"), re.sub(r"\.( See \[.*)?$", "", says), do.replace("`", "")) for name, says, do in rows]
+    assert told == [(name, meaning, ADVICE.get(name, "")) for name, meaning in wanted.items()]
