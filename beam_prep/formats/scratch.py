@@ -5,9 +5,9 @@ token cache. `run`: the rows of several blocks, sorted, for a merge.
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,19 +15,14 @@ import pyarrow as pa
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.formats.cached_block import CachedRows, decode_batch, encode_rows
-from beam_prep.formats.sealed import Data, Sealed, seal
+from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.shards.gather import Order
 from beam_prep.shards.row_index import Copies
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
     """The content and the seal of a file of copies."""
-    columns = {field.name: pa.array(values) for field, values in zip(fields(Copies), _columns(copies), strict=True)}
-    return _sealed(pa.table(columns), {}, name)
-
-
-def _columns(copies: Copies) -> list[Array]:
-    return [copies.line, copies.file, copies.start, copies.kept_line, copies.offset]
+    return _sealed({each.name: getattr(copies, each.name) for each in fields(Copies)}, {}, name)
 
 
 def read_copies(source: pa.NativeFile, name: str) -> Copies:
@@ -36,8 +31,7 @@ def read_copies(source: pa.NativeFile, name: str) -> Copies:
     Raises:
         FormatError: the file is cut or damaged, or it is another.
     """
-    table = Sealed(source, name).open().read_all()
-    return Copies(*(table[field.name].to_numpy() for field in fields(Copies)))
+    return Copies(**_columns(Sealed(source, name)))
 
 
 def encode_order(order: Order, name: str) -> tuple[Data, bytes]:
@@ -45,8 +39,7 @@ def encode_order(order: Order, name: str) -> tuple[Data, bytes]:
     columns = {"block": order.block, "batch": order.batch, "row": order.row, "tokens": order.tokens}
     if order.cut is not None:
         columns["cut"] = order.cut
-    places = [order.names, order.files, order.first_bytes]
-    return _sealed(pa.table({key: pa.array(values) for key, values in columns.items()}), {"places": places}, name)
+    return _sealed(columns, {"places": [order.names, order.files, order.first_bytes]}, name)
 
 
 def read_order(source: pa.NativeFile, name: str) -> Order:
@@ -55,19 +48,18 @@ def read_order(source: pa.NativeFile, name: str) -> Order:
     Raises:
         FormatError: the file is cut or damaged, or it is another.
     """
-    reader = Sealed(source, name).open()
-    table = reader.read_all()
-    found = {key: table[key].to_numpy() for key in table.column_names}
-    return Order(*json.loads(reader.metadata[b"places"]), **found)
+    sealed = Sealed(source, name)
+    return Order(*sealed.fact("places"), **_columns(sealed))
 
 
-def _sealed(table: pa.Table, footer: Mapping[str, object], name: str) -> tuple[Data, bytes]:
-    sink = pa.BufferOutputStream()
-    metadata = {key: json.dumps(value) for key, value in footer.items()}
-    with pa.ipc.new_file(sink, table.schema, metadata=metadata) as writer:
-        writer.write_table(table.combine_chunks())
-    content = sink.getvalue()
-    return content, seal(content, name)
+def _sealed(columns: Mapping[str, Array], facts: Mapping[str, object], name: str) -> tuple[Data, bytes]:
+    batch = pa.record_batch({key: pa.array(values) for key, values in columns.items()})
+    return seal_batches([batch], batch.schema, facts, name)
+
+
+def _columns(sealed: Sealed) -> dict[str, Any]:
+    batch = sealed.batch(0)
+    return {key: batch.column(key).to_numpy() for key in batch.schema.names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +120,7 @@ def encode_run(
     """
     borders = offsets_of([rows for _, _, rows in batches]).tolist()
     slices = itertools.starmap(slice, itertools.pairwise(borders))
-    return encode_rows(found.rows, schema, slices, {"batches": json.dumps(batches)}, name, found.beside)
+    return encode_rows(found.rows, schema, slices, {"batches": batches}, name, found.beside)
 
 
 class RunReader:
@@ -144,8 +136,7 @@ class RunReader:
 
     def __init__(self, source: pa.NativeFile, name: str) -> None:
         self._sealed = Sealed(source, name)
-        self._reader = self._sealed.open()
-        listed = json.loads(self._reader.metadata[b"batches"])
+        listed = self._sealed.fact("batches")
         self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
     def rows(self, part: int, keys: int) -> RunRows | None:
@@ -154,8 +145,8 @@ class RunReader:
         Raises:
             FormatError: they are damaged.
         """
-        batch = self._batches.get((part, keys))
-        if batch is None:
+        number = self._batches.get((part, keys))
+        if number is None:
             return None
-        rows, beside = decode_batch(self._sealed, self._reader, batch, _BESIDE)
+        rows, beside = decode_batch(self._sealed.batch(number), _BESIDE)
         return RunRows(rows, *beside)

@@ -27,7 +27,6 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
-from beam_prep.formats.sealed import Proven, nothing_proven
 from beam_prep.reading.blocks import RawBlock
 from beam_prep.shards.replay import (
     CountedRoles,
@@ -53,14 +52,13 @@ AT_ONCE = 32
 
 _LOOKED_INTO = 16
 _BLOCKS_PROVEN = 100_000
-_PROVEN: dict[tuple[str, int, int, int], Proven] = {}
+_PROVEN: dict[tuple[str, int, int, int], set[int]] = {}
 
 
-def _proven(path: str) -> Proven:
+def _proven(path: str) -> set[int] | None:
     """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
 
-    A shuffle reads each block for every few rows that it needs, and a job of many domains for each of them; their bytes
-    are proven once, not each time, and so is the seal.
+    A shuffle reads each block for every few rows that it needs; their bytes are proven once, not each time.
     """
     if not is_local(path):
         return None
@@ -69,7 +67,7 @@ def _proven(path: str) -> Proven:
     if key not in _PROVEN:
         while len(_PROVEN) >= _BLOCKS_PROVEN:
             _PROVEN.pop(next(iter(_PROVEN)), None)
-        _PROVEN[key] = nothing_proven(found.st_size)
+        _PROVEN[key] = set()
     return _PROVEN[key]
 
 
@@ -127,7 +125,8 @@ class TokenCache:
         except FileNotFoundError:
             return None
         try:
-            receipt = read_receipt(rows, name, entire=True)
+            receipt = read_receipt(rows, name)
+            check_whole(rows, name, ROWS)
             for ending in (ROW_INDEX, REJECTS) if receipt.counts["rejected"] else (ROW_INDEX,):
                 check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
