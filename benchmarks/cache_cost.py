@@ -30,7 +30,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path, required=True)
     given = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a worker process
-    from beam_prep.formats import cached_block, sealed
+    from beam_prep.formats import sealed
     from beam_prep.pipeline import Pipeline
 
     logging.getLogger("beam_prep").setLevel(logging.ERROR)

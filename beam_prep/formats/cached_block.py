@@ -1,9 +1,9 @@
 """Token cache files: one tokenised block <-> bytes. Arrow IPC, so that a slice of rows is read without copying it.
 
 A block takes up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block's receipt in
-its schema; labels that are the ids or -100 take one bit a token. `<name>.rows.arrow` (small) holds what only shard
-borders need: each line's outcome, each row's domain and tokens. `<name>.rejects.arrow` holds rejected lines, where
-there are any. The first is written last: where it is there, the others are too.
+its schema. `<name>.rows.arrow` (small) holds what only shard borders need: each line's outcome, each row's domain and
+tokens. `<name>.rejects.arrow` holds rejected lines, where there are any. The first is written last: where it is there,
+the others are too.
 
 Each is sealed (`formats.sealed`), with its name: no byte of it is used unproven, nor as another block's. A slice of
 rows proves the rows of its domain.
@@ -11,7 +11,7 @@ rows proves the rows of its domain.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from beam_prep.data.block import BlockReceipt, count_outcomes, of_this_run
 from beam_prep.data.lengths import histogram
-from beam_prep.data.ragged import MAX_NARROW, Array, Ragged, narrow, offsets_of, take_rows
-from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Sealed, seal_batches
@@ -74,18 +74,13 @@ def encode_block(
     return receipt, files
 
 
-_OF = b"of"
-"""In the metadata of a column of bits: the column of ids that its labels are of."""
-
-
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
-    rows = _with_bits(CachedRows({name: batch[name] for name in batch.schema}), batch.schema.values())
+    rows = {name: batch[name] for name in batch.schema}
     if len(receipt.domains) > 1:
-        order = np.argsort(domain, kind="stable")  # a mask a domain would look at all values for each of them
-        rows = CachedRows.joined([rows], order)
+        rows = joined([rows], np.argsort(domain, kind="stable"))
     borders = offsets_of(np.bincount(domain, minlength=len(receipt.domains)))
     parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
-    return encode_rows(rows, batch.schema.values(), parts, {"receipt": _as_dict(receipt)}, block + ROWS)
+    return encode_rows(rows, parts, {"receipt": _as_dict(receipt)}, block + ROWS)
 
 
 def _as_dict(receipt: BlockReceipt) -> dict[str, Any]:
@@ -95,60 +90,36 @@ def _as_dict(receipt: BlockReceipt) -> dict[str, Any]:
 
 
 def encode_rows(
-    found: "CachedRows",
-    schema: Iterable[Column],
+    found: Mapping[str, Ragged],
     parts: Iterable[slice],
     facts: Mapping[str, object],
     name: str,
     beside: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[Data, bytes]:
-    """The content of a file of rows, one record batch a part, and its seal. Labels become bits where they can.
+    """The content of a file of rows, one record batch a part, and its seal.
 
     Args:
-        found, schema: the rows.
+        found: the rows.
         parts: the rows of each batch.
         facts, name: of the file, see `seal_batches`.
         beside: name -> one number a row.
     """
-    schema = [*schema]
-    found = _with_bits(found, schema)
-    columns = [found.rows[column.name] for column in schema]
-    types = {column.name: _arrow(rows[:0]).type for column, rows in zip(schema, columns, strict=True)}
-    types |= {key: pa.array(values[:0]).type for key, values in beside.items()}
-    bits = {name: {_OF: of.encode()} for name, of in found.bits.items()}
-    written = pa.schema([pa.field(key, kind, metadata=bits.get(key)) for key, kind in types.items()])
 
     def batch(part: slice) -> pa.RecordBatch:
-        taken = [*(_arrow(rows[part]) for rows in columns), *(pa.array(values[part]) for values in beside.values())]
-        return pa.record_batch(taken, schema=written)
+        columns = {key: _arrow(rows[part]) for key, rows in found.items()}
+        return pa.record_batch(columns | {key: pa.array(values[part]) for key, values in beside.items()})
 
-    return seal_batches(map(batch, parts), written, facts, name)
-
-
-def _with_bits(found: "CachedRows", schema: Iterable[Column]) -> "CachedRows":
-    """The rows, with bits for labels that can be bits."""
-    rows, bits = dict(found.rows), dict(found.bits)
-    for column in schema:
-        if column.of is None or column.name in bits:
-            continue
-        if (trained := _trained(rows[column.name], rows[column.of], column)) is not None:
-            rows[column.name] = rows[column.name].with_flat(trained)
-            bits[column.name] = column.of
-    return CachedRows(rows, bits)
+    return seal_batches(map(batch, parts), batch(slice(0)).schema, facts, name)
 
 
-def _trained(labels: Ragged, ids: Ragged, column: Column) -> Array | None:
-    """bool [values]: where labels are the ids; None where they are something else than that or -100."""
-    if column.role != "labels" or column.shifted or labels.flat.dtype != ids.flat.dtype:
-        return None
-    if len(labels.flat) != len(ids.flat):
-        return None
-    trained: Array = labels.flat != IGNORE_INDEX
-    return None if (trained & (labels.flat != ids.flat)).any() else trained
+def joined(parts: Sequence[dict[str, Ragged]], order: Array) -> dict[str, Ragged]:
+    """The rows of all parts, one after the other, in another order. The parts lose theirs, which saves memory.
 
-
-def _labels(trained: Array, ids: Array) -> Array:
-    return np.where(trained, ids, ids.dtype.type(IGNORE_INDEX))
+    Args:
+        parts: at least one.
+        order: int64 [rows].
+    """
+    return {name: Ragged.concat([part.pop(name) for part in parts]).take(order) for name in [*parts[0]]}
 
 
 def _arrow(rows: Ragged) -> pa.ListArray:
@@ -214,13 +185,15 @@ def _rejects(batch: Batch, text_limit: int, block: str) -> tuple[Data, bytes]:
     return seal_batches([written], written.schema, {}, block + REJECTS, "zstd")
 
 
-def check_whole(source: pa.NativeFile, name: str, ending: str) -> None:
-    """Proves every byte of a block's file.
+def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
+    """Proves every byte of a block's file, which it reads at once. The file, in memory or mapped into it.
 
     Raises:
         FormatError: the file is cut or damaged, or it is another's.
     """
-    Sealed(source, name + ending).check_all()
+    whole = pa.BufferReader(source.read_buffer())
+    Sealed(whole, name + ending).check_all()
+    return whole
 
 
 def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
@@ -249,8 +222,7 @@ def read_rows(
     """
     sealed, rows_of_domain = _batch(source, name, domain, stop, proven)
     batch = rows_of_domain.slice(start, stop - start)
-    are_all = len(batch) == len(rows_of_domain) and sealed.batches == 1
-    return _decoded(batch).decoded(), are_all
+    return decode_rows(batch), len(batch) == len(rows_of_domain) and sealed.batches == 1
 
 
 def _batch(
@@ -263,51 +235,8 @@ def _batch(
     return sealed, batch
 
 
-def _bits(schema: pa.Schema) -> dict[str, str]:
-    marked = (field for field in schema if field.metadata is not None and _OF in field.metadata)
-    return {field.name: field.metadata[_OF].decode() for field in marked}
-
-
-@dataclass(frozen=True, slots=True)
-class CachedRows:
-    """Rows as files of the token cache have them. To arrange them takes less memory than to arrange what they mean.
-
-    Attributes:
-        rows: column -> values; labels may be bits, true where they are the ids.
-        bits: column of such labels -> its column of ids.
-    """
-
-    rows: dict[str, Ragged]
-    bits: Mapping[str, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.rows.values()), ()))
-
-    def decoded(self) -> dict[str, Ragged]:
-        """The rows as they were before they were written: labels are ids or -100."""
-        labels = {
-            name: self.rows[name].with_flat(_labels(self.rows[name].flat, self.rows[of].flat))
-            for name, of in self.bits.items()
-        }
-        return {**self.rows, **labels}
-
-    @classmethod
-    def joined(cls, parts: Sequence["CachedRows"], order: Array) -> "CachedRows":
-        """The rows of all parts, one after the other, in another order. The parts lose theirs, which saves memory.
-
-        Args:
-            parts: at least one.
-            order: int64 [rows].
-        """
-        bits = parts[0].bits
-        if any(part.bits != bits for part in parts):  # of some blocks the labels are something else
-            parts, bits = [cls(part.decoded()) for part in parts], {}
-        rows = {name: Ragged.concat([part.rows.pop(name) for part in parts]).take(order) for name in [*parts[0].rows]}
-        return cls(rows, bits)
-
-
-def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: set[int] | None) -> CachedRows:
-    """Some rows of a domain, in the order in which they are given. Of a mapped file no others are read.
+def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: set[int] | None) -> dict[str, Ragged]:
+    """Some rows of a domain, in the order in which they are given.
 
     Args:
         source: an open file or a memory map.
@@ -317,54 +246,15 @@ def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven
         proven: see `Sealed`.
 
     Raises:
-        FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
+        FormatError: the file is cut or damaged, as far as this domain goes; or it does not have them.
     """
     _, batch = _batch(source, name, domain, int(rows.max(initial=-1)) + 1, proven)
-    found = {column: _picked(batch.column(column), rows) for column in batch.schema.names}
-    return CachedRows(found, _bits(batch.schema))
+    return {key: column.take(rows) for key, column in decode_rows(batch).items()}
 
 
-def _picked(array: pa.ListArray, rows: Array) -> Ragged:
-    borders = array.offsets.to_numpy().astype(np.int64)
-    starts, stops = borders[:-1][rows], borders[1:][rows]
-    offsets = offsets_of(stops - starts)
-    values = array.values
-    if pa.types.is_list(values.type):
-        return Ragged(_picked(values, _places(starts, offsets)), offsets)
-    if not pa.types.is_boolean(values.type):
-        return Ragged(take_rows(values.to_numpy(), borders, rows), offsets)
-    if len(rows):
-        first, last = int(rows.min()), int(rows.max()) + 1
-        span = borders[first : last + 1]
-        if span[-1] - span[0] <= _DENSE * offsets[-1]:
-            unpacked = _values(values.slice(span[0], span[-1] - span[0]))
-            return Ragged(take_rows(unpacked, span - span[0], rows - first), offsets)
-    # Arrow would make bytes of all bits.
-    place = _places(starts + values.offset, offsets)
-    packed = np.frombuffer(values.buffers()[1] or b"", np.uint8)
-    bits = (packed[place >> 3] >> (place & 7).astype(np.uint8)) & 1
-    return Ragged(bits.view(bool), offsets)
-
-
-_DENSE = 4
-"""Of so many bits one that is wanted: then all of them are unpacked."""
-
-
-def _places(starts: Array, offsets: Array) -> Array:
-    """The place of each value of rows that begin at `starts`: int32 if that holds them."""
-    dtype = np.int32 if not len(starts) or int(starts.max() + offsets[-1]) <= MAX_NARROW else np.int64
-    first = np.repeat((starts - offsets[:-1]).astype(dtype), np.diff(offsets))
-    return first + np.arange(offsets[-1], dtype=dtype)
-
-
-def decode_batch(batch: pa.RecordBatch, beside: Sequence[str]) -> tuple[CachedRows, list[Array]]:
-    """The rows of a record batch that `encode_rows` wrote, and the numbers `beside` them."""
-    return _decoded(batch, beside), [batch.column(key).to_numpy() for key in beside]
-
-
-def _decoded(batch: pa.RecordBatch, beside: Sequence[str] = ()) -> CachedRows:
-    rows = {key: _ragged(batch.column(key)) for key in batch.schema.names if key not in beside}
-    return CachedRows(rows, _bits(batch.schema))
+def decode_rows(batch: pa.RecordBatch, beside: Sequence[str] = ()) -> dict[str, Ragged]:
+    """The rows of a record batch that `encode_rows` wrote, without the numbers `beside` them."""
+    return {key: _ragged(batch.column(key)) for key in batch.schema.names if key not in beside}
 
 
 def _ragged(array: pa.ListArray) -> Ragged:

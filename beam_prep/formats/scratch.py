@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, offsets_of
-from beam_prep.data.schema import Column
-from beam_prep.formats.cached_block import CachedRows, decode_batch, encode_rows
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.formats.cached_block import decode_rows, encode_rows, joined
 from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.shards.gather import Order
 from beam_prep.shards.row_index import Copies
@@ -72,7 +71,7 @@ class RunRows:
         cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
     """
 
-    rows: CachedRows
+    rows: dict[str, Ragged]
     key: Array
     sample: Array
     cut: Array
@@ -84,13 +83,13 @@ class RunRows:
     def none(cls) -> "RunRows":
         """No rows of no columns."""
         nothing = np.zeros(0, np.uint64)
-        return cls(CachedRows({}), nothing, nothing, nothing.astype(np.int64))
+        return cls({}, nothing, nothing, nothing.astype(np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
         """The rows of all parts, one after the other, in another order; there is at least one part."""
         beside = zip(*(part.beside.values() for part in parts), strict=True)
-        rows = CachedRows.joined([part.rows for part in parts], order)
+        rows = joined([part.rows for part in parts], order)
         return cls(rows, *(np.concatenate(column)[order] for column in beside))
 
     def take(self, places: Array) -> "RunRows":
@@ -107,20 +106,17 @@ _BESIDE = (" key", " sample", " cut")
 """Names of no column: those have no blanks."""
 
 
-def encode_run(
-    found: RunRows, schema: Sequence[Column], batches: Sequence[tuple[int, int, int]], name: str
-) -> tuple[Data, bytes]:
+def encode_run(found: RunRows, batches: Sequence[tuple[int, int, int]], name: str) -> tuple[Data, bytes]:
     """The content and the seal of a run.
 
     Args:
         found: its rows, batch by batch.
-        schema: of their columns.
         batches: (part, range of keys, rows), each once.
         name: under which it is read.
     """
     borders = offsets_of([rows for _, _, rows in batches]).tolist()
     slices = itertools.starmap(slice, itertools.pairwise(borders))
-    return encode_rows(found.rows, schema, slices, {"batches": batches}, name, found.beside)
+    return encode_rows(found.rows, slices, {"batches": batches}, name, found.beside)
 
 
 class RunReader:
@@ -148,5 +144,5 @@ class RunReader:
         number = self._batches.get((part, keys))
         if number is None:
             return None
-        rows, beside = decode_batch(self._sealed.batch(number), _BESIDE)
-        return RunRows(rows, *beside)
+        batch = self._sealed.batch(number)
+        return RunRows(decode_rows(batch, _BESIDE), *(batch.column(key).to_numpy() for key in _BESIDE))

@@ -18,7 +18,6 @@ from beam_prep.formats.cached_block import (
     REJECTS,
     ROW_INDEX,
     ROWS,
-    CachedRows,
     check_whole,
     encode_block,
     pick_rows,
@@ -125,8 +124,7 @@ class TokenCache:
         except FileNotFoundError:
             return None
         try:
-            receipt = read_receipt(rows, name)
-            check_whole(rows, name, ROWS)
+            receipt = read_receipt(check_whole(rows, name, ROWS), name)
             for ending in (ROW_INDEX, REJECTS) if receipt.counts["rejected"] else (ROW_INDEX,):
                 check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
@@ -187,7 +185,7 @@ class TokenCache:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
 
-    def pick(self, name: str, domain: int, rows: Array) -> CachedRows:
+    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
         """Some rows of a block's domain, in the order in which they are given; see `pick_rows`.
 
         Raises:
