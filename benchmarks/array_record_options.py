@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 
 import beam_prep as bp
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.formats.array_record import READ, WRITE
-from beam_prep.formats.example import Examples
+from beam_prep.formats.example import encode_examples
 
 OPTIONS = (WRITE, "group_size:1,zstd:3", "group_size:1,snappy", "group_size:1,uncompressed", "group_size:16,zstd:1")
 
 
 def records(dataset: Any) -> list[bytes]:
     """The Examples of all rows."""
-    found = []
-    for row in dataset:
-        examples = Examples(dataset.schema, {name: Ragged.from_lengths(row[name], [len(row[name])]) for name in row})
-        out: Array = np.empty(examples.sizes.sum(), np.uint8)
-        examples.put(out, np.zeros(1, np.int64))
-        found.append(out.tobytes())
-    return found
+    return [
+        example
+        for row in dataset
+        for example in encode_examples(
+            dataset.schema, {name: Ragged.from_lengths(row[name], [len(row[name])]) for name in row}
+        )
+    ]
 
 
 def main() -> None:

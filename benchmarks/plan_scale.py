@@ -49,7 +49,7 @@ from beam_prep.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, CachedRows, encode_block, read_rejects, read_row_index
+from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, encode_block, read_rejects, read_row_index
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.mix import DomainMix
@@ -173,13 +173,12 @@ class SimulatedTokenCache(TokenCache):
         return read_row_index(self._small(name, ROW_INDEX), "simulated")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
-        return self.pick(name, domain, np.arange(start, stop)).rows
+        return self.pick(name, domain, np.arange(start, stop))
 
-    def pick(self, name: str, domain: int, rows: Array) -> CachedRows:
+    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
         time.sleep(self.delay)
         count = len(rows)
-        found = {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
-        return CachedRows(found)
+        return {each.name: Ragged.from_lengths(np.zeros(300 * count, each.dtype), [300] * count) for each in COLUMNS}
 
     def _rejects(self, name: str) -> list[dict[str, Any]]:
         time.sleep(self.delay)

@@ -28,13 +28,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
@@ -46,8 +45,7 @@ from beam_prep.formats.contract import (
     in_temporary_folder,
     row_number,
 )
-from beam_prep.formats.example import Examples, decode_example, stored_in_example
-from beam_prep.formats.tfrecord import chunks
+from beam_prep.formats.example import decode_example, encode_examples, stored_in_example
 
 __all__ = ["ArrayRecord", "ArrayRecordReader", "ArrayRecordWriter"]
 
@@ -133,15 +131,9 @@ class ArrayRecordWriter:
             ValueError: also for a row whose Example is larger than 2 GiB.
         """
         check_rows(self._columns, columns)
-        for start, stop in chunks(list(columns.values())):
-            examples = Examples(self._columns, {name: ragged[start:stop] for name, ragged in columns.items()})
-            borders = offsets_of(examples.sizes)
-            out = np.empty(borders[-1], np.uint8)
-            examples.put(out, borders[:-1])
-            data, places = out.tobytes(), borders.tolist()
-            with in_temporary_folder():
-                for begin, end in pairwise(places):
-                    self._writer.write(data[begin:end])
+        with in_temporary_folder():
+            for example in encode_examples(self._columns, columns):
+                self._writer.write(example)
 
     def close(self) -> None:
         """Completes the temporary file, copies it, closes the file; removes the temporary one.

@@ -4,32 +4,22 @@
 """
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, offsets_of
-from beam_prep.data.schema import Column
-from beam_prep.formats.cached_block import CachedRows, decode_batch, encode_rows
-from beam_prep.formats.sealed import Data, Sealed, seal
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.formats.cached_block import decode_rows, encode_rows, joined
+from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.shards.row_index import Copies
 
 
 def encode_copies(copies: Copies, name: str) -> tuple[Data, bytes]:
     """The content and the seal of a file of copies."""
-    columns = {field.name: pa.array(values) for field, values in zip(fields(Copies), _columns(copies), strict=True)}
-    table, sink = pa.table(columns), pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    content = sink.getvalue()
-    return content, seal(content, name)
-
-
-def _columns(copies: Copies) -> list[Array]:
-    return [copies.line, copies.file, copies.start, copies.kept_line, copies.offset]
+    batch = pa.record_batch({each.name: pa.array(getattr(copies, each.name)) for each in fields(Copies)})
+    return seal_batches([batch], batch.schema, {}, name)
 
 
 def read_copies(source: pa.NativeFile, name: str) -> Copies:
@@ -38,8 +28,8 @@ def read_copies(source: pa.NativeFile, name: str) -> Copies:
     Raises:
         FormatError: the file is cut or damaged, or it is another.
     """
-    table = Sealed(source, name).open().read_all()
-    return Copies(*(table[field.name].to_numpy() for field in fields(Copies)))
+    batch = Sealed(source, name).batch(0)
+    return Copies(**{each: batch.column(each).to_numpy() for each in batch.schema.names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class RunRows:
         cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
     """
 
-    rows: CachedRows
+    rows: dict[str, Ragged]
     key: Array
     sample: Array
     cut: Array
@@ -64,13 +54,13 @@ class RunRows:
     def none(cls) -> "RunRows":
         """No rows of no columns."""
         nothing = np.zeros(0, np.uint64)
-        return cls(CachedRows({}), nothing, nothing, nothing.astype(np.int64))
+        return cls({}, nothing, nothing, nothing.astype(np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
         """The rows of all parts, one after the other, in another order; there is at least one part."""
         beside = zip(*(part.beside.values() for part in parts), strict=True)
-        rows = CachedRows.joined([part.rows for part in parts], order)
+        rows = joined([part.rows for part in parts], order)
         return cls(rows, *(np.concatenate(column)[order] for column in beside))
 
     def take(self, places: Array) -> "RunRows":
@@ -87,20 +77,17 @@ _BESIDE = (" key", " sample", " cut")
 """Names of no column: those have no blanks."""
 
 
-def encode_run(
-    found: RunRows, schema: Sequence[Column], batches: Sequence[tuple[int, int, int]], name: str
-) -> tuple[Data, bytes]:
+def encode_run(found: RunRows, batches: Sequence[tuple[int, int, int]], name: str) -> tuple[Data, bytes]:
     """The content and the seal of a run.
 
     Args:
         found: its rows, batch by batch.
-        schema: of their columns.
         batches: (part, range of keys, rows), each once.
         name: under which it is read.
     """
     borders = offsets_of([rows for _, _, rows in batches]).tolist()
     slices = itertools.starmap(slice, itertools.pairwise(borders))
-    return encode_rows(found.rows, schema, slices, {"batches": json.dumps(batches)}, name, found.beside)
+    return encode_rows(found.rows, slices, {"batches": batches}, name, found.beside)
 
 
 class RunReader:
@@ -116,8 +103,7 @@ class RunReader:
 
     def __init__(self, source: pa.NativeFile, name: str) -> None:
         self._sealed = Sealed(source, name)
-        self._reader = self._sealed.open()
-        listed = json.loads(self._reader.metadata[b"batches"])
+        listed = self._sealed.fact("batches")
         self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
     def rows(self, part: int, keys: int) -> RunRows | None:
@@ -126,8 +112,8 @@ class RunReader:
         Raises:
             FormatError: they are damaged.
         """
-        batch = self._batches.get((part, keys))
-        if batch is None:
+        number = self._batches.get((part, keys))
+        if number is None:
             return None
-        rows, beside = decode_batch(self._sealed, self._reader, batch, _BESIDE)
-        return RunRows(rows, *beside)
+        batch = self._sealed.batch(number)
+        return RunRows(decode_rows(batch, _BESIDE), *(batch.column(key).to_numpy() for key in _BESIDE))

@@ -1,142 +1,128 @@
-"""Sealed files: content, then the checksums by which a reader proves the parts that it uses.
+"""Sealed files: content in parts, then the checksum of each, by which a reader proves the parts that it uses.
 
-    content | crc32c of each 64 KB of the content | begin and end of each body | size, bodies, crc32c of the seal, magic
+    content | end of each part | crc32c of each part | number of parts, crc32c of the seal, magic
 
 The crc32c of the seal covers the file's name, too, so that a sound file in another's place is refused.
 
-Checksums are of bytes, not of values, and are checked before anything parses the bytes: with a damaged length
-a reader would allocate, or read, anything. A *body* is a part of which a reader takes slices: of a file that is mapped
-into memory, its chunks are checked when they are used. All else is checked when the file is opened.
+Of an Arrow stream the first part is its schema, and each record batch is another. A part is proven when it is read,
+before anything parses it: with a damaged length a reader would allocate, or read, anything.
 """
 
+import json
 import struct
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from beam_prep.errors import FormatError
-from beam_prep.formats.range_file import RangeFile
 
-CHUNK = 64 * 1024
-_TAIL = struct.Struct("<QII8s")
+_TAIL = struct.Struct("<II8s")
 _MAGIC = b"BPSEALED"
-_PART = 256 * CHUNK
-"""Read at a time to prove all of a file that is not mapped: most are smaller."""
 
 Data: TypeAlias = bytes | pa.Buffer
-Proven: TypeAlias = npt.NDArray[np.bool_] | None
 
 
-def seal(content: Data, name: str, bodies: Sequence[tuple[int, int]] = ()) -> bytes:
+def seal(content: Data, name: str, ends: Sequence[int] = ()) -> bytes:
     """The seal, which is written after a file's content.
 
     Args:
         content: of the file.
         name: under which it is read.
-        bodies: (first byte, one past the last) of the parts that are read in slices.
+        ends: of its parts, the last of which ends with the content. Without, it is one part.
     """
-    crcs = [google_crc32c.value(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
-    sums = np.array(crcs, "<u4").tobytes() + np.array(bodies, "<u8").tobytes()
-    size = struct.pack("<QI", len(content), len(bodies))
-    return sums + _TAIL.pack(len(content), len(bodies), google_crc32c.value(sums + size + name.encode()), _MAGIC)
+    borders = [0, *(ends or [len(content)])]
+    crcs = [google_crc32c.value(content[start:stop]) for start, stop in pairwise(borders)]
+    sums = np.array(borders[1:], "<u8").tobytes() + np.array(crcs, "<u4").tobytes()
+    return sums + _TAIL.pack(len(crcs), google_crc32c.value(sums + name.encode()), _MAGIC)
 
 
-def nothing_proven(size: int) -> npt.NDArray[np.bool_]:
-    """What is proven of a file of this size that was never open: bool, one a chunk or more, then one of the seal."""
-    return np.zeros(-(-size // CHUNK) + 1, bool)
+def seal_batches(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    facts: Mapping[str, object],
+    name: str,
+    compression: str | None = None,
+) -> tuple[Data, bytes]:
+    """An Arrow stream and its seal; `facts`: JSON by key, which are read with the schema."""
+    schema = schema.with_metadata({key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()})
+    sink, ends = pa.BufferOutputStream(), [schema.serialize().size]
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            ends.append(sink.tell())
+    content = sink.getvalue()
+    ends[-1] = len(content)
+    return content, seal(content, name, ends)
 
 
 class Sealed:
     """The content of a sealed file. Nothing of it is given out unproven.
 
     Args:
-        file: an Arrow file, at any place. Of one that lies in memory, or is mapped into it, slices are views.
+        file: an open file. Of one that lies in memory, or is mapped into it, parts are views.
         name: with which it was sealed.
-        proven: see `nothing_proven`, of a file that is mapped into memory: what was proven when it was open before, to
-            which is added what is proven now; None: nothing was.
+        proven: the numbers of the parts that were proven when it was open before, to which others are added.
 
     Raises:
-        FormatError: the seal, or what is no body, is damaged; or the file is cut, has none, or was sealed as another.
+        FormatError: the seal is damaged; or the file is cut, has none, or was sealed as another.
     """
 
-    def __init__(self, file: pa.NativeFile, name: str, proven: Proven = None) -> None:
-        self._file, self.name = file, name
-        self._mapped: pa.Buffer | None = None
-        total = file.size()
-        if total < _TAIL.size:
-            raise self._damaged("it is cut")
-        if isinstance(file, pa.MemoryMappedFile | pa.BufferReader):
-            file.seek(0)
-            self._mapped = file.read_buffer()
-        size, bodies, crc, magic = _TAIL.unpack(self._raw(total - _TAIL.size, total))
-        chunks = -(-size // CHUNK)
-        if magic != _MAGIC or size + 4 * chunks + 16 * bodies + _TAIL.size != total:
+    def __init__(self, file: pa.NativeFile, name: str, proven: set[int] | None = None) -> None:
+        self._file, self._name = file, name
+        self._proven = set[int]() if proven is None else proven
+        end = file.size() - _TAIL.size
+        count, crc, magic = _TAIL.unpack(self._read(end, end + _TAIL.size)) if end >= 0 else (0, 0, b"")
+        size = end - 12 * count
+        if magic != _MAGIC or size < 0:
             raise self._damaged("it is cut, or its end is damaged")
-        self.size = int(size)
-        self._proven = nothing_proven(self.size) if proven is None else proven
-        sums = self._raw(size, total - _TAIL.size)
-        self._crcs = np.frombuffer(sums, "<u4", chunks)
-        if self._mapped is not None and self._proven[-1]:
-            return
-        if google_crc32c.value(bytes(sums) + struct.pack("<QI", size, bodies) + name.encode()) != crc:
+        sums = self._read(size, end).to_pybytes()
+        if google_crc32c.value(sums + name.encode()) != crc:
             raise self._damaged("its end is damaged, or it is a copy of another file")
-        if self._mapped is not None:
-            borders = np.frombuffer(sums, "<u8", 2 * bodies, 4 * chunks).astype(np.int64).reshape(-1, 2)
-            self._check_ranges(np.append(0, borders[:, 1]), np.append(borders[:, 0], self.size))
-            self._proven[-1] = True
+        self._borders = [0, *np.frombuffer(sums, "<u8", count).tolist()]
+        self._crcs = np.frombuffer(sums, "<u4", count, 8 * count)
+        if self._borders[-1] != size:
+            raise self._damaged("it is cut")
 
-    def open(self) -> pa.ipc.RecordBatchFileReader:
-        """The content as an Arrow file."""
-        content = pa.PythonFile(_Proven(self), mode="r") if self._mapped is None else self._mapped.slice(0, self.size)
-        try:
-            return pa.ipc.open_file(content)
-        except pa.ArrowInvalid as error:
-            raise self._damaged(str(error)) from None
+    @property
+    def batches(self) -> int:
+        """The number of record batches."""
+        return len(self._crcs) - 1
 
-    def check(self, start: int, stop: int) -> None:
-        """Proves bytes [start, stop) of a file that is mapped into memory; of any other they were proven when read.
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Of the record batches."""
+        return pa.ipc.read_schema(self.part(0))
+
+    def fact(self, key: str) -> Any:
+        """What `seal_batches` was given under a key; None: nothing."""
+        return json.loads(self.schema.metadata.get(key.encode(), b"null"))
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """A record batch.
 
         Raises:
-            FormatError: they are not what was written.
+            FormatError: it is not what was written.
         """
-        if self._mapped is None or start >= stop:
-            return
-        for chunk in range(start // CHUNK, -(-stop // CHUNK)):
-            if not self._proven[chunk]:
-                self._prove(chunk, self._mapped[chunk * CHUNK : min((chunk + 1) * CHUNK, self.size)])
-                self._proven[chunk] = True
+        return pa.ipc.read_record_batch(self.part(1 + number), self.schema)
 
-    def check_array(self, values: pa.Array) -> None:
-        """Proves the values of an array of numbers, or of bits, that is a view of the content."""
-        if self._mapped is None or not len(values):
-            return
-        data, bits = values.buffers()[1], values.type.bit_width
-        first = (data.address - self._mapped.address) * 8 + values.offset * bits
-        self.check(first // 8, -(-(first + len(values) * bits) // 8))
+    def part(self, number: int) -> pa.Buffer:
+        """A part of the content.
 
-    def check_values(self, values: pa.Array, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
-        """Proves the values [start, stop) of an array of numbers, or of bits, that is a view of the content."""
-        if self._mapped is None:
-            return
-        data, bits = values.buffers()[1], values.type.bit_width
-        if data is None:
-            return
-        base, filled = (data.address - self._mapped.address) * 8 + values.offset * bits, starts < stops
-        self._check_ranges((base + starts[filled] * bits) // 8, (base + stops[filled] * bits + 7) // 8)
-
-    def _check_ranges(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
-        """`check` of many ranges, of which some may be empty."""
-        filled = starts < stops
-        edges = np.zeros(len(self._proven) + 1, np.int64)
-        np.add.at(edges, starts[filled] // CHUNK, 1)
-        np.add.at(edges, (stops[filled] - 1) // CHUNK + 1, -1)
-        covered = np.cumsum(edges)[: -(-self.size // CHUNK)] > 0
-        for chunk in np.flatnonzero(covered & ~self._proven[: len(covered)]).tolist():
-            self.check(chunk * CHUNK, min((chunk + 1) * CHUNK, self.size))
+        Raises:
+            FormatError: it is not what was written.
+        """
+        start, stop = self._borders[number : number + 2]
+        data = self._read(start, stop)
+        if number not in self._proven:
+            if google_crc32c.value(data) != self._crcs[number]:
+                raise self._damaged(f"its bytes from {start} to {stop} are not what was written")
+            self._proven.add(number)
+        return data
 
     def check_all(self) -> None:
         """Proves all of the content.
@@ -144,40 +130,12 @@ class Sealed:
         Raises:
             FormatError: it is not what was written.
         """
-        self.check(0, self.size)
-        if self._mapped is None:
-            for start in range(0, self.size, _PART):
-                self.read(start, min(start + _PART, self.size))
+        for number in range(len(self._crcs)):
+            self.part(number)
 
-    def read(self, start: int, stop: int) -> Data:
-        """Bytes [start, stop), proven. They are read in complete chunks."""
-        if start >= stop:
-            return b""
-        first, last = start // CHUNK, -(-stop // CHUNK)
-        data = self._raw(first * CHUNK, min(last * CHUNK, self.size))
-        for chunk in range(first, last):
-            self._prove(chunk, data[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK])
-        return data[start - first * CHUNK : stop - first * CHUNK]
-
-    def _prove(self, chunk: int, data: Data) -> None:
-        if google_crc32c.value(data) != self._crcs[chunk]:
-            raise self._damaged(f"the 64 KB from byte {chunk * CHUNK} on are not what was written")
-
-    def _raw(self, start: int, stop: int) -> Data:
-        if self._mapped is not None:
-            return self._mapped[start:stop]
-        return self._file.read_at(stop - start, start)
+    def _read(self, start: int, stop: int) -> pa.Buffer:
+        self._file.seek(start)
+        return self._file.read_buffer(stop - start)
 
     def _damaged(self, how: str) -> FormatError:
-        return FormatError(f"the token cache file {self.name} is damaged: {how}")
-
-
-class _Proven(RangeFile):
-    """The content of a sealed file for Arrow, which reads the parts that it wants."""
-
-    def __init__(self, sealed: Sealed) -> None:
-        super().__init__(sealed.size)
-        self._sealed = sealed
-
-    def read_range(self, start: int, stop: int) -> Data:
-        return self._sealed.read(start, stop)
+        return FormatError(f"the token cache file {self._name} is damaged: {how}")

@@ -23,26 +23,25 @@ Source of the frame around each Example: tensorflow/core/lib/io/record_writer.h:
 bytes, the Example, masked crc32c of the Example, all little-endian.
 """
 
-import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, check_rows, map_file, row_number
-from beam_prep.formats.example import Examples, decode_example, feature_type, lengths_key, stored_in_example
+from beam_prep.formats.example import decode_example, encode_examples, feature_type, lengths_key, stored_in_example
 from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
-__all__ = ["TFRecord", "decode_example", "encode_rows", "features", "require_fast_crc32c"]
+__all__ = ["TFRecord", "decode_example", "features", "framed", "require_fast_crc32c"]
 
-CHUNK_VALUES = 1 << 19
-"""Values that are encoded and written at once: about 1 MB of file, so that the work stays in the processor's cache."""
+PIECE = 1 << 20
+"""Bytes that are written at once, or a record more."""
 
 _HEAD, _FOOT = 12, 4
 
@@ -129,54 +128,29 @@ class TFRecordWriter:
             ValueError: also for a row whose Example is larger than 2 GiB.
         """
         check_rows(self._columns, columns)
-        for start, stop in chunks(list(columns.values())):
-            chunk = {name: ragged[start:stop] for name, ragged in columns.items()}
-            self._file.write(encode_rows(self._columns, chunk).data)
+        held = bytearray()
+        for example in encode_examples(self._columns, columns):
+            held += framed(example)
+            if len(held) >= PIECE:
+                self._file.write(held)
+                held = bytearray()
+        self._file.write(held)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
 
-def chunks(columns: Sequence[Ragged]) -> Iterator[tuple[int, int]]:
-    """Cuts rows into chunks of about `CHUNK_VALUES` values, a feature's header counted as 16; at least one row each.
-
-    They are alike in size, since a small one takes nearly as long as a large one.
-    """
-    ends = offsets_of(np.sum([16 + ragged.flat_lengths for ragged in columns], axis=0))
-    wanted = np.linspace(0, ends[-1], max(1, round(ends[-1] / CHUNK_VALUES)) + 1)
-    yield from itertools.pairwise(np.unique(np.searchsorted(ends, wanted)).tolist())
+def framed(example: bytes) -> bytes:
+    """A record: the Example with its frame."""
+    head = struct.pack("<Q", len(example))
+    return head + _crc(head) + example + _crc(example)
 
 
-def encode_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> Array:
-    """The records of all rows, with their frames, one after the other: uint8 [bytes].
-
-    Takes several times the memory of the values: meant for chunks. Raises as `Examples` does.
-    """
-    examples = Examples(columns, data)
-    starts = offsets_of(_HEAD + examples.sizes + _FOOT)
-    out = np.empty(starts[-1], np.uint8)
-    examples.put(out, starts[:-1] + _HEAD)
-    _frame(out, starts)
-    return out
-
-
-def _frame(out: Array, starts: Array) -> None:
-    """Puts the length and the crcs around each Example; `starts`: where records begin, and the end."""
-    sizes, which = np.unique(np.diff(starts) - _HEAD - _FOOT, return_inverse=True)
-    heads = np.empty(len(sizes), [("size", "<u8"), ("crc", "<u4")])
-    heads["size"] = sizes
-    heads["crc"] = _masked([google_crc32c.value(size.tobytes()) for size in heads["size"]])
-    out[starts[:-1, None] + np.arange(_HEAD)] = heads.view(np.uint8).reshape(-1, _HEAD)[which]
-    places = zip((starts[:-1] + _HEAD).tolist(), (starts[1:] - _FOOT).tolist(), strict=True)
-    crcs = _masked([google_crc32c.value(out[begin:end]) for begin, end in places])
-    out[starts[1:, None] - _FOOT + np.arange(_FOOT)] = crcs.view(np.uint8).reshape(-1, _FOOT)
-
-
-def _masked(crcs: Sequence[int]) -> Array:
-    """Crcs as TFRecord keeps them, uint32 little-endian [n]."""
-    plain = np.array(crcs, "<u4")
-    return (plain >> 15 | plain << 17) + np.uint32(0xA282EAD8)
+def _crc(data: bytes) -> bytes:
+    """The masked crc32c of some bytes."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 class TFRecordReader:
@@ -216,8 +190,8 @@ class TFRecordReader:
         """
         number = row_number(index, len(self))
         begin, end = int(self._starts[number]) + _HEAD, int(self._starts[number + 1]) - _FOOT
-        payload = self._data[begin:end]
-        if _masked([google_crc32c.value(payload)]).tobytes() != self._data[end : end + _FOOT].tobytes():
+        payload = self._data[begin:end].tobytes()
+        if _crc(payload) != self._data[end : end + _FOOT].tobytes():
             raise FormatError(f"{self._path}: record {number} is damaged: its crc differs")
         try:
             return decode_example(payload, self._columns)
@@ -231,24 +205,16 @@ class TFRecordReader:
     @cached_property
     def _starts(self) -> Array:
         """Where records begin, and the end of the file, int64 [rows + 1]."""
-        data = self._data.data
-        crcs: dict[int, int] = {}
-        starts = [0]
+        data, starts = self._data.data, [0]
         while starts[-1] < len(data):
-            starts.append(self._next(data, starts, crcs))
+            begin = starts[-1] + _HEAD
+            head = bytes(data[begin - _HEAD : begin])
+            where = f"{self._path}: record {len(starts) - 1}"
+            if len(head) < _HEAD:
+                raise FormatError(f"{where} is cut")
+            if _crc(head[:8]) != head[8:]:
+                raise FormatError(f"{where} is damaged: the crc of its length differs")
+            starts.append(begin + int.from_bytes(head[:8], "little") + _FOOT)
+            if starts[-1] > len(data):
+                raise FormatError(f"{where} is cut")
         return np.array(starts)
-
-    def _next(self, data: memoryview, starts: list[int], crcs: dict[int, int]) -> int:
-        """The end of the record that begins at the last of `starts`. `crcs`: lengths that were checked before."""
-        start = starts[-1]
-        if start + _HEAD > len(data):
-            raise FormatError(f"{self._path}: record {len(starts) - 1} is cut")
-        size, crc = struct.unpack_from("<QI", data, start)
-        if size not in crcs:
-            crcs[size] = int(_masked([google_crc32c.value(struct.pack("<Q", size))])[0])
-        if crcs[size] != crc:
-            raise FormatError(f"{self._path}: record {len(starts) - 1} is damaged: the crc of its length differs")
-        end: int = start + _HEAD + size + _FOOT
-        if end > len(data):
-            raise FormatError(f"{self._path}: record {len(starts) - 1} is cut")
-        return end

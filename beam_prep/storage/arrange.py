@@ -12,7 +12,7 @@ from beam_prep.data.metadata import placed
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
-from beam_prep.formats.cached_block import CachedRows
+from beam_prep.formats.cached_block import joined
 from beam_prep.formats.scratch import (
     RunReader,
     RunRows,
@@ -69,11 +69,9 @@ class Scratch:
         with expected(name):
             return read_copies(read_file(self._path(name)), name)
 
-    def write_run(
-        self, name: str, found: RunRows, schema: Sequence[Column], batches: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def write_run(self, name: str, found: RunRows, batches: Sequence[tuple[int, int, int]]) -> None:
         """Writes a run, see `encode_run`."""
-        self._write(name, encode_run(found, schema, batches, name))
+        self._write(name, encode_run(found, batches, name))
 
     def open_run(self, name: str) -> RunReader:
         """A run.
@@ -159,7 +157,7 @@ class Arranger:
             ), lost
         seen = self._view(name, piece.copies)
         here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
-        rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here]).decoded()
+        rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
         lost = seen.row_index.counters.get(CUT) if cut else None
         return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
 
@@ -170,9 +168,8 @@ class Arranger:
         (row_index,) = self.token_cache.row_indexes([name])
         return view(row_index, self.scratch.copies(copies), self.compose.splits)
 
-    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> CachedRows:
-        found = self.token_cache.pick(name, batch, rows)
-        return CachedRows(dict(self._placed(found.rows, file, first_byte)), found.bits)
+    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> dict[str, Ragged]:
+        return dict(self._placed(self.token_cache.pick(name, batch, rows), file, first_byte))
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
         known: dict[str, RunReader] = {}
@@ -185,7 +182,7 @@ class Arranger:
                 if not kept.all():
                     found = found.take(np.flatnonzero(kept))
                 if len(found):
-                    yield found.rows.decoded(), found.cut
+                    yield found.rows, found.cut
 
     def survey(self, group: RunGroup) -> SampleCounts:
         """How many tokens of a mix have which sample key, of the blocks of a run."""
@@ -215,7 +212,7 @@ class Arranger:
         keys = ranges_of(made.key, made.part, runs.bins) // runs.width[made.part]
         whole = RunRows.joined(rows, order)
         del rows
-        self.scratch.write_run(run_name(group.index), whole, runs.columns, batches_of(made.part, keys))
+        self.scratch.write_run(run_name(group.index), whole, batches_of(made.part, keys))
         number = ranges_of(made.key, made.part, runs.parts.ranges)
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
@@ -226,7 +223,7 @@ class Arranger:
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
             parts.append(self._pick(place.name, code, seen.row[made.row[here]], place.file, place.first_byte))
-        rows = CachedRows.joined(parts, np.argsort(by_batch))
+        rows = joined(parts, np.argsort(by_batch))
         cut = seen.row_index.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
         return RunRows(rows, made.key, made.sample, lost)
@@ -243,10 +240,9 @@ class Arranger:
                 codes = np.full(len(rows), part, np.int32)
                 found.append(rows)
                 batches += batches_of(codes, ranges_of(rows.key, codes, runs.bins))
-        columns = runs.columns if found else ()
         count = sum(map(len, found))
         whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
-        self.scratch.write_run(merged_name(group, wide), whole, columns, batches)
+        self.scratch.write_run(merged_name(group, wide), whole, batches)
 
 
 def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | None:

@@ -81,7 +81,7 @@ _COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
 
 _END_BYTES = 256 * 1024
-"""Read from the end of an object in one request: a block's checksums, its footer, and the 64 KB where that begins."""
+"""Read from the end of an object in one request: all of most row indexes; of rows the seal."""
 
 DAMAGED_SUFFIX = ".damaged"
 """Appended to the name of a damaged file, which is kept for inspection and not used."""

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from beam_prep.data.block import InputFile, Split
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError
-from beam_prep.formats.sealed import Sealed, seal
+from beam_prep.formats.sealed import Sealed, seal_batches
 from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import Record, Records
@@ -155,16 +154,14 @@ def _loaded(file: IndexFile) -> Index:
     file.options.activate()
     try:
         sealed = Sealed(with_retries(lambda: _open(file.path), file.path), _name(file.path))
-        reader = sealed.open()
-        sealed.check_all()
+        batch = sealed.batch(0)
     except (StorageError, FormatError) as error:
         raise StorageError(
             f"the evaluation data of preprocessing.decontaminate cannot be read on this worker, {file.path}: {error}. "
             "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
         ) from None
-    batch = reader.get_batch(0)
     arrays = {name: batch.column(name).values.to_numpy() for name in _ARRAYS}
-    about = json.loads(reader.metadata[b"index"])
+    about = sealed.fact("index")
     return Index(**arrays, **{**about, "files": tuple(about["files"])})
 
 
@@ -187,12 +184,9 @@ def _name(path: str) -> str:
 def ship(references: References, folder: str) -> IndexFile:
     """Writes the index to a folder that all workers can read."""
     index = references.index
-    table = pa.table({name: _column(getattr(index, name)) for name in _ARRAYS})
+    batch = pa.record_batch({name: _column(getattr(index, name)) for name in _ARRAYS})
     about = {"ngram": index.ngram, "files": index.files, "without": index.without}
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, metadata={"index": json.dumps(about)}) as writer:
-        writer.write_table(table)
-    content = sink.getvalue()
+    content, _ = seal_batches([batch], batch.schema, {"index": about}, "")
     name = hashlib.sha256(content).hexdigest()[:32]
-    write_file(join(folder, "references", name), content, seal(content, name))
+    write_file(join(folder, "references", name), *seal_batches([batch], batch.schema, {"index": about}, name))
     return IndexFile(join(folder, "references", name))

@@ -18,7 +18,6 @@ from beam_prep.formats.cached_block import (
     REJECTS,
     ROW_INDEX,
     ROWS,
-    CachedRows,
     check_whole,
     encode_block,
     pick_rows,
@@ -27,7 +26,6 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
-from beam_prep.formats.sealed import Proven, nothing_proven
 from beam_prep.reading.blocks import RawBlock
 from beam_prep.shards.replay import (
     CountedRoles,
@@ -53,14 +51,13 @@ AT_ONCE = 32
 
 _LOOKED_INTO = 16
 _BLOCKS_PROVEN = 100_000
-_PROVEN: dict[tuple[str, int, int, int], Proven] = {}
+_PROVEN: dict[tuple[str, int, int, int], set[int]] = {}
 
 
-def _proven(path: str) -> Proven:
+def _proven(path: str) -> set[int] | None:
     """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
 
-    A shuffle reads each block for every few rows that it needs, and a job of many domains for each of them; their bytes
-    are proven once, not each time, and so is the seal.
+    A shuffle reads each block for every few rows that it needs; their bytes are proven once, not each time.
     """
     if not is_local(path):
         return None
@@ -69,7 +66,7 @@ def _proven(path: str) -> Proven:
     if key not in _PROVEN:
         while len(_PROVEN) >= _BLOCKS_PROVEN:
             _PROVEN.pop(next(iter(_PROVEN)), None)
-        _PROVEN[key] = nothing_proven(found.st_size)
+        _PROVEN[key] = set()
     return _PROVEN[key]
 
 
@@ -127,7 +124,7 @@ class TokenCache:
         except FileNotFoundError:
             return None
         try:
-            receipt = read_receipt(rows, name, entire=True)
+            receipt = read_receipt(check_whole(rows, name, ROWS), name)
             for ending in (ROW_INDEX, REJECTS) if receipt.counts["rejected"] else (ROW_INDEX,):
                 check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
@@ -188,7 +185,7 @@ class TokenCache:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
 
-    def pick(self, name: str, domain: int, rows: Array) -> CachedRows:
+    def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
         """Some rows of a block's domain, in the order in which they are given; see `pick_rows`.
 
         Raises:

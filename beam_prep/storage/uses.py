@@ -141,8 +141,7 @@ class Uses:
 
     def _output(self, name: str) -> Output:
         try:
-            sealed = Sealed(read_file(self._path(name)), _SEALED)
-            content = bytes(sealed.read(0, sealed.size))
+            content = Sealed(read_file(self._path(name)), _SEALED).part(0).to_pybytes()
         except FormatError as error:
             path = self._path(name)
             raise TokenCacheError(f"{path}: {error}: nothing is removed; remove it, and run its job again") from None

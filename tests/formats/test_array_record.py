@@ -19,7 +19,7 @@ import beam_prep as bp
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, FormatError
-from beam_prep.formats import array_record, tfrecord
+from beam_prep.formats import array_record
 from beam_prep.formats.array_record import ArrayRecord, ArrayRecordReader
 from tests.formats.test_arrow import ALL, MASK, RESPONSES, SEQUENCE, cut, joined, plain, random_rows, sft
 from tests.formats.test_hdf5 import write_as
@@ -67,18 +67,15 @@ def test_grain_reads_the_records_of_all_shards_in_any_order(tmp_path: Path) -> N
     rows=st.integers(0, 40),
     seed=st.integers(0, 100),
     cuts=st.lists(st.integers(0, 40), max_size=6),
-    chunk=st.sampled_from([1, 100, 1 << 19]),
 )
-def test_slices_and_chunks_of_any_size_give_the_same_file_and_the_rows_come_back(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, seed: int, cuts: list[int], chunk: int
+def test_slices_of_any_size_give_the_same_file_and_the_rows_come_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, seed: int, cuts: list[int]
 ) -> None:
     whole = random_rows(rows, seed)
     borders = [0, *sorted(min(border, rows) for border in cuts), rows]
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
     path = write(once, ALL, [whole])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tfrecord, "CHUNK_VALUES", chunk)
-        assert write(many, ALL, cut(whole, borders)).read_bytes() == path.read_bytes()
+    assert write(many, ALL, cut(whole, borders)).read_bytes() == path.read_bytes()
     reader = read(many, ALL)
     wanted = joined([whole])
     assert len(reader) == len(reader.sizes()) == rows

@@ -9,25 +9,21 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from beam_prep.data.ragged import Ragged
 from beam_prep.errors import FormatError
-from beam_prep.formats.cached_block import ROWS, encode_block, read_rows
-from beam_prep.formats.sealed import nothing_proven
+from beam_prep.formats.cached_block import ROWS, check_whole, encode_block, read_rows
 from beam_prep.shards.layout import store_as
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import to_labels
 from tests.tokens.batches import made_of, masked_rows
 
 
-def through_the_cache(batch: Batch) -> tuple[dict[str, list[Any]], str]:
-    """The rows of a batch as they come back, and the Arrow type of its last column."""
+def through_the_cache(batch: Batch) -> dict[str, list[Any]]:
+    """The rows of a batch as they come back."""
     batch = store_as(batch, {})
     receipt, files = encode_block(batch, batch.tokens, 100, "a block")
     data = pa.BufferReader(b"".join(files[ROWS]))
     rows, _ = read_rows(data, "a block", 0, 0, len(batch)) if receipt.domains else ({}, True)
-    return {name: found.to_lists() for name, found in rows.items()}, str(
-        pa.ipc.open_file(pa.py_buffer(files[ROWS][0])).schema.types[-1]
-    )
+    return {name: found.to_lists() for name, found in rows.items()}
 
 
 @given(masked_rows(), st.booleans())
@@ -35,17 +31,8 @@ def test_labels_come_back_from_the_cache(rows: tuple[list[list[int]], list[list[
     ids, mask = rows
     batch = to_labels(made_of(ids, mask), shift)
     if len(batch):
-        found, kind = through_the_cache(batch)
-        assert found == {name: column.to_lists() for name, column in batch.columns.items()}
-        assert ("bool" in kind) == (not shift)  # a bit a token
-
-
-def test_labels_that_are_neither_ids_nor_ignored_come_back_too() -> None:
-    batch = to_labels(made_of([[5, 6, 7]], [[1, 0, 1]]), shift=False)
-    batch.columns["labels"] = Ragged.from_lists([[5, -100, 8]])
-    found, kind = through_the_cache(batch)
-    assert found == {"input_ids": [[5, 6, 7]], "labels": [[5, -100, 8]]}
-    assert "int32" in kind
+        wanted = {name: column.to_lists() for name, column in batch.columns.items()}
+        assert through_the_cache(batch) == wanted
 
 
 @given(masked_rows(), st.data())
@@ -72,35 +59,32 @@ def in_a_file(batch: Batch, path: Path) -> bytes:
     return content
 
 
-def test_a_seal_is_proven_once_and_every_chunk_of_rows_when_it_is_first_read(tmp_path: Path) -> None:
+def test_the_rows_of_a_domain_are_proven_once(tmp_path: Path) -> None:
     batch = store_as(made_of([[row] * 100 for row in range(500)], [[1] * 100] * 500), {})
     content = in_a_file(batch, tmp_path / "block")
-    proven = nothing_proven(len(content))
-    for start in (0, 1):
-        read_rows(pa.memory_map(str(tmp_path / "block")), "a block", 0, start, start + 1, proven)
-    assert proven[-1]
-    assert not proven[:-1].all()  # of the rows, only what was read
+    proven = set[int]()
+    read_rows(pa.memory_map(str(tmp_path / "block")), "a block", 0, 0, 1, proven)
+    assert proven == {0, 1}
     damaged = bytearray(content)
     damaged[content.index(np.full(100, 400, np.int32).tobytes())] ^= 1
     (tmp_path / "other").write_bytes(damaged)
     read_rows(pa.memory_map(str(tmp_path / "other")), "a block", 0, 0, 1, proven)
     with pytest.raises(FormatError, match="not what was written"):
-        read_rows(pa.memory_map(str(tmp_path / "other")), "a block", 0, 400, 401, proven)
+        read_rows(pa.memory_map(str(tmp_path / "other")), "a block", 0, 0, 1, set())
 
 
-@pytest.mark.parametrize("at", [-1, -25, -100])
-def test_a_seal_that_is_damaged_or_of_another_block_is_never_taken_for_proven(at: int, tmp_path: Path) -> None:
-    batch = store_as(made_of([[row] * 100 for row in range(2000)], [[1] * 100] * 2000), {})
-    content = in_a_file(batch, tmp_path / "block")
-    damaged = bytearray(content)
-    damaged[at] ^= 1
-    (tmp_path / "damaged").write_bytes(damaged)
-    for path, name in (("damaged", "a block"), ("block", "another block")):
-        proven = nothing_proven(len(content))
-        for _ in range(2):
-            with pytest.raises(FormatError, match="end is damaged"):
-                read_rows(pa.memory_map(str(tmp_path / path)), name, 0, 0, 1, proven)
-        assert not proven[-1]
+def test_another_blocks_rows_are_refused(tmp_path: Path) -> None:
+    in_a_file(store_as(made_of([[1]], [[1]]), {}), tmp_path / "block")
+    with pytest.raises(FormatError, match="end is damaged, or it is a copy of another file"):
+        read_rows(pa.memory_map(str(tmp_path / "block")), "another block", 0, 0, 1)
+
+
+def test_a_block_that_is_changed_or_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    content = in_a_file(store_as(made_of([[7, 8], [9]], [[1, 0], [1]]), {}), tmp_path / "block")
+    changed = [content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :] for at in range(len(content))]
+    for each in [*changed, *(content[:size] for size in range(len(content)))]:
+        with pytest.raises(FormatError, match="damaged"):
+            check_whole(pa.BufferReader(each), "a block", ROWS)
 
 
 def test_labels_of_several_domains_come_back_in_the_order_of_their_domains() -> None:

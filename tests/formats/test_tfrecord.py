@@ -6,7 +6,6 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,8 +20,9 @@ from hypothesis import strategies as st
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS, ShardReader, example, tfrecord, varint
-from beam_prep.formats.tfrecord import decode_example, encode_rows, features
+from beam_prep.formats import FORMATS, ShardReader, example, tfrecord
+from beam_prep.formats.example import encode_examples
+from beam_prep.formats.tfrecord import decode_example, features
 
 SEQUENCE = Column("sequence", "int32", 1, "ids")
 MASK = Column("loss_mask", "bool", 1, "mask", of="sequence")
@@ -173,7 +173,8 @@ def by_protobuf(tf: Any, columns: Sequence[Column], data: dict[str, Ragged], row
     keys = sorted(message.features.feature)
     singles = [tf.train.Features(feature={key: message.features.feature[key]}) for key in keys]
     body = b"".join(single.SerializeToString() for single in singles)
-    payload = b"\x0a" + varint.encode(np.array([len(body)]))[0].tobytes() + body
+    size = tf.train.Int64List(value=[len(body)]).SerializeToString()[2:]
+    payload = b"\x0a" + bytes(size) + body
     whole: bytes = message.SerializeToString(deterministic=True)
     assert tf.train.Example.FromString(payload).SerializeToString(deterministic=True) == whole
     if not any(longer.startswith(key) for key, longer in pairwise(keys)):
@@ -207,15 +208,15 @@ def test_every_row_is_what_protobuf_serialises(tf: Any, shard: tuple[list[Column
     columns, data = shard
     rows = len(next(iter(data.values())))
     wanted = [by_protobuf(tf, columns, data, row) for row in range(rows)]
-    assert payloads(encode_rows(columns, data).tobytes()) == wanted
+    assert list(encode_examples(columns, data)) == wanted
 
 
-@given(shard=shards(), cuts=st.lists(st.integers(0, 5), max_size=3), chunk=st.sampled_from([1, 60, 1 << 19]))
-def test_slices_and_chunks_of_any_size_give_the_same_file_and_the_rows_come_back(
+@given(shard=shards(), cuts=st.lists(st.integers(0, 5), max_size=3), piece=st.sampled_from([1, 200, 1 << 20]))
+def test_slices_and_pieces_of_any_size_give_the_same_file_and_the_rows_come_back(
     tmp_path_factory: pytest.TempPathFactory,
     shard: tuple[list[Column], dict[str, Ragged]],
     cuts: list[int],
-    chunk: int,
+    piece: int,
 ) -> None:
     columns, data = shard
     rows = len(next(iter(data.values())))
@@ -224,7 +225,8 @@ def test_slices_and_chunks_of_any_size_give_the_same_file_and_the_rows_come_back
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
     path = write(once, columns, [data])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tfrecord, "CHUNK_VALUES", chunk)
+        patch.setattr(tfrecord, "PIECE", piece)
+        patch.setattr(example, "CHUNK_VALUES", piece)
         assert write(many, columns, slices).read_bytes() == path.read_bytes()
     reader = read(once, columns)
     assert len(reader) == rows
@@ -252,7 +254,7 @@ def test_rows_of_many_lengths_are_what_protobuf_serialises(tf: Any) -> None:
     }
     columns = [SEQUENCE, MASK, Column("labels", "int32", 1, "labels")]
     wanted = [by_protobuf(tf, columns, data, row) for row in range(len(lengths))]
-    assert payloads(encode_rows(columns, data).tobytes()) == wanted
+    assert list(encode_examples(columns, data)) == wanted
 
 
 def test_crcs_and_lengths_are_those_of_the_format(tf: Any, tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_float64_is_rounded_to_float32(tmp_path: Path) -> None:
 
 
 def test_memory_and_writes_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfrecord, "CHUNK_VALUES", 1000)
+    monkeypatch.setattr(tfrecord, "PIECE", 1000)
     sizes: list[int] = []
 
     class File:
@@ -313,7 +315,7 @@ def test_memory_and_writes_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     rows = {"sequence": Ragged.from_lengths(np.full(10_300, 9, np.int32), [*[100] * 100, 5, 200, 95])}
     FORMATS["tfrecord"].writer(lambda path: File(), [SEQUENCE], 0, 1).write(rows)  # type: ignore[arg-type, return-value]
     assert max(sizes) < 1300
-    assert sum(sizes) == len(encode_rows([SEQUENCE], rows))
+    assert sum(sizes) == sum(16 + len(row) for row in encode_examples([SEQUENCE], rows))
 
 
 # What it refuses.
@@ -333,7 +335,7 @@ def test_a_row_beyond_protobufs_limit_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(example, "MAX_SIZE", 50)
     write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 20])}])
     with pytest.raises(ValueError, match=r"a row takes \d+ bytes as a tf\.train\.Example"):
-        encode_rows([SEQUENCE], {"sequence": Ragged.from_lists([[1], [1] * 60])})
+        list(encode_examples([SEQUENCE], {"sequence": Ragged.from_lists([[1], [1] * 60])}))
 
 
 def test_a_slow_crc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +433,8 @@ def test_examples_of_other_writers_decode(tf: Any) -> None:
     }
 
 
-GOOD = payloads(encode_rows([SEQUENCE], {"sequence": Ragged.from_lists([[300, 2]])}).tobytes())[0]
+DAMAGED = r"not the tf\.train\.Example of a row: ."
+(GOOD,) = encode_examples([SEQUENCE], {"sequence": Ragged.from_lists([[300, 2]])})
 
 
 @pytest.mark.parametrize("given", [bytes(GOOD), bytearray(GOOD), memoryview(GOOD), np.frombuffer(GOOD, np.uint8)])
@@ -443,11 +446,11 @@ def test_payloads_may_be_any_bytes(given: Any) -> None:
     ("payload", "column", "message"),
     [
         (b"", SEQUENCE, "no feature 'sequence'"),
-        (b"\x0a", SEQUENCE, "cut"),
-        (GOOD[:-1], SEQUENCE, "cut"),
-        (b"\x0f", SEQUENCE, "wire type 7"),
-        (b"\xff" * 20, SEQUENCE, "cut"),
-        (GOOD[:-1] + b"\xff", SEQUENCE, "a varint is cut"),
+        (b"\x0a", SEQUENCE, DAMAGED),
+        (GOOD[:-1], SEQUENCE, DAMAGED),
+        (b"\x0f", SEQUENCE, DAMAGED),
+        (b"\xff" * 20, SEQUENCE, DAMAGED),
+        (GOOD[:-1] + b"\xff", SEQUENCE, DAMAGED),
         (GOOD, Column("sequence", "float32", 1, "value"), "feature 'sequence' is no list of float32"),
         (GOOD, Column("sequence", "uint8", 1, "value"), "column 'sequence': 300 does not fit uint8"),
         (GOOD, Column("sequence", "int32", 2, "value"), "no feature 'sequence/lengths'"),
@@ -477,65 +480,9 @@ def test_damaged_examples_only_ever_raise_format_errors(noise: bytes, at: int) -
         assert isinstance(row["sequence"], np.ndarray)
 
 
-runs = st.lists(st.tuples(st.integers(1, 60), st.lists(st.integers(0, 2**40), max_size=4)), min_size=1, max_size=5)
-
-
-@given(runs, st.sampled_from([-100, -1, -(2**31)]), st.data())
-def test_rows_of_labels_are_encoded_as_value_by_value(
-    given: list[tuple[int, list[int]]], ignored: int, data: st.DataObject
-) -> None:
-    """Long runs of one negative value go another way."""
-    values = np.array([value for count, others in given for value in [*[ignored] * count, *others]], np.int64)
-    offsets = np.array([0, *sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=6))), len(values)])
-    body, borders = varint.encode_rows(values, offsets)
-    wanted, starts = varint.encode(values)
-    assert starts is not None  # a negative takes ten bytes
-    assert body.tobytes() == wanted.tobytes()
-    assert borders.tolist() == starts[offsets].tolist()
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2**22), max_size=40)), max_size=8),
-    st.sampled_from([-100, -1, -(2**31)]),
-    st.booleans(),
-    st.data(),
-)
-def test_labels_beside_their_ids_are_encoded_as_value_by_value(
-    given: list[tuple[int, list[int]]], ignored: int, equal: bool, data: st.DataObject
-) -> None:
-    """The bytes of labels that are the ids are copied from these."""
-    ids = np.array([value for count, others in given for value in [*range(count), *others]], np.int32)
-    trained = np.array([flag for count, others in given for flag in [*[False] * count, *[True] * len(others)]], bool)
-    labels = np.where(trained, ids, np.int32(ignored))
-    if not equal and len(labels):
-        labels[data.draw(st.integers(0, len(labels) - 1))] = data.draw(st.integers(-200, 200))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    offsets = np.array([0, *cuts, len(ids)])
-    columns = [Column("ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", of="ids")]
-    alone = [columns[0], replace(columns[1], of=None)]
-    rows = {"ids": Ragged(ids, offsets), "labels": Ragged(labels, offsets)}
-    assert tfrecord.encode_rows(columns, rows).tobytes() == tfrecord.encode_rows(alone, rows).tobytes()
-    values, starts = varint.encode(labels)
-    found = varint.encode_labels(labels, offsets, varint.Encoded(ids, *varint.encode(ids)))
-    if found is not None:
-        assert found[0].tobytes() == values.tobytes()
-        assert found[1].tolist() == (offsets if starts is None else starts[offsets]).tolist()
-
-
-def test_labels_beside_ids_of_another_dtype_keep_their_bytes() -> None:
-    """Ids beyond the labels' dtype, and a negative label whose bits an id has."""
-    ids = np.array([2**64 - 100, 7, 2**32 - 1, 7, *range(160)], np.uint64)
-    labels = np.array([-100, 7, -100, 7, *[-100] * 80, *range(80, 160)], np.int64)
-    rows = {"ids": Ragged(ids, np.array([0, 164])), "labels": Ragged(labels, np.array([0, 164]))}
-    columns = [Column("ids", "uint64", 1, "ids"), Column("labels", "int64", 1, "labels", of="ids")]
-    alone = [columns[0], replace(columns[1], of=None)]
-    assert varint.encode_labels(labels, np.array([0, 164]), varint.Encoded(ids, *varint.encode(ids))) is not None
-    assert tfrecord.encode_rows(columns, rows).tobytes() == tfrecord.encode_rows(alone, rows).tobytes()
-
-
 @given(st.lists(st.sampled_from([1, 127, 128, 2**14 - 1, 2**14, 2**21, 2**63 - 1, -1, -(2**63)]), max_size=40))
 def test_varints_are_those_of_a_loop(values: list[int]) -> None:
-    body, borders = varint.encode(np.array(values, np.int64))
+    body, sizes = example.varints(np.array(values, np.int64))
     wanted = []
     for value in values:
         rest, part = value % 2**64, []
@@ -543,29 +490,13 @@ def test_varints_are_those_of_a_loop(values: list[int]) -> None:
             part.append(rest % 128 + 128)
             rest //= 128
         wanted.append(bytes([*part, rest]))
-    assert body.tobytes() == b"".join(wanted)
-    if borders is not None:
-        assert borders.tolist() == [0, *np.cumsum([len(part) for part in wanted]).tolist()]
-
-
-def test_varints_of_more_than_ten_bytes_are_refused() -> None:
-    with pytest.raises(ValueError, match="11 bytes"):
-        varint.decode(np.array([0xFF] * 10 + [1], np.uint8))
+    assert body == b"".join(wanted)
+    assert sizes.tolist() == list(map(len, wanted))
 
 
 def test_three_million_tokens_take_little_time() -> None:
     """A guard against a loop over tokens; the speed itself is in the benchmarks."""
     rows = {"sequence": Ragged.from_lengths(np.arange(3_000_000, dtype=np.int32) % 150_000, np.full(10_000, 300))}
     start = time.perf_counter()
-    encode_rows([SEQUENCE], rows)
+    assert sum(map(len, encode_examples([SEQUENCE], rows))) > 8_000_000
     assert time.perf_counter() - start < 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "wanted"), [(0, []), (1, [1]), (14, [14]), (16, [8, 8]), (24, [12, 12]), (26, [8, 9, 9])]
-)
-def test_chunks_are_alike_in_size(rows: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small one at the end would take nearly as long as the others."""
-    monkeypatch.setattr(tfrecord, "CHUNK_VALUES", 1000)
-    found = [stop - start for start, stop in tfrecord.chunks([Ragged.from_lengths(np.zeros(84 * rows), [84] * rows)])]
-    assert sorted(found) == wanted

@@ -7,6 +7,7 @@ answer is made again for `RETRY_SECONDS` seconds.
 """
 
 import functools
+import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,6 @@ from apache_beam.io.filesystem import FileSystem
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.errors import ConfigError, StorageError
-from beam_prep.formats.range_file import RangeFile
 from beam_prep.storage.stores.client import (
     CONNECTIONS,
     Changed,
@@ -197,8 +197,8 @@ def match_pattern(pattern: str) -> list[ObjectInfo]:
 _PART = 8 << 20
 
 
-class Reader(RangeFile):
-    """An object as a file.
+class Reader(io.RawIOBase):
+    """An object as a file, for libraries that want one.
 
     Args:
         found: the object. No other version of it is read.
@@ -209,8 +209,8 @@ class Reader(RangeFile):
     """
 
     def __init__(self, found: ObjectInfo, ahead: int = 256 * 1024) -> None:
-        super().__init__(found.size)
         self._found, self._ahead = found, ahead
+        self._at = 0
         self._first, self._window = 0, b""
 
     @classmethod
@@ -226,7 +226,31 @@ class Reader(RangeFile):
         reader._first, reader._window = total - len(data), data
         return reader
 
-    def read_range(self, start: int, stop: int) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, as many as asked for unless the file ends."""
+        start = self._at
+        stop = self._found.size if size < 0 else min(start + size, self._found.size)
+        if stop <= start:
+            return b""
+        data = self._range(start, stop)
+        self._at = stop
+        return data
+
+    def _range(self, start: int, stop: int) -> bytes:
         inside = start - self._first
         have = self._window[inside : inside + stop - start] if 0 <= inside < len(self._window) else b""
         if start + len(have) < stop:
