@@ -161,8 +161,11 @@ def test_members_that_other_messages_have_are_not_there(tmp_path: Path, tokenize
 
 def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str) -> None:
     texts: list[Any] = [f"text {number} " * 400 for number in range(60)]
-    columns = {"text": texts, "score": [float("nan") if row in (3, 50) else 1.0 for row in range(60)]}
-    columns["text"][7] = None
+    texts[7] = None
+    columns = {
+        "text": pa.array(texts),
+        "meta": pa.array(["{" if row in (3, 50) else "{}" for row in range(60)], pa.json_()),
+    }
     path = write(pa.table(columns), tmp_path / "x", group=9)
     result = made(TEXTS, path, tmp_path / "out", tokenizer_path, block_bytes=65536, **LOOSE)
     assert result.manifest is not None
@@ -175,14 +178,18 @@ def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str
     )
     rejects = [json.loads(line) for line in (tmp_path / "out/rejects/rejects-00000.jsonl").read_text().splitlines()]
     assert [(each["file"], each["line"], each["offset"]) for each in rejects] == [(path, 4, 3), (path, 51, 50)]
-    assert '"score":NaN' in rejects[0]["text"] or rejects[0]["text"].startswith('{"text":"text 3 ')
+    assert {each["message"].partition(", ")[0] for each in rejects} == {"column 'meta': its JSON is refused"}
+    assert rejects[0]["text"].startswith('{"text":"text 3 ')
     (drop,) = bp.open(tmp_path / "out").drops()
     assert (drop["file"], drop["line"], drop["offset"]) == (path, 8, 7)
 
 
 def test_a_failure_names_the_row(tmp_path: Path, tokenizer_path: str) -> None:
-    path = write(pa.table({"text": ["a", "b"], "score": [1.0, float("inf")]}), tmp_path / "x")
-    with pytest.raises(bp.errors.RunError, match=r"the first reject is .*x\.parquet \(row 2\): bad_json"):
+    path = write(pa.table({"text": ["a", "b"], "when": pa.array([1, 2**61], pa.timestamp("s"))}), tmp_path / "x")
+    with pytest.raises(
+        bp.errors.RunError,
+        match=r"the first reject is .*x\.parquet \(row 2\): not_json: column 'when': value out of range",
+    ):
         made(TEXTS, path, tmp_path / "out", tokenizer_path)
 
 

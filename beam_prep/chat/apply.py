@@ -11,14 +11,14 @@ from beam_prep.chat.chat_format import ChatFormat, chat_format_of
 from beam_prep.chat.checks import check_size, checked, guarded_messages, list_of, text_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
-from beam_prep.data.block import Reject, is_table, sample, step, without_collector
+from beam_prep.data.block import Reject, sample, step, without_collector
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import record_weight, with_prompt
-from beam_prep.reading.json_line import describe
-from beam_prep.reading.records import Record, Records
+from beam_prep.reading.adapters import message_list, record_weight, with_prompt
+from beam_prep.reading.json_line import check_values, describe
+from beam_prep.reading.records import Record, Records, lines_beyond_json
 from beam_prep.reading.rollouts import exact_double
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -32,7 +32,6 @@ class TextCollector:
         output: the output.
         chat_format: renders it.
         roles: codes of the roles of the block; new ones are added.
-        from_table: the records are rows of a table.
 
     Attributes:
         rows: as far as they are kept.
@@ -40,13 +39,13 @@ class TextCollector:
         conversations: renders the rows, if the sections are a conversation.
     """
 
-    def __init__(self, output: Output, chat_format: ChatFormat, roles: Codes[str], from_table: bool = False) -> None:
+    def __init__(self, output: Output, chat_format: ChatFormat, roles: Codes[str]) -> None:
         self.output, self.chat_format, self.roles, self.listed = output, chat_format, roles, output.kind == "list"
         self.rows: list[Row] = []
         self._weights: Codes[float] = {0.0: 0, 1.0: 1}
         self.conversations = None
         if output.conversation:
-            self.conversations = Conversations(output, chat_format, roles, self._weights, from_table)
+            self.conversations = Conversations(output, chat_format, roles, self._weights)
 
     def rows_of(self, record: Record) -> list[Row]:
         """The rows of a record, each as its sequences. Only a conversation may have several, or none.
@@ -173,6 +172,9 @@ class ValueCollector:
         return Ragged.from_lists(self.rows, np.float64)
 
 
+_READ = ("tools", "chat_template_kwargs")
+"""Fields that a chat template sees beside those of the sections."""
+
 COMPARED = 16
 """Conversations of a block that are compared with transformers' own rendering."""
 
@@ -231,9 +233,8 @@ def _rendered(
     compared: int | None = 0,
 ) -> Rendered:
     roles: Codes[str] = {}
-    from_table = is_table(records.origin.source.path)
     collectors: list[Any] = [
-        ValueCollector(output) if output.kind == "value" else TextCollector(output, chat_format, roles, from_table)
+        ValueCollector(output) if output.kind == "value" else TextCollector(output, chat_format, roles)
         for output in outputs
     ]
     conversations = [each.conversations for each in collectors if each.conversations]
@@ -241,12 +242,25 @@ def _rendered(
     sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
     weighted = any(output.weights_name is not None for output in outputs)
     kept, numbers, domain, weights = list[int](), list[int](), list[str](), list[float]()
+    sections = [section for output in outputs for section in output.sections]
+    chats = [*dict.fromkeys(section.field for section in sections if section.template is not None)]
+    read = [
+        *dict.fromkeys(section.field for section in sections),
+        *_READ,
+        *([] if domain_key is None else [domain_key]),
+    ]
+    beyond = lines_beyond_json(records.ledger)
     counters: dict[str, dict[int, int]] = {}
     characters, ledger = 0, records.ledger.copy()
     for place, (line, record) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
         for conversation in conversations:
             conversation.begin(place in sampled)
         try:
+            if line in beyond:
+                check_values(record, read)
+            for name in chats:
+                if (messages := message_list(record.get(name), name)) is not None:
+                    record = {**record, name: messages}
             weight = record_weight(record) if weighted else 1.0
             seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]

@@ -16,7 +16,7 @@ import numpy as np
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.checks import checked, guarded_messages, variables_of
 from beam_prep.chat.kinds import parts_of, without_history_reasoning
-from beam_prep.chat.messages import Message, without_nulls
+from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import TOOLS
 from beam_prep.chat.pieces import Codes, Layout, Piece, weight_code
 from beam_prep.chat.replay import Replayed
@@ -53,7 +53,6 @@ class Conversations:
         output: one whose sections are a conversation.
         chat_format: with a template.
         roles, weights: codes of roles and of weights of messages; new ones are added.
-        from_table: the records are rows of a table, which has a null for each key that another row has.
 
     Attributes:
         counted: of the last record: see `Rendered.counters`.
@@ -62,12 +61,10 @@ class Conversations:
         reasons: (reason, message) -> the code of segments that are refused.
     """
 
-    def __init__(
-        self, output: Output, chat_format: ChatFormat, roles: Codes[str], weights: Codes[float], from_table: bool
-    ) -> None:
+    def __init__(self, output: Output, chat_format: ChatFormat, roles: Codes[str], weights: Codes[float]) -> None:
         assert chat_format.template is not None
         self._output, self._chat_format, self._template = output, chat_format, chat_format.template
-        self._roles, self._weights, self._from_table = roles, weights, from_table
+        self._roles, self._weights = roles, weights
         self._layouts: dict[Any, tuple[Any, Layout | None]] = {}  # with the plan, so that its id stays its own
         self.counted: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
@@ -165,9 +162,6 @@ class Conversations:
             messages, dropped = without_history_reasoning(messages)
             self.counted["reasoning_dropped"] += dropped
         variables = {**(rules.template_variables or {}), **guard(variables_of(record))}
-        if self._from_table:
-            messages = [_without_nulls_in_calls(message) for message in messages]
-            variables |= {key: without_nulls(variables[key]) for key in ("tools",) if key in variables}
         actions = [section.action for section, given in zip(sections, lists, strict=True) for _ in given]
         codes = [roles.setdefault(message["role"], len(roles)) for message in messages]
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))
@@ -347,11 +341,6 @@ def _unlike_rule(rendered: RenderedChat) -> Iterator[str]:
                 yield "marks_without_end"
             if rendered.text[turn.spans[0][0] : turn.rule[0][0]].strip():
                 yield "marks_with_header"
-
-
-def _without_nulls_in_calls(message: Message) -> Message:
-    calls = message.get("tool_calls")
-    return message if calls is None else {**message, "tool_calls": without_nulls(calls)}
 
 
 def _layout_of(replayed: Replayed, segments: Sequence[Segment], cut: int) -> Layout | None:

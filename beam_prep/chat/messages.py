@@ -165,13 +165,6 @@ def text_of_part(part: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def without_nulls(value: Any) -> Any:
-    """A value without the keys of objects that are null: a table gives all objects of a column all keys."""
-    if isinstance(value, dict):
-        return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
 # What is not written
 
 Lost = tuple[int, str]

@@ -170,6 +170,7 @@ class ShareGPT:
             if name != self.field and _is_sharegpt(record.get(name))
         }
         items = record.get(self.field)
+        items = message_list(items, self.field) or items
         if items is None:
             return {**record, **sides} if sides else record
         if not isinstance(items, list):
@@ -434,6 +435,36 @@ def template_kwargs(record: Record) -> dict[str, Any]:
         if name in found:
             raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which is not for a record to set")
     return found
+
+
+def message_list(value: Any, where: str) -> list[Any] | None:
+    """Messages that are given in another form than as a list of them; None: they are not.
+
+    That is the JSON of the list, in a text; or lists of one length in an object (`{"role": [...], "content": [...]}`),
+    as `datasets` stores a `Sequence` of a dict.
+
+    Raises:
+        Reject: `bad_json`: a text begins like such JSON, and is none.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            found = _json(value)
+        except Reject as reject:
+            message = f"field {where!r} is a string that is no JSON ({reject.message}), wanted a list of messages"
+            raise Reject("bad_json", message) from None
+        return found if isinstance(found, list) else None
+    if not isinstance(value, dict) or not {"role", "from"} & {*value} or not all(map(_is_list, value.values())):
+        return None
+    if len({*map(len, value.values())}) > 1:
+        return None
+    return [
+        {name: each for name, each in zip(value, message, strict=True) if each is not None or name == "content"}
+        for message in zip(*value.values(), strict=True)
+    ]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def _json(text: str) -> Any:

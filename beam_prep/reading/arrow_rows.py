@@ -1,23 +1,28 @@
 """Rows of Arrow's tables -> lines of JSON, as a file of JSONL would have them.
 
-Types that JSON has are what they are: numbers, booleans, texts, lists; structs and maps are objects. The others:
+Types that JSON has are what they are: numbers, booleans, texts, lists; structs and maps are objects; JSON
+(`arrow.json`, which is Parquet's JSON, too) is the value that its text says. The others:
 
-* Timestamps (in UTC), dates and times become texts: `2026-11-22 18:07:38Z`, `2026-11-22`, `18:07:38`.
+* Timestamps (in UTC), dates, times and durations become texts: `2026-11-22 18:07:38Z`, `2026-11-22`, `18:07:38`,
+  `1 day, 0:00:05`. So do UUIDs.
 * Decimals become numbers, with all their digits.
-* Bytes become an object, `{"binary": 1234}`, with how many they are. A config that reads them as text rejects the
-  record.
-* A null member of a struct, and a null column, is left out, as tables fill in the members that other records have. Only
-  `content`, which chat templates look for in every message, stays null. Nulls in lists and maps stay.
-* What JSON cannot say (a number that is not finite, bytes in a text that are no UTF-8, a timestamp out of range, a key
-  twice in a map) makes a line that `parse` rejects.
+* Tensors of a fixed shape become lists of lists.
+* Numbers that are not finite stay what they are: `NaN`, `Infinity`. Bytes become an object, `{"binary": 1234}`, with
+  how many they are. Whatever reads one of them rejects the record: see `json_line.check_values`.
+* A null member of a struct, and a null column, is left out, as tables fill in the members that other records have.
+  Only the `content` of a message, which chat templates look for, stays null. Nulls in lists, maps and JSON stay.
+* What cannot be said (bytes in a text that are no UTF-8, a text of JSON that is none, a timestamp out of range, a key
+  twice in a map) rejects the record, see `Unfit`.
 
-The other types (durations, unions ...) are problems of the file: see `type_problem`.
+The other types (intervals, unions ...) are problems of the file: see `schema_problem`.
 """
 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import orjson
@@ -25,18 +30,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
+from beam_prep.data.block import Reject
+from beam_prep.reading.json_line import BINARY, parse_json
+
 MAX_DEPTH = 200
 """Levels of nesting of a column: orjson writes 254."""
 
 _KEPT_NULL = "content"
-_ESCAPES = {byte: f"\\u{byte:04x}".encode() for byte in range(32)} | {34: b'\\"', 92: b"\\\\"}
+
+
+class Unfit(Reject):
+    """Takes the place of a value that cannot be said as JSON: its record is a reject.
+
+    Attributes:
+        shown: what a reject quotes of it.
+    """
+
+    def __init__(self, reason: str, message: str, shown: Any) -> None:
+        super().__init__(reason, message)
+        self.shown = shown
 
 
 def schema_problem(schema: pa.Schema) -> str | None:
     """What of a table cannot be lines of JSON; None: all can.
 
-    >>> schema_problem(pa.schema([("took", pa.duration("s"))]))
-    "column 'took' is of type duration[s], which JSON does not have"
+    >>> schema_problem(pa.schema([("took", pa.month_day_nano_interval())]))
+    "column 'took' is of type month_day_nano_interval, which JSON does not have"
     """
     if twice := _twice(schema.names):
         return f"two columns have the name {twice!r}"
@@ -50,7 +69,7 @@ def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
     kind = _plain(kind)
     if depth > MAX_DEPTH:
         return f"{where} is nested deeper than {MAX_DEPTH} levels"
-    if types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind) or any(is_kind(kind) for is_kind in _LISTS):
         return _problem(kind.value_type, where, depth + 1)
     if types.is_struct(kind):
         members = [kind.field(place) for place in range(kind.num_fields)]
@@ -59,7 +78,7 @@ def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
         found = (_problem(member.type, where, depth + 1) for member in members)
         return next((problem for problem in found if problem is not None), None)
     if types.is_map(kind):
-        if _writer(kind.key_type) is not _texts:
+        if not any(is_kind(kind.key_type) for is_kind in _TEXTS):
             return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
         return _problem(kind.item_type, where, depth + 1)
     return None if _writer(kind) is not None else f"{where} is of type {kind}, which JSON does not have"
@@ -69,27 +88,47 @@ def _twice(names: Sequence[str]) -> str | None:
     return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
-def lines_of(rows: pa.RecordBatch) -> Iterator[bytes]:
-    """A line of JSON for each row, without its line end.
+Line = tuple[bytes, tuple[str, str] | None]
+"""A line of JSON, without its line end, and (reason, message) where the row is a reject."""
+
+
+def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
+    """A line of JSON for each row.
 
     Args:
         rows: whose schema has no `schema_problem`.
 
     >>> rows = pa.record_batch({"messages": [[{"role": "user", "content": "Hi"}]], "score": [0.5], "note": [None]})
     >>> list(lines_of(rows))
-    [b'{"messages":[{"role":"user","content":"Hi"}],"score":0.5}']
+    [(b'{"messages":[{"role":"user","content":"Hi"}],"score":0.5}', None)]
     """
     columns = [values(column) for column in rows.columns]
-    return map(orjson.dumps, _objects(rows.schema.names, columns, rows.num_rows))
+    found: list[Unfit] = []
+
+    def shown(value: Unfit) -> Any:
+        found.append(value)
+        return value.shown
+
+    for row in _objects(rows.schema.names, columns, rows.num_rows, top=True):
+        line = orjson.dumps(row, default=shown)
+        if not found:
+            yield line, None
+            continue
+        found.clear()
+        column = next(name for name, value in row.items() if orjson.dumps(value, default=shown) and found)
+        yield line, (found[0].reason, f"column {column!r}: {found[0].message}")
+        found.clear()
 
 
 def values(array: pa.Array) -> list[Any]:
-    """The values of an array, as `orjson.dumps` takes them."""
+    """The values of an array, as `orjson.dumps` takes them; where JSON cannot say one, an `Unfit`."""
     if isinstance(array, pa.ExtensionArray):
-        return values(array.storage)
+        return _EXTENSIONS.get(array.type.extension_name, _storage)(array)
     if types.is_dictionary(array.type):
         found = values(array.dictionary)
         return _with_nulls([found[index] for index in _numbers(array.indices.fill_null(0))] if found else [], array)
+    if types.is_run_end_encoded(array.type):
+        return values(pc.run_end_decode(array))
     write = _writer(array.type)
     assert write is not None, array.type
     return _with_nulls(write(array), array)
@@ -103,14 +142,15 @@ def _with_nulls(found: list[Any], array: pa.Array) -> list[Any]:
     return found
 
 
-def _objects(names: Sequence[str], members: Sequence[list[Any]], count: int) -> list[dict[str, Any]]:
+def _objects(names: Sequence[str], members: Sequence[list[Any]], count: int, top: bool = False) -> list[dict[str, Any]]:
     if not names:
         return [{} for _ in range(count)]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
     for name, member in zip(names, members, strict=True):
-        if name != _KEPT_NULL and None in member:
+        if None in member:
             for row, value in zip(rows, member, strict=True):
-                if value is None:
+                # In tools and their calls, `content` is the name of an argument.
+                if value is None and not (name == _KEPT_NULL and (top or row.get("role") is not None)):
                     del row[name]
     return rows
 
@@ -135,6 +175,11 @@ def _lists(array: pa.ListArray) -> list[Any]:
     return [inner[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
+def _list_views(array: pa.ListViewArray) -> list[Any]:
+    inner, starts, sizes = values(array.values), array.offsets.to_pylist(), array.sizes.to_pylist()
+    return [inner[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
 def _maps(array: pa.MapArray) -> list[Any]:
     offsets = array.offsets.to_numpy()
     first, count = offsets[0], offsets[-1] - offsets[0]
@@ -147,8 +192,11 @@ def _map(keys: list[Any], items: list[Any]) -> Any:
     texts = [key for key in keys if type(key) is str]
     if len(set(texts)) == len(keys):
         return dict(zip(texts, items, strict=True))
-    pairs = (b"%b:%b" % (orjson.dumps(key), orjson.dumps(item)) for key, item in zip(keys, items, strict=True))
-    return orjson.Fragment(b"{%b}" % b",".join(pairs))
+    unfit = next((key for key in keys if type(key) is not str), None)
+    twice = Unfit(
+        "duplicate_key", f"the key {_twice(texts)!r} is twice in a map", [*map(list, zip(keys, items, strict=True))]
+    )
+    return twice if unfit is None else unfit
 
 
 def _numbers(array: pa.Array) -> list[Any]:
@@ -183,11 +231,11 @@ def _texts(array: pa.Array) -> list[Any]:
 
 
 def _text(data: bytes | None) -> Any:
-    """A text; a quoted string that no parser takes, of bytes that are no UTF-8."""
     try:
         return None if data is None else data.decode()
-    except UnicodeDecodeError:
-        return orjson.Fragment(b'"%b"' % b"".join(_ESCAPES.get(byte, bytes([byte])) for byte in data or b""))
+    except UnicodeDecodeError as bad:
+        message = f"byte {bad.start} of the text is no UTF-8 ({bad.reason})"
+        return Unfit("invalid_utf8", message, bad.object.decode(errors="replace"))
 
 
 def _views(array: pa.Array) -> list[Any]:
@@ -197,25 +245,88 @@ def _views(array: pa.Array) -> list[Any]:
 def _times(array: pa.Array) -> list[Any]:
     if types.is_timestamp(array.type) and array.type.tz is not None:
         array = array.cast(pa.timestamp(array.type.unit, "UTC"))  # in others, a machine's own table of zones is used
-    found = _texts(array.cast(pa.string()))
-    return [orjson.Fragment(text) if text is not None and text.startswith("<") else text for text in found]
+    return [_in_range(text) for text in _texts(array.cast(pa.string()))]
+
+
+def _in_range(text: str | None) -> Any:
+    return Unfit("not_json", text.strip("<>"), text) if text is not None and text.startswith("<") else text
+
+
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def _durations(array: pa.DurationArray) -> list[Any]:
+    return [_duration(count, _UNITS[array.type.unit]) for count in _numbers(array.cast(pa.int64()))]
+
+
+def _duration(count: int, in_a_second: int) -> Any:
+    """As Python says it: `1 day, 0:00:05.000001`; with nine digits where there are nanoseconds."""
+    seconds, rest = divmod(count, in_a_second)
+    nanoseconds = rest * 10**9 // in_a_second
+    digits = f".{nanoseconds:09}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06}" if nanoseconds else ""
+    try:
+        return f"{timedelta(seconds=seconds)}{digits}"
+    except OverflowError:
+        return Unfit("not_json", f"value out of range: {seconds} seconds", seconds)
 
 
 def _bytes(array: pa.Array) -> list[Any]:
     if types.is_fixed_size_binary(array.type):
-        return [{"binary": array.type.byte_width} for _ in range(len(array))]
-    return [{"binary": size} for size in _numbers(pc.binary_length(array))]
+        sizes = [array.type.byte_width] * len(array)
+    else:
+        sizes = _numbers(pc.binary_length(array.cast(pa.large_binary())))
+    return [orjson.Fragment(BINARY % size) for size in sizes]
 
 
 def _nulls(array: pa.Array) -> list[Any]:
     return [None] * len(array)
 
 
+# Extension types
+
+
+def _storage(array: pa.ExtensionArray) -> list[Any]:
+    return values(array.storage)
+
+
+def _json(array: pa.ExtensionArray) -> list[Any]:
+    return [_embedded(text) if type(text) is str else text for text in values(array.storage)]
+
+
+def _embedded(text: str) -> Any:
+    line = text.encode()
+    try:
+        value = parse_json(line, constants=float)
+    except Reject as reject:
+        return Unfit(reject.reason, f"its JSON is refused, {reject.message}", text)
+    # As it is written, so that numbers keep their digits; line ends stand between values only.
+    return None if value is None else orjson.Fragment(line.replace(b"\n", b" "))
+
+
+def _tensors(array: pa.ExtensionArray) -> list[Any]:
+    shape = array.type.shape
+    order = array.type.permutation or range(len(shape))
+    return [
+        None if row is None else np.array(row, object).reshape(shape).transpose(order).tolist()
+        for row in values(array.storage)
+    ]
+
+
+_EXTENSIONS: dict[str, Callable[[Any], list[Any]]] = {
+    "arrow.json": _json,
+    "arrow.bool8": lambda array: values(array.storage.cast(pa.bool_())),
+    "arrow.uuid": lambda array: [None if data is None else str(UUID(bytes=data)) for data in array.storage.to_pylist()],
+    "arrow.fixed_shape_tensor": _tensors,
+}
+"""By their names: the classes depend on the version of pyarrow. Of others, the storage is read."""
+
 _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
     (types.is_struct, _structs),
     (types.is_list, _lists),
     (types.is_large_list, _lists),
     (types.is_fixed_size_list, _lists),
+    (types.is_list_view, _list_views),
+    (types.is_large_list_view, _list_views),
     (types.is_map, _maps),
     (types.is_string, _texts),
     (types.is_large_string, _texts),
@@ -227,11 +338,17 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]]
     (types.is_timestamp, _times),
     (types.is_date, _times),
     (types.is_time, _times),
+    (types.is_duration, _durations),
     (types.is_binary, _bytes),
     (types.is_large_binary, _bytes),
+    (types.is_binary_view, _bytes),
     (types.is_fixed_size_binary, _bytes),
     (types.is_null, _nulls),
 )
+
+
+_LISTS = [is_kind for is_kind, write in _WRITERS if write in (_lists, _list_views)]
+_TEXTS = [is_kind for is_kind, write in _WRITERS if write in (_texts, _views)]
 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], list[Any]] | None:

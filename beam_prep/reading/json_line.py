@@ -1,7 +1,9 @@
-"""One line of JSON as the standard library's parser sees it: exact numbers, repeated keys, why it is refused."""
+"""One line of JSON, exactly: integers of any size, repeated keys, why it is refused."""
 
 import json
+import math
 import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,28 +16,88 @@ MAX_DEPTH = 512
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
-def parse_carefully(line: bytes, error: orjson.JSONDecodeError | None = None) -> Any:
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_NESTED = {dict, list}
+_NO_VALUE = re.compile(r"-?(?:(NaN|Infinity)|nan|inf|None|True|False|undefined)\b")
+"""What some programs write for values that JSON does not have, or writes in another way."""
+
+
+def parse_json(
+    line: bytes,
+    careful: bool | None = None,
+    escaped_quotes: bool | None = None,
+    constants: Callable[[str], float] | None = None,
+) -> Any:
+    """The value of a line.
+
+    Args:
+        line: the line.
+        careful: it may have a number that orjson does not give exactly; None: look.
+        escaped_quotes: it may have quotes that are written by their number in Unicode; None: look.
+        constants: gives the number for `NaN`, `Infinity` and `-Infinity`; None: they are refused.
+
+    Raises:
+        Reject: it is no JSON, or says something twice: see `records.parse`.
+    """
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return _parse_carefully(line, error, constants)
+    if careful is None:
+        careful, escaped_quotes = _LONG_NUMBER.search(line) is not None, b"u0022" in line
+    if careful or _quotes(value) != line.count(b'"') + (line.count(b"\\u0022") if escaped_quotes else 0):
+        return _parse_carefully(line)
+    return value
+
+
+def _quotes(value: Any) -> int:
+    """How many quotes a value takes as JSON. A repeated key that parsing dropped had at least two more."""
+    if type(value) is dict and _NESTED.isdisjoint(map(type, value.values())):  # a long text is not written for it
+        texts: list[str] = [*value, *(each for each in value.values() if type(each) is str)]
+        return 2 * len(texts) + sum([text.count('"') for text in texts])
+    try:
+        return orjson.dumps(value).count(b'"')
+    except TypeError:  # nested deeper than orjson writes
+        return -1
+
+
+def _parse_carefully(
+    line: bytes, error: orjson.JSONDecodeError | None = None, constants: Callable[[str], float] | None = None
+) -> Any:
     """The standard library's parser, for what orjson cannot say: exact integers, repeated keys, why it refused."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as bad:
         raise Reject("invalid_utf8", f"byte {bad.start} of the line is no UTF-8 ({bad.reason})") from None
     too_deep = Reject("too_deep", f"the line is nested deeper than {MAX_DEPTH} levels")
-    if error is not None and "depth limit" in str(error):
-        raise too_deep
-    half = error is not None and "surrogate" in str(error)
-    if error is not None and not half and "infinity" not in str(error):
-        raise Reject("bad_json", str(error))
+    found = None  # what orjson found, where the other parser may find something worse
+    if error is not None:
+        if "depth limit" in str(error):
+            raise too_deep
+        if "surrogate" in str(error):
+            found = Reject("bad_text", f"half of a surrogate pair: {error}")
+        elif "infinity" in str(error):
+            found = Reject("bad_number", str(error))
+        else:
+            word = _NO_VALUE.match(text, error.pos - (text[error.pos - 1 : error.pos] == "-"))
+            if constants is None or word is None or word[1] is None:
+                raise Reject("bad_json", f"{word[0]} is no value of JSON: {error}" if word else str(error))
     if _deeper_than(MAX_DEPTH, line):
         raise too_deep
     try:
-        row = json.loads(text, object_pairs_hook=unique_keys, parse_int=exact_integer, parse_float=finite_double)
+        row = json.loads(
+            text,
+            object_pairs_hook=unique_keys,
+            parse_int=exact_integer,
+            parse_float=finite_double,
+            parse_constant=constants,
+        )
     except json.JSONDecodeError as bad:
         raise Reject("bad_json", str(bad)) from None
     except RecursionError:
         raise too_deep from None
-    if error is not None:
-        raise Reject("bad_text", f"half of a surrogate pair: {error}") if half else Reject("bad_number", str(error))
+    if found is not None:
+        raise found
     return row
 
 
@@ -72,13 +134,41 @@ def finite_double(text: str) -> float:
     return number
 
 
+def _is_binary(value: Any) -> bool:
+    return type(value) is dict and len(value) == 1 and type(value.get("binary")) is int
+
+
 def describe(value: Any) -> str:
     """`a number (3)`: what was found, for messages."""
     if value is None:
         return "null"
+    if _is_binary(value):
+        return f"binary ({value['binary']:,} bytes)"
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     kind = kinds.get(type(value), f"a {type(value).__name__}")
     if type(value) not in (str, bool, int, float):
         return kind
     text = json.dumps(value[:50] if type(value) is str else value, ensure_ascii=False)
     return f"{kind} ({text if len(text) <= 40 else text[:40] + '...'})"
+
+
+BINARY = b'{"binary" :%d}'
+"""What stands for bytes of a table, with how many they are. The blank tells it from an object that a column holds."""
+BEYOND = re.compile(rb'NaN|Infinity|\{"binary" :')
+"""Found in the rows of tables that hold what JSON does not have, and in some others."""
+
+
+def check_values(record: Mapping[str, Any], fields: Iterable[str]) -> None:
+    """Looks through fields of a row of a table that are read.
+
+    Raises:
+        Reject: `not_json`: one of them holds a number that is not finite, or bytes.
+    """
+    todo = [(name, record.get(name)) for name in fields]
+    for where, value in todo:  # without recursion: a record may be nested deeper than Python's stack allows
+        if (type(value) is float and not math.isfinite(value)) or _is_binary(value):
+            raise Reject("not_json", f"'{where}' is {describe(value)}, which JSON does not have")
+        if isinstance(value, dict):
+            todo += [(f"{where}.{name}", each) for name, each in value.items()]
+        elif isinstance(value, list):
+            todo += [(f"{where}[{place}]", each) for place, each in enumerate(value)]

@@ -87,6 +87,8 @@ def _string(value: Any) -> bytes:
         return b""
     if type(value) not in (int, float, bool):
         raise Reject("keep_fields", f"{describe(value)}, wanted a string or a number")
+    if type(value) is float and not np.isfinite(value):
+        raise Reject("keep_fields", f"{describe(value)}, which JSON does not have")
     return json.dumps(value).encode()
 
 

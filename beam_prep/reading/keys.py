@@ -16,7 +16,8 @@ import numpy as np
 import orjson
 
 from beam_prep.data.block import Reject, step
-from beam_prep.reading.records import Records
+from beam_prep.reading.json_line import check_values
+from beam_prep.reading.records import Records, lines_beyond_json
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The digests of a record, see `Ledger.digests`; `duplicate` is also the reason of the drops."""
@@ -123,6 +124,15 @@ def key_records(records: Records, keys: Keys) -> Records:
         return records
     ledger, count = records.ledger.copy(), len(records.ledger.status)
     alive = np.ones(len(records), bool)
+    read = [*([] if keys.split_key is None else [keys.split_key]), *keys.duplicate]
+    if beyond := lines_beyond_json(ledger):
+        for place, line in enumerate(records.line.tolist()):
+            try:
+                if line in beyond:
+                    check_values(records.rows[place], read)
+            except Reject as reject:
+                ledger.reject(line, reject.reason, reject.message)
+                alive[place] = False
 
     def digests(name: str, width: int, found: Iterable[bytes | Reject]) -> None:
         made = []

@@ -11,7 +11,7 @@ import orjson
 from beam_prep.data.block import ALIVE, Block, Ledger, Origin, Reject, is_table, without_collector
 from beam_prep.data.ragged import Array, places_of
 from beam_prep.reading.blocks import BOM, SHOWN_BYTES, RawBlock
-from beam_prep.reading.json_line import describe, parse_carefully
+from beam_prep.reading.json_line import BEYOND, describe, parse_json
 
 LOST = ("empty", "rows_without_loss")
 """Reasons for which a record is dropped without any rule of the config: there is nothing in it to train on."""
@@ -99,7 +99,8 @@ def _is_bare(value: Any) -> bool:
 Record = dict[str, Any]
 
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
-_NESTED = {dict, list}
+NOT_FINITE = "records_not_finite"
+"""Of `Block.made`: the rows of tables that hold NaN or Infinity, whether or not they were kept."""
 
 
 @dataclass(slots=True)
@@ -137,7 +138,8 @@ def parse(raw: RawBlock, origin: Origin) -> Records:
     """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
 
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
-    (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact.
+    (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact. NaN and
+    Infinity are `bad_json`; in a table they are numbers, as columns that nothing reads may hold them.
     """
     ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=is_table(origin.source.path))
     for line, reason, message in origin.refused:
@@ -147,38 +149,36 @@ def parse(raw: RawBlock, origin: Origin) -> Records:
     long_numbers = _lines_with_long_numbers(ledger)
     escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     rows: list[Record] = []
+    words: list[str] = []  # NaN and Infinity, of a row
+    not_finite = 0
+
+    def number(word: str) -> float:
+        words.append(word)
+        return float(word)
+
+    constants = number if ledger.by_row else None
     lines = np.flatnonzero(ledger.status == ALIVE)
     borders = zip(lines.tolist(), ledger.starts[lines].tolist(), ledger.ends[lines].tolist(), strict=True)
     with without_collector():
         for line, start, end in borders:
             try:
-                rows.append(_parse_line(raw.data[start:end], line in long_numbers, escaped_quotes))
+                row = parse_json(raw.data[start:end], line in long_numbers, escaped_quotes, constants)
+                if type(row) is not dict:
+                    raise Reject("not_an_object", f"the line is {describe(row)}, wanted a JSON object")
+                rows.append(row)
             except Reject as reject:
                 ledger.reject(line, reject.reason, reject.message)
-    return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows)
+            if words:
+                not_finite += 1
+                words.clear()
+    made = {NOT_FINITE: not_finite} if not_finite else {}
+    return Records(origin, ledger, np.flatnonzero(ledger.status == ALIVE).astype(np.int32), rows=rows, made=made)
 
 
-def _parse_line(line: bytes, careful: bool, escaped_quotes: bool) -> Record:
-    """The object of a line.
-
-    Args:
-        line: the line.
-        careful: it may have a number that orjson does not give exactly.
-        escaped_quotes: it may have quotes that are written by their number in Unicode.
-
-    Raises:
-        Reject: there is none.
-    """
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        row = parse_carefully(line, error)
-    else:
-        if careful or _quotes(row) != line.count(b'"') + (line.count(b"\\u0022") if escaped_quotes else 0):
-            row = parse_carefully(line)
-    if type(row) is not dict:
-        raise Reject("not_an_object", f"the line is {describe(row)}, wanted a JSON object")
-    return row
+def lines_beyond_json(ledger: Ledger) -> set[int]:
+    """The rows of a table that may hold what JSON cannot, see `check_values`; of other files none do."""
+    places = [found.start() for found in BEYOND.finditer(ledger.raw)] if ledger.by_row else []
+    return {*(np.searchsorted(ledger.starts, places, side="right") - 1).tolist()}
 
 
 def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
@@ -239,14 +239,3 @@ def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
         if line not in found and _LONG_NUMBER.search(ledger.raw, max(0, place - 9), place + 19):
             found.add(line)
     return found
-
-
-def _quotes(row: Any) -> int:
-    """How many quotes a value takes as JSON. A repeated key that parsing dropped had at least two more."""
-    if type(row) is dict and _NESTED.isdisjoint(map(type, row.values())):  # a long text is not written for it
-        texts: list[str] = [*row, *(value for value in row.values() if type(value) is str)]
-        return 2 * len(texts) + sum([text.count('"') for text in texts])
-    try:
-        return orjson.dumps(row).count(b'"')
-    except TypeError:  # nested deeper than orjson writes
-        return -1

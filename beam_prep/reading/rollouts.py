@@ -1,5 +1,6 @@
 """Rollouts: the ids of a prompt and of its responses, with what a trainer needs of them, as records have them."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,9 +179,13 @@ def _bits(values: list[Any], where: str) -> Array:
 def _reals(values: list[Any], where: str) -> Array:
     _check_types(values, where, "a number", int, float)
     try:
-        return np.array(values, np.float64)
+        numbers = np.array(values, np.float64)
     except OverflowError:
         raise Reject("bad_number", f"'{where}' holds a number beyond a double") from None
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if len(wrong):
+        raise Reject("bad_number", f"'{where}[{wrong[0]}]' is {describe(values[wrong[0]])}, which JSON does not have")
+    return numbers
 
 
 def _numbers(value: Any, where: str) -> list[float]:
@@ -218,6 +223,8 @@ def exact_double(number: Any, where: str) -> float:
         double = float(number)
     except OverflowError:
         raise Reject("bad_number", f"field '{where}' is beyond a double") from None
+    if not math.isfinite(double):
+        raise Reject("bad_number", f"field '{where}' is {describe(number)}, which JSON does not have")
     if double != number:
         raise Reject("bad_number", f"field '{where}' is {describe(number)}, wanted one that a double holds exactly")
     return double

@@ -11,7 +11,7 @@ from beam_prep.data.schema import CUTTING
 from beam_prep.errors import ConfigError, nearest
 from beam_prep.reading.adapters import fields_read
 from beam_prep.reading.json_list import place_in
-from beam_prep.reading.records import LOST
+from beam_prep.reading.records import LOST, NOT_FINITE
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.tokens.batch import CUT_TOKENS
@@ -429,6 +429,7 @@ _WAYS = {
     "conversations_compared": "conversations compared with a plain rendering",
     "conversations_different": "of these different",
     IN_FULL: "blocks compared completely",
+    NOT_FINITE: "with NaN or Infinity in a table (rejected where these are read)",
     "blocks_reused": "blocks that were in the token cache",
     "blocks_replaced": "blocks of the token cache that were made in other ways, and made again",
     "blocks_damaged": "blocks of the token cache that were damaged, and made again",

@@ -199,7 +199,7 @@ def _block(raw: RawBlock, origin: Origin, token_cache: TokenCache | None = None)
         if part is not None:
             records.ledger.raw = raw.data
             made[REPLAYED] = 1
-        records.made = made
+        records.made = {**records.made, **made}
         return records
     if token_cache is not None and token_cache.earlier is not None:
         token_cache.earlier.check_reused(token_cache, raw, origin)

@@ -25,7 +25,7 @@ from beam_prep.data.block import InputFile, Origin, Split
 from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
-from beam_prep.reading.arrow_rows import lines_of, schema_problem
+from beam_prep.reading.arrow_rows import Line, lines_of, schema_problem
 from beam_prep.reading.blocks import RawBlock, Readable, read_up_to
 from beam_prep.reading.foreign import HEAD_BYTES, refusal
 from beam_prep.storage.files import open_input, open_table
@@ -87,7 +87,7 @@ def table_row(source: InputFile, number: int) -> bytes:
             if left < rows.num_rows:
                 row = rows.slice(left, 1)
                 row.validate(full=True)  # as in `_lines`
-                return next(lines_of(row))
+                return next(lines_of(row))[0]
             left -= rows.num_rows
     raise InputError(f"it has no row {number + 1:,}: the file is not what it was when the output was made")
 
@@ -111,10 +111,10 @@ def table_blocks(
         return
     hashed = _Hashed() if digests else None
     cut = _cut(_lines(split, part, hashed), block_bytes)
-    last: tuple[int, bytes] | None = next(cut, (0, b""))
+    last: _Cut | None = next(cut, (0, b"", ()))
     start, stored = part.rows_before, 0
     while last is not None:
-        rows, data = last
+        rows, data, refused = last
         last = next(cut, None)
         if last is None and part.groups and start + rows != part.rows_before + part.rows:
             raise InputError(
@@ -129,7 +129,8 @@ def table_blocks(
             read = part.size * (start + rows - part.rows_before) // part.rows
         else:
             read = 0 if hashed is None else hashed.size
-        digest = hashlib.sha256(b"rows of a table\n" + data).hexdigest()
+        said = repr(refused).encode("utf-8", "backslashreplace") + b"\n" if refused else b""
+        digest = hashlib.sha256(b"rows of a table\n" + said + data).hexdigest()
         origin = Origin(
             split.file,
             split.source,
@@ -139,6 +140,7 @@ def table_blocks(
             nodes=nodes,
             digest=digest,
             max_line_bytes=max_line_bytes,
+            refused=refused,
             stored=read - stored,
             text_bytes=len(data),
         )
@@ -225,7 +227,7 @@ def _begins(content: Array, size: int) -> Array:
     return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
 
 
-def _lines(split: Split, part: _Part, hashed: "_Hashed | None") -> Iterator[bytes]:
+def _lines(split: Split, part: _Part, hashed: "_Hashed | None") -> Iterator[Line]:
     source = split.source
     with _errors(source), open_table(source) as stream:
         if not is_parquet(source.path):
@@ -252,18 +254,24 @@ def _batch_rows(row_bytes: int) -> int:
     return min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
 
 
-def _cut(lines: Iterator[bytes], block_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """(how many, joined) of lines that together have `block_bytes`, or more by a part of the last one."""
+_Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
+
+
+def _cut(lines: Iterator[Line], block_bytes: int) -> Iterator[_Cut]:
+    """(how many, joined, `Origin.refused`) of lines that together have `block_bytes`, or more by a part of the last."""
     held: list[bytes] = []
+    refused: list[tuple[int, str, str]] = []
     size = 0
-    for line in lines:
+    for line, problem in lines:
+        if problem is not None:
+            refused.append((len(held), *problem))
         held.append(line)
         size += len(line) + 1
         if size >= block_bytes:
-            yield len(held), b"\n".join([*held, b""])
-            held, size = [], 0
+            yield len(held), b"\n".join([*held, b""]), tuple(refused)
+            held, refused, size = [], [], 0
     if held:
-        yield len(held), b"\n".join([*held, b""])
+        yield len(held), b"\n".join([*held, b""]), tuple(refused)
 
 
 def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":

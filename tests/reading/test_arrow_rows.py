@@ -1,6 +1,9 @@
 """Rows of Arrow as lines of JSON: what the JSON would have, or a line that is rejected."""
 
+import itertools
 import json
+import uuid
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -18,15 +21,26 @@ from beam_prep.reading.records import Records, parse
 SOURCE = InputFile("x.parquet", 1, 0.0)
 
 
+def listed(inner: pa.Array, sizes: list[int]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, *itertools.accumulate(sizes)], pa.int32()), inner)
+
+
+def tensors(order: list[int] | None) -> pa.Array:
+    kind = pa.fixed_shape_tensor(pa.int32(), [2, 3], permutation=order)
+    return pa.ExtensionArray.from_storage(kind, pa.array([range(6), None], pa.list_(pa.int32(), 6)))
+
+
 def written(array: pa.Array) -> Any:
     assert schema_problem(pa.schema([("a", array.type)])) is None
     return json.loads(orjson.dumps(values(array)))
 
 
 def parsed(rows: pa.RecordBatch) -> Records:
-    data = b"".join(line + b"\n" for line in lines_of(rows))
+    lines = list(lines_of(rows))
+    data = b"".join(line + b"\n" for line, _ in lines)
     raw = RawBlock(0, len(data), 0, data, b"")
-    return parse(raw, raw.origin(0, SOURCE, 65536))
+    refused = tuple((place, *problem) for place, (_, problem) in enumerate(lines) if problem is not None)
+    return parse(raw, replace(raw.origin(0, SOURCE, 65536), refused=refused))
 
 
 def without_nulls(value: Any) -> Any:
@@ -111,7 +125,7 @@ def test_lines_are_the_records_without_the_nulls_that_fill_columns(
     batch = pa.RecordBatch.from_pylist(rows, schema=TYPES)
     if schema is LARGE:  # the dictionaries of nested columns are made by hand
         batch = pa.record_batch([_large(column, field.type) for column, field in zip(batch, LARGE, strict=True)], LARGE)
-    found = [json.loads(line) for line in lines_of(batch.slice(first))]
+    found = [json.loads(line) for line, _ in lines_of(batch.slice(first))]
     columns = [{name: row.get(name) for name in TYPES.names} for row in rows]
     assert found == without_nulls(columns)[first:]
 
@@ -143,12 +157,34 @@ def _large(column: pa.Array, kind: pa.DataType) -> pa.Array:
         (pa.array([None, None], pa.dictionary(pa.int8(), pa.string())), [None, None]),
         (pa.array(["a", None], pa.string_view()), ["a", None]),
         (pa.nulls(2), [None, None]),
-        (pa.array(['{"a": 1}'], pa.json_()), ['{"a": 1}']),
+        (
+            pa.array(['{"a": [1, null]}', '"x"', None, "null", "[\n1]"], pa.json_()),
+            [{"a": [1, None]}, "x", None, None, [1]],
+        ),
+        (listed(pa.array(["1", "{}", None], pa.json_()), [1, 0, 2]), [[1], [], [{}, None]]),
+        (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None, 2], pa.int8())), [True, False, None, True]),
+        (pa.array([uuid.UUID(int=5).bytes, None], pa.uuid()), ["00000000-0000-0000-0000-000000000005", None]),
+        (tensors(None), [[[0, 1, 2], [3, 4, 5]], None]),
+        (tensors([1, 0]), [[[0, 3], [1, 4], [2, 5]], None]),
+        (pa.array([[1], None, [], [2, 3]], pa.list_view(pa.int8())).slice(1), [None, [], [2, 3]]),
+        (pa.array([[1], None, [2, 3]], pa.large_list_view(pa.int8())), [[1], None, [2, 3]]),
+        (pa.array([b"abc", None], pa.binary_view()), [{"binary": 3}, None]),
+        (pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", None])), ["a", "a", None]),
+        (pa.array([90061, None], pa.duration("s")), ["1 day, 1:01:01", None]),
+        (pa.array([1500000, -1], pa.duration("us")), ["0:00:01.500000", "-1 day, 23:59:59.999999"]),
+        (pa.array([1], pa.duration("ns")), ["0:00:00.000000001"]),
+        (pa.array([[("a", 1)]], pa.map_(pa.string_view(), pa.int8())), [{"a": 1}]),
+        (pa.array([Decimal("1.20")], pa.decimal256(50, 2)), [1.2]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
 def test_each_type_has_its_json(array: pa.Array, wanted: list[Any]) -> None:
     assert written(array) == wanted
+
+
+def test_content_of_arguments_is_a_name_as_any_other() -> None:
+    said = [{"role": "user", "content": None}, {"role": None, "content": None, "x": 1}]
+    assert written(pa.array(said)) == [{"role": "user", "content": None}, {"x": 1}]
 
 
 def test_decimals_keep_their_digits() -> None:
@@ -162,31 +198,48 @@ def _not_utf8() -> pa.Array:
 
 
 @pytest.mark.parametrize(
-    ("array", "reason"),
+    ("array", "reason", "said"),
     [
-        (pa.array([float("nan"), 1.0]), "bad_json"),
-        (pa.array([float("-inf"), 1.0], pa.float32()), "bad_json"),
-        (_not_utf8(), "invalid_utf8"),
-        (pa.array([-(2**61), 1], pa.timestamp("s")), "bad_json"),
-        (pa.array([[("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int8())), "duplicate_key"),
+        (_not_utf8(), "invalid_utf8", "byte 1 of the text is no UTF-8 (invalid start byte)"),
+        (pa.array([-(2**61), 1], pa.timestamp("s")), "not_json", "value out of range: -2305843009213693952"),
+        (pa.array([2**60, 1], pa.duration("s")), "not_json", "value out of range: 1152921504606846976 seconds"),
+        (
+            pa.array([[("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int8())),
+            "duplicate_key",
+            "the key 'a' is twice in a map",
+        ),
+        (
+            pa.array(['"a","b":1', "1"], pa.json_()),
+            "bad_json",
+            "its JSON is refused, unexpected content after document: line 1 column 4 (char 3)",
+        ),
+        (
+            pa.array(['{"a": 1, "a": 2}', "1"], pa.json_()),
+            "duplicate_key",
+            "its JSON is refused, the key 'a' is twice in one object",
+        ),
     ],
-    ids=["nan", "inf", "bytes", "time", "map"],
+    ids=["bytes", "time", "duration", "map", "json", "key"],
 )
-def test_what_json_cannot_say_is_one_reject(array: pa.Array, reason: str) -> None:
-    found = parsed(pa.record_batch({"text": array}))
+def test_what_json_cannot_say_is_one_reject(array: pa.Array, reason: str, said: str) -> None:
+    found = parsed(pa.record_batch({"good": [1, 2], "text": array}))
     assert found.line.tolist() == [1]
     assert [found.ledger.outcomes[code - 1] for code in found.ledger.status[:1]] == [("rejected", reason)]
+    assert found.ledger.messages == {0: f"column 'text': {said}"}
 
 
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (pa.list_(pa.duration("s")), "column 'a' is of type duration[s], which JSON does not have"),
+        (
+            pa.list_(pa.month_day_nano_interval()),
+            "column 'a' is of type month_day_nano_interval, which JSON does not have",
+        ),
         (pa.map_(pa.int8(), pa.int8()), "column 'a' is a map with keys of type int8, wanted texts"),
         (pa.struct([("x", pa.int8()), ("x", pa.int8())]), "column 'a' has two members of the name 'x'"),
         (pa.dense_union([pa.field("x", pa.int8())]), "which JSON does not have"),
     ],
-    ids=["duration", "map", "twice", "union"],
+    ids=["interval", "map", "twice", "union"],
 )
 def test_what_no_json_has_is_a_problem_of_the_table(kind: pa.DataType, problem: str) -> None:
     assert problem in str(schema_problem(pa.schema([("good", pa.string()), ("a", kind)])))
@@ -202,4 +255,4 @@ def test_columns_of_one_name_and_deep_columns_are_problems() -> None:
 
 def test_a_table_without_columns_has_empty_records() -> None:
     rows = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
-    assert list(lines_of(rows)) == [b"{}", b"{}"]
+    assert list(lines_of(rows)) == [(b"{}", None), (b"{}", None)]

@@ -209,10 +209,10 @@ def test_what_is_no_parquet_is_named(content: bytes, said: str, tmp_path: Path) 
 
 
 def test_a_type_that_json_does_not_have_is_an_error(tmp_path: Path) -> None:
-    rows = pa.table({"text": ["a"], "took": pa.array([1], pa.duration("s"))})
-    for path in (parquet(tmp_path / "a.parquet", rows), arrow(tmp_path / "a.arrow", rows)):
-        with pytest.raises(InputError, match=r"column 'took' is of type duration\[s\], which JSON does not have"):
-            blocks(one(path))
+    rows = pa.table({"text": ["a"], "took": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+    path = arrow(tmp_path / "a.arrow", rows)  # Parquet does not have it either
+    with pytest.raises(InputError, match="column 'took' is of type month_day_nano_interval, which JSON does not have"):
+        blocks(one(path))
 
 
 def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,280 @@
+"""A table's values are what its library reads: runs over tables give what runs over the same records as JSONL give."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import beam_prep as bp
+from beam_prep.reading.records import Record, parse
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import blocks_of, split_file
+from tests.conftest import ROOT
+from tests.test_sources import LOOSE, made, outcome, write
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+)
+CHAT: dict[str, Any] = {
+    "input": {
+        "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
+        "chat_template": TEMPLATE,
+    },
+    "mask": {"assistant": "train"},
+    "output": {"storage_format": "bin"},
+}
+TEXT: dict[str, Any] = {
+    "input": {"sections": [{"field": "text", "action": "train"}]},
+    "preprocessing": {"min_chars": 0},
+    "output": {"storage_format": "bin"},
+}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def asked(*calls: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": None, "tool_calls": list(calls)},
+        {"role": "assistant", "content": "At six."},
+    ]
+
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+CALLS = [
+    {
+        "messages": asked(call("tide", port="Brest", day=1)),
+        "tools": [tool("tide", port={"type": "string", "default": None})],
+    },
+    {
+        "messages": asked(call("say", content="x", to=["a", None])),
+        "tools": [tool("say", content={"type": ["string", "null"]})],
+    },
+    {"messages": asked(call("tide", port={"name": "Brest"}, day="two"), call("stop")), "tools": [tool("stop")]},
+]
+MIXED = [{"messages": TALK, "meta": 1}, {"messages": TALK, "meta": {"a": [1.5, None]}}, {"messages": TALK, "meta": "x"}]
+
+
+def records_of(path: str) -> list[Record]:
+    """The records that a run reads of an input."""
+    files = list(list_inputs(path))
+    splits = [split for place, file in enumerate(files) for split in split_file((place, file), 1 << 20)]
+    return [row for split in splits for block in blocks_of(split, 1 << 20) for row in parse(*block).rows]
+
+
+def compared(rows: list[Record], path: str, given: dict[str, Any], folder: Path, tokenizer: str) -> None:
+    """Runs a config over records as JSONL and over a table, and compares all of both outputs."""
+    (folder / "x.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    made(given, str(folder / "x.jsonl"), folder / "lines", tokenizer, **LOOSE)
+    made(given, path, folder / "table", tokenizer, **LOOSE)
+    assert outcome(folder / "table") == outcome(folder / "lines")
+    assert len(bp.open(folder / "table")) == len(rows)
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    return value
+
+
+# As `datasets` writes columns
+
+
+@pytest.mark.parametrize("way", ["json", "parquet", "folder"])
+@pytest.mark.parametrize("name", ["calls", "mixed"])
+def test_columns_that_datasets_writes_as_json(name: str, way: str, tmp_path: Path, tokenizer_path: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    shapes: dict[str, list[Record]] = {"calls": CALLS, "mixed": MIXED}
+    rows = shapes[name]
+    if way == "json":  # its reader finds the types itself
+        (tmp_path / "given.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        found = datasets.load_dataset(
+            "json", data_files=str(tmp_path / "given.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        )
+    else:
+        found = datasets.Dataset.from_list(rows, on_mixed_types="use_json")
+    assert "Json" in str(found.features)
+    path = str(tmp_path / "set")
+    if way == "parquet":
+        path = str(tmp_path / "x.parquet")
+        found.to_parquet(path)
+    else:
+        found.save_to_disk(path)
+    assert without_nulls(records_of(path)) == without_nulls(list(found))
+    compared(rows, path, CHAT, tmp_path, tokenizer_path)
+
+
+def test_a_sequence_of_a_dict_holds_messages(tmp_path: Path, tokenizer_path: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"messages": datasets.Sequence({"role": datasets.Value("string"), "content": datasets.Value("string")})}
+    )
+    rows = [{"messages": TALK}, {"messages": [*TALK, {"role": "user", "content": "Bye"}]}]
+    stored = [
+        {"messages": {name: [message[name] for message in row["messages"]] for name in ("role", "content")}}
+        for row in rows
+    ]
+    found = datasets.Dataset.from_list(stored, features=features)
+    found.save_to_disk(str(tmp_path / "set"))
+    read = records_of(str(tmp_path / "set"))
+    assert read == list(found) == stored
+    compared(rows, str(tmp_path / "set"), CHAT, tmp_path, tokenizer_path)
+
+
+@pytest.mark.parametrize("adapter", [None, "sharegpt"])
+def test_messages_as_json_text_are_messages(adapter: str | None, tmp_path: Path, tokenizer_path: str) -> None:
+    rows: list[Record] = CALLS
+    given = CHAT
+    if adapter:
+        shared = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
+        rows, given = [{"conversations": shared}], {**CHAT, "input": {**CHAT["input"], "adapter": adapter}}
+    texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
+    compared(rows, write(texts, tmp_path / "x"), given, tmp_path, tokenizer_path)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ('[{"role": "user"', "field 'messages' is a string that is no JSON"),
+        ("Hi", "field 'messages' is a string"),
+        ('{"role": "user"}', "field 'messages' is a string"),
+        ({"role": ["user"], "content": ["Hi", "Hello."]}, "field 'messages' is an object, wanted a list of messages"),
+    ],
+    ids=["cut", "text", "object", "lengths"],
+)
+def test_what_holds_no_messages_is_a_reject(messages: Any, message: str, tmp_path: Path, tokenizer_path: str) -> None:
+    path = write([{"messages": messages}, {"messages": messages}], tmp_path / "x")
+    with pytest.raises(bp.errors.RunError, match=r"x\.parquet \(row 1\)") as raised:
+        made(CHAT, path, tmp_path / "out", tokenizer_path)
+    assert message in str(raised.value)
+
+
+def test_json_of_parquet_itself(tmp_path: Path) -> None:
+    column = pa.array(['{"a": 1, "b": null}', None, "[]"], pa.json_())
+    pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet", store_schema=False)
+    assert records_of(str(tmp_path / "x.parquet")) == [{"x": {"a": 1, "b": None}}, {}, {"x": []}]
+
+
+def test_sides_of_pairs_as_json_text_have_their_prompt_once(tmp_path: Path, tokenizer_path: str) -> None:
+    rows = [
+        {
+            side: [*TALK[:1], {"role": "assistant", "content": text}]
+            for side, text in (("chosen", "A"), ("rejected", "B"))
+        }
+    ]
+    given = json.loads((ROOT / "configs/dpo_conversation.json").read_text())
+    given["input"]["chat_template"] = TEMPLATE
+    texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
+    compared(rows, write(texts, tmp_path / "x"), given, tmp_path, tokenizer_path)
+
+
+# What JSON does not have
+
+NAN = float("nan")
+
+
+def test_nan_in_a_column_that_nothing_reads_is_no_reject(tmp_path: Path, tokenizer_path: str) -> None:
+    columns = {"text": ["a", "NaN", "c"], "score": [NAN, 1.0, -math.inf], "vector": [[1.0, NAN], [], [0.5]]}
+    path = write(pa.table(columns), tmp_path / "x")
+    assert [math.isnan(row["score"]) for row in records_of(path)] == [True, False, False]
+    result = made(TEXT, path, tmp_path / "out", tokenizer_path)
+    assert result.manifest is not None
+    assert (result.manifest["ledger"]["kept"], result.manifest["ledger"]["rejected"]) == (3, {})
+    run = json.loads((tmp_path / "out/run.json").read_text())
+    assert run["records_not_finite"] == 2
+
+
+READ: dict[str, tuple[Any, dict[str, Any], str, str]] = {
+    "text": ({"text": NAN}, TEXT, "not_json", "'text' is a number (NaN), which JSON does not have"),
+    "kept": (
+        {"text": "a", "id": math.inf},
+        {**TEXT, "output": {"storage_format": "bin", "keep_fields": {"id": "string"}}},
+        "keep_fields",
+        "field 'id' is a number (Infinity), which JSON does not have",
+    ),
+    "kept number": (
+        {"text": "a", "id": NAN},
+        {**TEXT, "output": {"storage_format": "bin", "keep_fields": {"id": "float32"}}},
+        "keep_fields",
+        "field 'id' is a number (NaN), which is beyond float32",
+    ),
+    "key": (
+        {"text": "a", "id": NAN},
+        {**TEXT, "preprocessing": {"min_chars": 0, "deduplicate": {"by": ["id"]}}},
+        "not_json",
+        "'id' is a number (NaN), which JSON does not have",
+    ),
+    "arguments": (
+        {"messages": asked(call("tide", height=NAN))},
+        CHAT,
+        "not_json",
+        "'messages[1].tool_calls[0].function.arguments.height' is a number (NaN), which JSON does not have",
+    ),
+    "tools": (
+        {"messages": TALK, "tools": [tool("tide", height={"default": -math.inf})]},
+        CHAT,
+        "not_json",
+        "'tools[0].function.parameters.properties.height.default' is a number (-Infinity), which JSON does not have",
+    ),
+    "bytes": ({"text": b"abc"}, TEXT, "not_json", "'text' is binary (3 bytes), which JSON does not have"),
+    "bytes in messages": (
+        {"messages": [{"role": "user", "content": b"abc"}, TALK[1]]},
+        CHAT,
+        "not_json",
+        "'messages[0].content' is binary (3 bytes), which JSON does not have",
+    ),
+    "bytes kept": (
+        {"text": "a", "id": b"abc"},
+        {**TEXT, "output": {"storage_format": "bin", "keep_fields": {"id": "string"}}},
+        "keep_fields",
+        "field 'id' is binary (3 bytes), wanted a string or a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_where_it_is_read_the_reject_names_it_and_its_place(name: str, tmp_path: Path, tokenizer_path: str) -> None:
+    row, given, reason, message = READ[name]
+    path = write([row], tmp_path / "x")
+    with pytest.raises(bp.errors.RunError, match=r"x\.parquet \(row 1\)") as raised:
+        made(given, path, tmp_path / "out", tokenizer_path)
+    assert f"(row 1): {reason}: {message}" in str(raised.value)
+
+
+def test_an_object_that_looks_like_bytes_is_an_object(tmp_path: Path, tokenizer_path: str) -> None:
+    rows: list[Record] = [{"messages": asked(call("set", binary=5))}]
+    compared(rows, write(rows, tmp_path / "x"), CHAT, tmp_path, tokenizer_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            b'{"a": NaN}',
+            "NaN is no value of JSON: unexpected character, expected a JSON value: line 1 column 7 (char 6)",
+        ),
+        (b'{"a": [1, -Infinity]}', "-Infinity is no value of JSON: no digit after sign: line 1 column 12 (char 11)"),
+        ('{"é": Infinity}'.encode(), "Infinity is no value of JSON: "),
+        (b'{"a": nan}', "nan is no value of JSON: "),
+        (b'{"a": None}', "None is no value of JSON: "),
+    ],
+)
+def test_jsonl_rejects_name_what_is_no_number(line: bytes, message: str) -> None:
+    records = bp.testing.records([line])
+    assert bp.testing.rejects(records) == [(0, "bad_json")]
+    assert records.ledger.messages[0].startswith(message)
