@@ -7,6 +7,7 @@ from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.template import ChatTemplate
+from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
@@ -34,6 +35,9 @@ class Chars:
     ) -> tuple[Ragged, TokenSpans]:
         before = int(add_special_tokens)
         return self.encode(texts, add_special_tokens), TokenSpans(spans.start + before, spans.stop + before)
+
+    def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
+        return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
 
 
 def text(field: str, action: Any = "train", special: bool | None = None) -> Section:

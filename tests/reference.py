@@ -26,7 +26,7 @@ def ours(folder: Path) -> Tokenizer:
 
 def same_pieces(one: Pieces, other: Pieces) -> bool:
     """True if both are equal, the roles of messages aside."""
-    if (one.texts, one.roles, one.prompts) != (other.texts, other.roles, other.prompts):
+    if (one.texts, one.roles, one.prompts, one.parts) != (other.texts, other.roles, other.prompts, other.parts):
         return False
     names = ("special", "prompt_end", "segments", "borders", "sequences", "rows", "bos")
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)

@@ -12,6 +12,7 @@ from beam_prep.chat.checks import check_size, checked, guarded_messages, list_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
 from beam_prep.data.block import Reject, sample, step, without_collector
+from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
 from beam_prep.data.schema import Output, Section, TextRules
@@ -87,7 +88,7 @@ class TextCollector:
             else self.chat_format.guard(text_of(record.get(section.field), section.field, blank))
             for section in self.output.sections
         ]
-        self._finish(texts)
+        parts = self._finish(texts)
         first = True
         for section, text in zip(self.output.sections, texts, strict=True):
             if section.template is not None:
@@ -96,23 +97,34 @@ class TextCollector:
                 first = first and not pieces
             elif text:
                 special = first if section.add_special_tokens is None else section.add_special_tokens
-                yield _piece(text, special, section.action)
+                yield _piece(text, special, section.action, parts=parts)
                 first = False
 
-    def _finish(self, texts: list[str | None]) -> None:
+    def _finish(self, texts: list[str | None]) -> Parts | None:
         """Reorders the document for filling in the middle, and ends it with EOS, by the rules.
 
         The EOS token's text is appended to the last text section, even to a blank one, but not to a missing one.
+
+        Returns:
+            the parts of the last text section; None: it is not reordered.
+
+        Raises:
+            Reject: the document holds a sentinel.
         """
-        rules, eos, fim = self.chat_format.rules, self.chat_format.eos, self.chat_format.fim
-        if fim is not None and (document := texts[-1]):
-            end = eos if eos and document.endswith(eos) else ""
-            texts[-1] = fim(document.removesuffix(end)) + end
+        rules, eos, parts = self.chat_format.rules, self.chat_format.eos, None
         text = texts[-1]
+        if self.chat_format.fim is not None and text:
+            own = eos if eos and text.endswith(eos) else ""
+            if (parts := self.chat_format.reordered(text.removesuffix(own))) is not None:
+                parts = parts._replace(texts=(*parts.texts, own))
+                text = "".join(parts.texts)
+        texts[-1] = text
         if rules.eos == "never" or self.output.has_template or text is None:
-            return
-        if rules.eos == "always" or not text.endswith(self.chat_format.eos):
-            texts[-1] = text + self.chat_format.eos
+            return parts
+        if rules.eos == "always" or not text.endswith(eos):
+            texts[-1] = text + eos
+            parts = None if parts is None else parts._replace(texts=(*parts.texts, eos))
+        return parts
 
     def _joint(self, record: Record) -> list[Piece]:
         """All sections, joined before they are encoded; the leading `mask` sections are the prompt."""
@@ -123,11 +135,11 @@ class TextCollector:
         ]
         if self.chat_format.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return []
-        self._finish(texts)
+        parts = self._finish(texts)
         joined = "".join(text or "" for text in texts)
         masked = next((place for place, section in enumerate(sections) if section.action != "mask"), len(sections))
         prompt = "".join(text or "" for text in texts[:masked]) if masked else None
-        return [_piece(joined, sections[0].add_special_tokens is not False, "train", prompt)] if joined else []
+        return [_piece(joined, sections[0].add_special_tokens is not False, "train", prompt, parts)] if joined else []
 
     def _messages(self, section: Section, value: Any, where: str) -> Iterator[Piece]:
         """Each message, rendered alone."""
@@ -147,8 +159,8 @@ class TextCollector:
             yield Piece(checked(text), False, (segment,), roles=(code,))
 
 
-def _piece(text: str, special: bool, action: str, prompt: str | None = None) -> Piece:
-    return Piece(checked(text), special, (Segment(*WHOLE, ACTIONS[action]),), prompt)
+def _piece(text: str, special: bool, action: str, prompt: str | None = None, parts: Parts | None = None) -> Piece:
+    return Piece(checked(text), special, (Segment(*WHOLE, ACTIONS[action]),), prompt, parts=parts)
 
 
 class ValueCollector:

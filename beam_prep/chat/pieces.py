@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.rendered import SEGMENT, UNSET, Pieces, Segment
 
@@ -34,6 +35,7 @@ class Piece(NamedTuple):
         prompt, prompt_end: see `Pieces`.
         roles: of its messages, as codes.
         layout, moved: of a chat that was replayed, see `Replayed`.
+        parts: see `Pieces`.
     """
 
     text: str
@@ -44,6 +46,7 @@ class Piece(NamedTuple):
     roles: Sequence[int] = ()
     layout: Layout | None = None
     moved: Sequence[int] = ()
+    parts: Parts | None = None
 
 
 Row = list[list[Piece]]
@@ -89,6 +92,7 @@ def pieces_of(
         Ragged.from_lengths(np.array(message_roles, np.int64), [len(piece.roles) for piece in pieces]),
         weights,
         reasons,
+        {place: piece.parts for place, piece in enumerate(pieces) if piece.parts is not None},
     )
 
 

@@ -33,8 +33,11 @@ class FimConfig(Strict):
     """Fill in the middle: documents of plain text are cut into prefix, middle and suffix, and reordered."""
 
     rate: float = Field(ge=0, le=1, description="Share of the documents that are reordered, 0 to 1.")
-    mode: FimMode = Field(
-        default="psm", description="psm: prefix, suffix, middle; spm: suffix, then prefix and middle together."
+    mode: FimMode | None = Field(
+        default=None,
+        description="psm: prefix, suffix, middle; spm: suffix, then prefix and middle together; spm_v1: suffix, "
+        "prefix, middle; codestral: as spm, and no sentinel before prefix and middle but the prefix's; null: that of "
+        "the tokenizer's models.",
     )
     seed: int = Field(default=0, ge=0, description="Another seed reorders others, and cuts at other places.")
     sentinels: Annotated[

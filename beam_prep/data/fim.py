@@ -2,33 +2,68 @@
 
 A document is cut at two random places into prefix, middle and suffix, and becomes, with the tokenizer's sentinels,
 
-    psm:  <prefix> prefix <suffix> suffix <middle> middle
-    spm:  <prefix> <suffix> suffix <middle> prefix middle
+    psm:        <prefix> prefix <suffix> suffix <middle> middle
+    spm:        <prefix> <suffix> suffix <middle> prefix middle
+    spm_v1:     <suffix> suffix <prefix> prefix <middle> middle
+    codestral:  <suffix> suffix <prefix> prefix middle
 
 Source: M. Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", arXiv:2207.14255; cut between
-characters, as there, by documents. `spm` is its variant SPMv2, as in StarCoder.
+characters, as there, by documents. `spm_v1` is its first SPM; `spm` its variant SPMv2, as in StarCoder and Code Llama;
+`codestral` is that of Mistral, which writes no sentinel before the middle. Prefix and middle that stand together are
+encoded together.
 """
 
 import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from beam_prep.errors import TokenizerError
 
-FimMode = Literal["psm", "spm"]
+FimMode = Literal["psm", "spm", "spm_v1", "codestral"]
+
+
+class Parts(NamedTuple):
+    """A text whose parts are encoded alone.
+
+    Attributes:
+        texts: the parts, in order. Sentinels are parts of their own.
+        first: the number of the part with which the document begins. It alone gets what a tokenizer puts before every
+            text, as the space of SentencePiece; so the others get no space that the document does not have.
+    """
+
+    texts: tuple[str, ...]
+    first: int
+
+
+class Known(NamedTuple):
+    """How the models of a family are trained to fill in the middle.
+
+    Attributes:
+        prefix, middle, suffix: the texts of their sentinels.
+        mode: their order.
+        end: the text of the token behind the middle; None: EOS alone ends it, if anything.
+    """
+
+    prefix: str
+    middle: str
+    suffix: str
+    mode: FimMode = "psm"
+    end: str | None = None
+
 
 KNOWN = (
-    ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
-    ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
-    ("<fim-prefix>", "<fim-middle>", "<fim-suffix>"),
-    ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
-    ("▁<PRE>", "▁<MID>", "▁<SUF>"),
-    ("<PRE>", "<MID>", "<SUF>"),
-    ("[PREFIX]", "[MIDDLE]", "[SUFFIX]"),
+    Known("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
+    Known("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
+    Known("<fim-prefix>", "<fim-middle>", "<fim-suffix>"),
+    Known("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
+    Known("▁<PRE>", "▁<MID>", "▁<SUF>", end="▁<EOT>"),
+    Known("<PRE>", "<MID>", "<SUF>"),
+    Known("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "codestral"),
+    Known("<[fim-prefix]>", "<[fim-middle]>", "<[fim-suffix]>", "spm_v1"),
 )
-"""(prefix, middle, suffix) of Qwen, StarCoder, SantaCoder, DeepSeek, Code Llama and Codestral."""
+"""Qwen and CodeGemma, StarCoder, SantaCoder, DeepSeek, Code Llama (twice), Codestral, Seed-Coder."""
 
 _NUMBERS = struct.Struct("<3Q")
 
@@ -37,23 +72,25 @@ _NUMBERS = struct.Struct("<3Q")
 class Fim:
     """The rule by which documents are reordered. It depends on the document's text alone.
 
-    >>> fim = Fim(rate=1.0, seed=1, sentinels=("<PRE>", "<MID>", "<SUF>"))
-    >>> fim("one two three")
-    '<PRE>one tw<SUF>ee<MID>o thr'
-    >>> Fim(rate=0.0, sentinels=("<PRE>", "<MID>", "<SUF>"))("one two three")
-    'one two three'
+    >>> fim = Fim(rate=1.0, seed=4, sentinels=("<PRE>", "<MID>", "<SUF>"))
+    >>> fim("one two three").texts
+    ('<PRE>', 'one ', '<SUF>', ' three', '<MID>', 'two')
+    >>> Fim(rate=0.0, sentinels=("<PRE>", "<MID>", "<SUF>"))("one two three") is None
+    True
 
     Attributes:
         rate: the share of documents that are reordered, 0 to 1.
-        mode: see the module.
+        mode: see the module; None: that of the family of the sentinels, `psm` for others.
         seed: another seed reorders others, and cuts at other places.
         sentinels: the texts of the tokens before prefix, middle and suffix; None: those of the tokenizer, see `of`.
+        end: the text of the token behind the middle; None: there is none.
     """
 
     rate: float
-    mode: FimMode = "psm"
+    mode: FimMode | None = None
     seed: int = 0
     sentinels: tuple[str, str, str] | None = None
+    end: str | None = None
 
     def of(self, tokens: Sequence[str]) -> "Fim":
         """The rule with sentinels of a tokenizer, whose tokens that are never split are `tokens`.
@@ -61,10 +98,17 @@ class Fim:
         Raises:
             TokenizerError: it has none, or not those that are given.
         """
-        return replace(self, sentinels=_sentinels(tokens, self.sentinels))
+        known = _known(tokens, self.sentinels)
+        end = known.end if known.end in tokens else None
+        return replace(self, sentinels=known[:3], mode=self.mode or known.mode, end=end)
 
-    def __call__(self, text: str) -> str:
-        """A document, reordered or as it is.
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The texts of all tokens that it writes, or may write in another mode."""
+        return (*(self.sentinels or ()), *([] if self.end is None else [self.end]))
+
+    def __call__(self, text: str) -> Parts | None:
+        """A document, reordered; None: it stays as it is.
 
         Raises:
             ValueError: there are no sentinels.
@@ -74,16 +118,25 @@ class Fim:
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=str(self.seed).encode(), digest_size=24)
         drawn, *places = _NUMBERS.unpack(digest.digest())
         if drawn >= self.rate * 2**64:
-            return text
+            return None
         begin, end = sorted(place % (len(text) + 1) for place in places)
-        before, middle, after = self.sentinels
-        if self.mode == "psm":
-            return f"{before}{text[:begin]}{after}{text[end:]}{middle}{text[begin:end]}"
-        return f"{before}{after}{text[end:]}{middle}{text[:begin]}{text[begin:end]}"
+        return self._ordered(text[:begin], text[begin:end], text[end:])
+
+    def _ordered(self, prefix: str, middle: str, suffix: str) -> Parts:
+        before, between, after = self.sentinels or ("", "", "")
+        # Then where prefix, middle and suffix are.
+        texts, places = {
+            "psm": ((before, prefix, after, suffix, between, middle), (1, 5, 3)),
+            "spm": ((before, after, suffix, between, prefix + middle), (4, 2)),
+            "spm_v1": ((after, suffix, before, prefix, between, middle), (3, 5, 1)),
+            "codestral": ((after, suffix, before, prefix + middle), (3, 1)),
+        }[self.mode or "psm"]
+        first = next((place for place in places if texts[place]), places[0])
+        return Parts(texts if self.end is None else (*texts, self.end), first)
 
 
-def _sentinels(tokens: Sequence[str], given: tuple[str, str, str] | None) -> tuple[str, str, str]:
-    """(prefix, middle, suffix): those that are given, or the known ones that are among the tokens."""
+def _known(tokens: Sequence[str], given: tuple[str, str, str] | None) -> Known:
+    """The family whose sentinels are given, or else of those that are among the tokens the first."""
     there = {*tokens}
     if given is not None:
         if missing := [token for token in given if token not in there]:
@@ -91,12 +144,12 @@ def _sentinels(tokens: Sequence[str], given: tuple[str, str, str] | None) -> tup
                 f"output.fim.sentinels: this tokenizer has no token {missing[0]!r} that it keeps in one piece; "
                 f"it has {', '.join(map(repr, tokens[:20])) or 'none'}"
             )
-        return given
-    found = [known for known in KNOWN if there.issuperset(known)]
+        return next((known for known in KNOWN if known[:3] == given), Known(*given))
+    found = [known for known in KNOWN if there.issuperset(known[:3])]
     if not found:
         raise TokenizerError(
             "output.fim: this tokenizer has none of the known sentinels "
-            f"({', '.join(known[0] for known in KNOWN)} ...): add three tokens to it, and name them in "
+            f"({', '.join(known.prefix for known in KNOWN)} ...): add three tokens to it, and name them in "
             '"sentinels": [prefix, middle, suffix]'
         )
     return found[0]

@@ -39,7 +39,7 @@ REJECTED: dict[Reason, str] = {
     "not_rendered": "has a content or a call that the chat template does not write",
     "bad_arguments": "has a call whose arguments are a string and no JSON object, for a template that takes objects",
     "template_limit": "makes more of the chat template than a rendering may",
-    "control_token": 'has the text of a special token in a content, and `control_tokens` is `"reject"`',
+    "control_token": 'has the text of a control token in a text, and `control_tokens` is `"reject"`; or one of FIM',
     "turn_begin": "has a message to train of which it is not certain where it begins",
     "turn_end": "has a message to train of which it is not certain where it ends",
     "turn_apart": "has a message to train that the template does not write in one piece",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from beam_prep.data.block import Block
+from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Output
 
@@ -67,6 +68,7 @@ class Pieces:
         message_roles: int64, the role of every message, one row a piece.
         weights: float64: the weight of each code of `own`.
         reasons: (reason, message) of segments that are refused.
+        parts: piece -> the parts of its text, for a document that is reordered for filling in the middle.
     """
 
     texts: Sequence[str]
@@ -82,6 +84,7 @@ class Pieces:
     message_roles: Ragged
     weights: Array
     reasons: tuple[tuple[str, str], ...] = ()
+    parts: dict[int, Parts] = field(default_factory=dict)
 
     def message_roles_by_row(self) -> Ragged:
         """int64, the role of every message of each row."""
@@ -105,6 +108,7 @@ class Pieces:
             self.message_roles.take(places),
             self.weights,
             self.reasons,
+            {new: self.parts[old] for new, old in enumerate(places.tolist()) if old in self.parts},
         )
 
 

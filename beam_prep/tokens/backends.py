@@ -18,6 +18,7 @@ from typing import Literal, cast
 
 import numpy as np
 
+from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import MAX_NARROW, Array, Ragged, characters, offsets_of, sizes, take, utf8
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import with_gigatoken
@@ -100,6 +101,13 @@ class FastEncoder:
         if lossless.all():
             return ids, tokens
         return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
+
+    def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, each part of which is encoded alone: see `Encoder`."""
+        if self.tokenizer.inside is self.tokenizer.reference:
+            return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
+        self.fell_back += len(texts)
+        return self.tokenizer.encode_parts(texts, add_special_tokens)
 
     def with_special_tokens(self, ids: Ragged) -> Ragged:
         """Ids of texts with the tokenizer's own special tokens."""

@@ -149,6 +149,10 @@ def _row_of_piece(pieces: Pieces) -> Array:
     return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
 
 
+_WHOLE, _SPANS, _PARTS = range(3)
+"""Ways to encode a piece: its text, its text with character spans, each part of its text."""
+
+
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
     part = _piece_of_segment(pieces)
@@ -161,16 +165,19 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
     from_token, to_token = np.zeros(len(piece), np.int64), np.zeros(len(piece), np.int64)
     by_piece = np.argsort(piece, kind="stable")
-    spanned = np.zeros(len(pieces.texts), bool)
-    spanned[piece] = True
+    way = np.full(len(pieces.texts), _WHOLE)
+    way[piece] = _SPANS
+    way[[*pieces.parts]] = _PARTS
     parts, order = [], []
     for special in (False, True):
-        for with_spans in (False, True):
-            members = np.flatnonzero((pieces.special == special) & (spanned == with_spans))
+        for how in (_WHOLE, _SPANS, _PARTS):
+            members = np.flatnonzero((pieces.special == special) & (way == how))
             if len(members) == 0:
                 continue
             texts = pieces.texts if len(members) == len(pieces.texts) else take(pieces.texts, members)
-            if with_spans:
+            if how == _PARTS:
+                ids = encoder.encode_parts([pieces.parts[place] for place in members.tolist()], special)
+            elif how == _SPANS:
                 mine = by_piece[pieces.special[piece[by_piece]] == special]
                 wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
                 ids, tokens = encoder.encode_spans(texts, special, wanted)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
@@ -97,6 +98,10 @@ class Encoder(Protocol):
             add_special_tokens: with the tokenizer's own special tokens.
             spans: of the texts.
         """
+        ...
+
+    def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, each part of which is encoded alone."""
         ...
 
 
@@ -203,6 +208,35 @@ def _components(tokenizer: "Tokenizer") -> TokenizerComponents:
         ignores_merges=getattr(model, "ignore_merges", False),
         byte_fallback=getattr(model, "byte_fallback", False),
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
+    """See `Tokenizer.inside`."""
+    import tokenizers
+
+    backend = tokenizer.reference
+    before = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
+    after = [_without_prefix(state) for state in before]
+    if before == after:
+        return backend
+    made = json.loads(backend.to_str())
+    made["normalizer"], made["pre_tokenizer"] = after
+    return tokenizers.Tokenizer.from_str(json.dumps(made))
+
+
+def _without_prefix(state: Any) -> Any:
+    """The state of a normaliser or pre-tokenizer, or of a list of them, that puts nothing before a text."""
+    if isinstance(state, list):
+        return [made for each in state if (made := _without_prefix(each)) is not None]
+    kind = None if state is None else state["type"]
+    if kind == "Sequence":
+        return {name: _without_prefix(value) if isinstance(value, list) else value for name, value in state.items()}
+    if kind == "Metaspace":
+        return {**state, "prepend_scheme": "never"}
+    if kind == "ByteLevel":
+        return {**state, "add_prefix_space": False}
+    return None if kind == "Prepend" else state
 
 
 def _state(part: Any) -> dict[str, Any] | None:
@@ -409,6 +443,14 @@ class Tokenizer:
         return _loaded(self.folder, self.fingerprint, self._digest)
 
     @property
+    def inside(self) -> "tokenizers.Tokenizer":
+        """The Rust tokenizer for what is inside a document: it puts nothing before a text, as SentencePiece a space.
+
+        The reference itself, if that puts nothing there.
+        """
+        return _inside(self)
+
+    @property
     def components(self) -> TokenizerComponents:
         """What it is made of."""
         return _components(self)
@@ -440,6 +482,28 @@ class Tokenizer:
                     starts[span], stops[span] = _token_span(encoding, int(spans.start[span]), int(spans.stop[span]))
                 text += 1
         return Ragged.concat(rows), TokenSpans(starts, stops)
+
+    def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
+        """Ids of each text, int32. Each part is encoded alone, all but the first one of the document by `inside`.
+
+        >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+        >>> text = Parts(("<eos>", "Hello", "<eos>", " there"), 1)
+        >>> tokenizer.decode(tokenizer.encode_parts([text], False)[0])
+        '<eos>Hello<eos> there'
+        """
+        import tokenizers
+
+        inside = self.inside
+        if inside is self.reference:  # sentinels keep the parts apart
+            return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
+        rows = []
+        for text in texts:
+            parts = inside.encode_batch_fast([*text.texts], add_special_tokens=False)
+            if begins := text.texts[text.first]:
+                parts[text.first] = self.reference.encode(begins, add_special_tokens=False)
+            whole = tokenizers.Encoding.merge(parts, growing_offsets=False)
+            rows.append(self.reference.post_process(whole, None, add_special_tokens).ids)
+        return Ragged.from_lists(rows)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""

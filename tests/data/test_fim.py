@@ -1,55 +1,92 @@
-"""Fill in the middle: the three parts are the document, in another order, and another seed draws others."""
+"""Fill in the middle: the parts are the document, in the order of the mode, and another seed draws others."""
+
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.data.fim import KNOWN, Fim
+from beam_prep.data.fim import KNOWN, Fim, FimMode, Known
 from beam_prep.errors import TokenizerError
 
 SENTINELS = ("<PRE>", "<MID>", "<SUF>")
 TEXTS = st.text(st.characters(exclude_characters="<"), min_size=1)
 
 
+def parts_of(fim: Fim, text: str) -> tuple[str, ...]:
+    made = fim(text)
+    assert made is not None
+    return made.texts
+
+
 @given(TEXTS, st.integers(0, 9))
 def test_psm_is_prefix_suffix_and_middle(text: str, seed: int) -> None:
-    made = Fim(1.0, "psm", seed, SENTINELS)(text)
-    assert made.startswith("<PRE>")
-    prefix, rest = made.removeprefix("<PRE>").split("<SUF>")
-    suffix, middle = rest.split("<MID>")
+    before, prefix, after, suffix, between, middle = parts_of(Fim(1.0, "psm", seed, SENTINELS), text)
+    assert (before, after, between) == ("<PRE>", "<SUF>", "<MID>")
     assert prefix + middle + suffix == text
 
 
 @given(TEXTS, st.integers(0, 9))
 def test_spm_is_suffix_and_then_the_rest_in_order(text: str, seed: int) -> None:
-    made = Fim(1.0, "spm", seed, SENTINELS)(text)
-    assert made.startswith("<PRE><SUF>")
-    suffix, rest = made.removeprefix("<PRE><SUF>").split("<MID>")
+    before, after, suffix, between, rest = parts_of(Fim(1.0, "spm", seed, SENTINELS), text)
+    assert (before, after, between) == ("<PRE>", "<SUF>", "<MID>")
     assert rest + suffix == text
+
+
+@given(TEXTS, st.integers(0, 9))
+def test_the_other_modes_begin_with_the_suffix(text: str, seed: int) -> None:
+    after, suffix, before, prefix, between, middle = parts_of(Fim(1.0, "spm_v1", seed, SENTINELS), text)
+    assert (before, after, between) == ("<PRE>", "<SUF>", "<MID>")
+    assert prefix + middle + suffix == text
+    assert parts_of(Fim(1.0, "codestral", seed, SENTINELS), text) == (after, suffix, before, prefix + middle)
+
+
+@pytest.mark.parametrize("mode", get_args(FimMode))
+@given(text=st.text(), seed=st.integers(0, 9))
+def test_the_first_part_is_the_one_that_the_document_begins_with(mode: FimMode, text: str, seed: int) -> None:
+    made = Fim(1.0, mode, seed, SENTINELS)(text)
+    assert made is not None
+    first = made.texts[made.first]
+    assert text.startswith(first)
+    assert bool(first) == bool(text)
+
+
+def test_the_end_comes_behind_the_middle() -> None:
+    assert parts_of(Fim(1.0, "psm", 1, SENTINELS, "<EOT>"), "one two three")[-2:] == ("one ", "<EOT>")
 
 
 @given(st.text(), st.integers(0, 9))
 def test_a_document_is_the_same_each_time(text: str, seed: int) -> None:
     assert Fim(0.5, "psm", seed, SENTINELS)(text) == Fim(0.5, "psm", seed, SENTINELS)(text)
-    assert Fim(0.0, "psm", seed, SENTINELS)(text) == text
+    assert Fim(0.0, "psm", seed, SENTINELS)(text) is None
 
 
 def test_the_share_is_the_rate_and_another_seed_draws_others() -> None:
     texts = [f"document {number} of two thousand" for number in range(2000)]
-    one, other = ([Fim(0.3, "psm", seed, SENTINELS)(text) != text for text in texts] for seed in (1, 2))
+    one, other = ([Fim(0.3, "psm", seed, SENTINELS)(text) is not None for text in texts] for seed in (1, 2))
     assert 540 < sum(one) < 660  # 600 wanted; a standard deviation is 20
     both = sum(a and b for a, b in zip(one, other, strict=True))
     assert 130 < both < 230  # 180 wanted
 
 
 def test_all_places_are_cut_at() -> None:
-    cuts = {Fim(1.0, "psm", seed, SENTINELS)("abc").index("<SUF>") - len("<PRE>") for seed in range(200)}
+    cuts = {len(parts_of(Fim(1.0, "psm", seed, SENTINELS), "abc")[1]) for seed in range(200)}
     assert cuts == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known[0])
-def test_known_sentinels_are_found(known: tuple[str, str, str]) -> None:
-    assert Fim(0.5).of(["<eos>", *reversed(known)]).sentinels == known
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.prefix)
+def test_known_sentinels_are_found_and_have_their_mode(known: Known) -> None:
+    tokens = ["<eos>", known.suffix, known.middle, known.prefix]
+    found = Fim(0.5).of(tokens)
+    assert (found.sentinels, found.mode, found.end) == (known[:3], known.mode, None)
+    assert Fim(0.5, sentinels=known[:3]).of(tokens) == found
+    assert Fim(0.5, "spm").of(tokens).mode == "spm"
+    if known.end is not None:
+        assert Fim(0.5).of([*tokens, known.end]).end == known.end
+
+
+def test_other_sentinels_are_psm() -> None:
+    assert Fim(0.5, sentinels=("<a>", "<b>", "<c>")).of(["<a>", "<b>", "<c>"]).mode == "psm"
 
 
 def test_a_tokenizer_without_sentinels_is_refused() -> None:

@@ -1,0 +1,268 @@
+"""Fill in the middle loses and adds nothing: the parts decode to the document, in the order of the models."""
+
+import functools
+import json
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import beam_prep as bp
+from beam_prep import testing
+from beam_prep.chat.apply import render_records
+from beam_prep.data.fim import Fim, FimMode
+from beam_prep.data.schema import TextRules
+from beam_prep.errors import TokenizerError
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
+from beam_prep.tokens.tokenizer import Tokenizer
+from tests.conftest import ROOT, shared
+
+NAMES = (
+    *("bpe3k_nobos", "chatml-12k", "gpt2", "mistral-v1", "mistral-v3", "mm_chatml_pp", "qwen2.5", "tekken-32k"),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("minimind", "mm_chatml")),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("mistral-v1-conversations", "mistral-v3-sections")),
+)
+OURS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+CODE_LLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
+OUTPUT = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
+FIM = Fim(1.0, seed=5)
+ADD = "def add(a, b):\n    return a + b\n"  # is cut into "def ", "add ... return", " a + b"
+AROUND = json.dumps(
+    {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "</s>", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]} for number, name in enumerate(("<s>", "</s>"), 1)
+        },
+    }
+)
+
+
+@functools.cache
+def changed(name: str, added: tuple[str, ...] = (), special: bool = True, **parts: str) -> Tokenizer:
+    """A tokenizer with tokens added to it, and with other parts, which are given as JSON."""
+    folder = Path(tempfile.mkdtemp()) / "tokenizer"
+    shutil.copytree(ROOT / "examples" / "tokenizer" if name == "ours" else shared("tokenizers", name), folder)
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made.update({part: json.loads(text) for part, text in parts.items()})
+    backend = tokenizers.Tokenizer.from_str(json.dumps(made))
+    backend.add_tokens([tokenizers.AddedToken(text, special=special, normalized=not special) for text in added])
+    backend.save(str(folder / "tokenizer.json"))
+    try:
+        return Tokenizer.load(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@functools.cache
+def with_sentinels(name: str) -> Tokenizer:
+    known = json.loads((shared("tokenizers", name) / "tokenizer.json").read_text())["added_tokens"]
+    has = {token["content"] for token in known} & {"[PREFIX]", OURS[0]}
+    return changed(name, () if has else OURS)
+
+
+def batch_of(
+    tokenizer: Tokenizer, texts: Sequence[str], fim: Fim = FIM, backend: str = REFERENCE, **rules: Any
+) -> Batch:
+    records = testing.records([{"text": text} for text in texts])
+    rendered = render_records(records, (OUTPUT,), tokenizer, None, TextRules(fim=fim, **rules))
+    return tokenize_with(rendered, tokenizer, backend, backend != REFERENCE)
+
+
+def tokens(tokenizer: Tokenizer, text: str, fim: Fim = FIM, **rules: Any) -> list[str]:
+    """What a document becomes, a text for each id."""
+    (ids,) = batch_of(tokenizer, [text], fim, **rules)["sequence"].to_lists()
+    return [str(tokenizer.reference.id_to_token(token)) for token in ids]
+
+
+def joined(tokenizer: Tokenizer, ids: list[int], fim: Fim) -> str:
+    """Prefix, middle and suffix, decoded together."""
+    names = fim.of([token.content for token in tokenizer.components.added]).sentinels or ()
+    before, between, after = (tokenizer.reference.token_to_id(name) for name in names)
+    parts: dict[int | None, list[int]] = {before: [], between: [], after: []}
+    now: list[int] = []
+    for token in ids:
+        if token in parts:
+            now = parts[token]
+            assert not now
+        elif token not in (tokenizer.bos_id, tokenizer.id_of("eos_token")):
+            now.append(token)
+    return tokenizer.decode([*parts[before], *parts[between], *parts[after]])
+
+
+def words(text: str) -> list[str]:
+    return text.split(" ")
+
+
+def normalised(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+# In the models' own formats
+
+
+def test_codestral_is_suffix_and_then_the_rest() -> None:
+    found = tokens(changed("mistral-v3"), ADD, eos="always")
+    assert found == words("<s> [SUFFIX] ▁a ▁+ ▁b <0x0A> [PREFIX] ▁def ▁add ( a , ▁b ): <0x0A> ▁▁▁ ▁return </s>")
+
+
+def test_psm_of_sentencepiece_has_a_space_before_the_prefix_alone() -> None:
+    found = tokens(changed("mistral-v3"), ADD, Fim(1.0, "psm", 5))
+    suffix, middle = "[SUFFIX] ▁a ▁+ ▁b <0x0A>", "[MIDDLE] add ( a , ▁b ): <0x0A> ▁▁▁ ▁return"
+    assert found == words(f"<s> [PREFIX] ▁def ▁ {suffix} {middle}")
+
+
+def test_what_the_document_begins_with_has_the_space() -> None:
+    # An empty prefix: then the middle begins the document.
+    found = tokens(changed("mistral-v3"), "x=[1,2,3]", Fim(1.0, "psm", 1))
+    assert found == words("<s> [PREFIX] [SUFFIX] =[ 1 , 2 , 3 ] [MIDDLE] ▁x")
+    found = tokens(changed("mistral-v3"), "  x=[1,2,3]", Fim(1.0, "spm", 7))
+    assert found == words("<s> [PREFIX] [SUFFIX] [ 1 , 2 , 3 ] [MIDDLE] ▁▁ ▁x =")
+
+
+def test_code_llama_ends_the_middle_with_its_own_token() -> None:
+    tokenizer = changed("mistral-v1", CODE_LLAMA)
+    suffix = "▁<SUF> ▁a ▁+ ▁b <0x0A> ▁<MID>"
+    found = tokens(tokenizer, ADD, eos="always")
+    assert found == words(f"<s> ▁<PRE> ▁def ▁ {suffix} add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
+    found = tokens(tokenizer, ADD, Fim(1.0, "spm", 5), eos="always")
+    assert found == words(f"<s> ▁<PRE> {suffix} ▁def ▁add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
+
+
+@pytest.mark.parametrize(
+    ("added", "wanted"),
+    [
+        (("<fim_prefix>", "<fim_middle>", "<fim_suffix>"), "<fim_prefix>def <fim_suffix> a + b\n<fim_middle>{}"),
+        (
+            ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
+            "<｜fim▁begin｜>def <｜fim▁hole｜> a + b\n<｜fim▁end｜>{}",
+        ),
+        (
+            ("<[fim-prefix]>", "<[fim-middle]>", "<[fim-suffix]>"),
+            "<[fim-suffix]> a + b\n<[fim-prefix]>def <[fim-middle]>{}",
+        ),
+    ],
+)
+def test_other_families_on_a_byte_level_tokenizer(added: tuple[str, ...], wanted: str) -> None:
+    tokenizer = changed("ours", added)
+    (ids,) = batch_of(tokenizer, [ADD])["sequence"].to_lists()
+    assert tokenizer.decode(ids) == wanted.format("add(a, b):\n    return")
+
+
+def test_special_tokens_stand_around_all_parts() -> None:
+    tokenizer = changed("mistral-v1", CODE_LLAMA[:3], post_processor=AROUND)
+    assert tokens(tokenizer, "x=[1,2,3]", Fim(1.0, seed=1)) == words("<s> ▁<PRE> ▁<SUF> =[ 1 , 2 , 3 ] ▁<MID> ▁x </s>")
+
+
+# Exact for all documents and tokenizers
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=50)
+@given(
+    text=st.text(st.one_of(st.sampled_from(" \n\tab▁<é한"), st.characters(codec="utf-8")), min_size=1),
+    seed=st.integers(0, 99),
+    mode=st.sampled_from(get_args(FimMode)),
+)
+def test_the_parts_decode_to_the_document(name: str, text: str, seed: int, mode: FimMode) -> None:
+    tokenizer, fim = with_sentinels(name), Fim(1.0, mode, seed)
+    (ids,) = batch_of(tokenizer, [text], fim, eos="always")["sequence"].to_lists()
+    whole = tokenizer.decode(tokenizer.encode([text], False).flat.tolist())
+    # A normaliser does not compose characters over a border.
+    assert normalised(joined(tokenizer, ids, fim)) == normalised(whole)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}'},
+        {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}'},
+        {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true}'},
+    ],
+    ids=["first", "always", "never"],
+)
+def test_each_way_to_put_a_space_before_a_text(parts: dict[str, str]) -> None:
+    tokenizer = changed("mistral-v3", normalizer="null", **parts)
+    for text in (ADD, "x=[1,2,3]", "    indented = True", "a"):
+        for mode in get_args(FimMode):
+            for seed in range(9):
+                fim = Fim(1.0, mode, seed)
+                (ids,) = batch_of(tokenizer, [text], fim)["sequence"].to_lists()
+                whole = tokenizer.decode(tokenizer.encode([text], False).flat.tolist())
+                assert joined(tokenizer, ids, fim) == whole
+
+
+def test_a_space_that_byte_level_puts_before_a_text() -> None:
+    before = '{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}'
+    tokenizer = changed("gpt2", OURS, pre_tokenizer=before)
+    (ids,) = batch_of(tokenizer, [ADD], Fim(1.0, seed=5))["sequence"].to_lists()
+    assert tokenizer.decode(ids) == ("<|fim_prefix|> def <|fim_suffix|> a + b\n<|fim_middle|>add(a, b):\n    return")
+
+
+@pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
+def test_backends_give_the_same(backend: str) -> None:
+    texts = [f"{' ' * (number % 3)}line {number}\n\tx = {number}" for number in range(40)]
+    for name in ("mistral-v3", "qwen2.5"):
+        tokenizer = with_sentinels(name)
+        wanted = batch_of(tokenizer, texts, Fim(0.5, seed=1))["sequence"].to_lists()
+        assert batch_of(tokenizer, texts, Fim(0.5, seed=1), backend)["sequence"].to_lists() == wanted
+
+
+def test_a_tokenizer_that_loses_white_space_is_refused() -> None:
+    tokenizer = changed("t5-small")
+    named = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
+    with pytest.raises(TokenizerError, match=r"the parts .* decode to .*, wanted .*: use a tokenizer that keeps"):
+        batch_of(tokenizer, ["one two"], Fim(1.0, sentinels=named))
+
+
+# Documents that hold a sentinel
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
+@pytest.mark.parametrize("rule", ["keep", "reject"])
+def test_a_document_that_holds_a_sentinel_is_rejected(special: bool, rule: str) -> None:
+    tokenizer = changed("ours", OURS, special)
+    texts = ["fine", f"a {OURS[1]} b", "fine too", f"{OURS[2]}"]
+    batch = batch_of(tokenizer, texts, Fim(0.5), control_tokens=rule)
+    assert batch.line.tolist() == [0, 2]
+    assert batch.ledger.outcomes == [("rejected", "control_token")]
+    assert OURS[1] in batch.ledger.messages[1]
+    assert OURS[2] in batch.ledger.messages[3]
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
+def test_an_escaped_sentinel_is_text(special: bool) -> None:
+    tokenizer = changed("ours", OURS, special)
+    for seed in range(20):
+        fim = Fim(1.0, "psm", seed)
+        (ids,) = batch_of(tokenizer, [f"a {OURS[1]} b"], fim, control_tokens="escape")["sequence"].to_lists()
+        assert joined(tokenizer, ids, fim) == "a <\u2060|fim_middle|> b"
+
+
+def test_the_end_token_is_a_sentinel_too() -> None:
+    batch = batch_of(changed("mistral-v1", CODE_LLAMA), ["fine", "a ▁<EOT>"])
+    assert batch.line.tolist() == [0]
+    assert "'▁<EOT>'" in batch.ledger.messages[1]
+
+
+def test_a_sentinel_that_the_normaliser_makes_is_seen() -> None:
+    # Tokens that are not special are looked for in the normalised text: there " <PRE>" is "▁<PRE>".
+    tokenizer = changed("mistral-v1", CODE_LLAMA, special=False)
+    batch = batch_of(tokenizer, ["fine", "a <PRE> b", "a<PRE>"])
+    assert batch.line.tolist() == [0, 2]
+    assert "'▁<PRE>'" in batch.ledger.messages[1]
