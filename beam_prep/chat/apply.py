@@ -16,8 +16,9 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import record_weight, with_prompt
+from beam_prep.reading.adapters import record_weight
 from beam_prep.reading.json_line import describe
+from beam_prep.reading.prompts import sides_of, with_prompt
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import exact_double
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -240,6 +241,7 @@ def _rendered(
     size = len(records) if compared is None else compared
     sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
     weighted = any(output.weights_name is not None for output in outputs)
+    sides = sides_of(outputs, chat_format.rules.implicit_prompt)
     kept, numbers, domain, weights = list[int](), list[int](), list[str](), list[float]()
     counters: dict[str, dict[int, int]] = {}
     characters, ledger = 0, records.ledger.copy()
@@ -248,7 +250,9 @@ def _rendered(
             conversation.begin(place in sampled)
         try:
             weight = record_weight(record) if weighted else 1.0
-            seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
+            seen = record
+            for each in sides:
+                seen = with_prompt(seen, each)
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(
