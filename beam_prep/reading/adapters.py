@@ -130,9 +130,9 @@ class ShareGPT:
     def __call__(self, record: Record) -> Record:
         roles = self._mapping()
         sides = {
-            name: [_message(item, f"{name}[{turn}]", roles) for turn, item in enumerate(record[name])]
+            name: [_message(item, f"{name}[{turn}]", roles) for turn, item in enumerate(_listed(record[name]))]
             for name in _SIDES
-            if name != self.field and _is_sharegpt(record.get(name))
+            if name != self.field and _is_sharegpt(_listed(record.get(name)))
         }
         items = record.get(self.field)
         if items is None:
@@ -151,6 +151,11 @@ class ShareGPT:
         if self.roles == "keep" or not self.roles:
             return None
         return {**ROLES, **self.roles}
+
+
+def _listed(value: Any) -> Any:
+    """A side may be one item alone."""
+    return [value] if isinstance(value, dict) else value
 
 
 def _is_sharegpt(value: Any) -> bool:
@@ -214,17 +219,20 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
 class Alpaca:
     r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; other fields are kept.
 
+    Of preference pairs (`instruction`, `input`, `chosen`, `rejected`) the `prompt` is made, as messages.
+
     The user's text is the instruction, the separator (one line end) and the input; without an input (absent, null or
     blank) it is the instruction alone, without an instruction the input alone. `system` (a text) and `history` (a list
-    of [question, answer]) become messages before it; a prompt has no place for them, so there they are rejected.
+    of [question, answer]) become messages before it; a prompt that is a text has no place for them, so there they are
+    rejected.
 
     Attributes:
-        to: "messages" or "prompt_completion".
+        to: "messages", "prompt_completion" or "preference".
         separator: between instruction and input.
         instruction, input, output, system, history: names of the fields.
     """
 
-    to: Literal["messages", "prompt_completion"] = "messages"
+    to: Literal["messages", "prompt_completion", "preference"] = "messages"
     separator: str = "\n"
     instruction: str = "instruction"
     input: str = "input"
@@ -233,8 +241,9 @@ class Alpaca:
     history: str = "history"
 
     def __post_init__(self) -> None:
-        if self.to not in ("messages", "prompt_completion"):
-            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of 'messages', 'prompt_completion'")
+        if self.to not in ("messages", "prompt_completion", "preference"):
+            wanted = "'messages', 'prompt_completion', 'preference'"
+            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of {wanted}")
         if not isinstance(self.separator, str):
             raise ConfigError(f"'separator' of adapter 'alpaca' is {self.separator!r}, wanted a string")
         _check_names(self, *self._fields())
@@ -244,7 +253,7 @@ class Alpaca:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that a record needs."""
-        return (self.instruction, self.output)
+        return (self.instruction, *(("chosen", "rejected") if self.to == "preference" else (self.output,)))
 
     def _fields(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
@@ -253,15 +262,19 @@ class Alpaca:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
             return record
         question = self._question(record)
+        system, turns = _text(record, self.system), self._turns(record)
+        head = [_says("system", system)] if system and system.strip() else []
+        fields = set(self._fields().values())
+        if self.to == "preference":
+            result = {name: value for name, value in record.items() if name not in fields - {self.output}}
+            _check_free(result, "prompt", self.instruction)
+            return {**result, "prompt": [*head, *turns, _says("user", question)]}
         answer = _text(record, self.output)
         if answer is None:
             raise Reject("missing_field", f"field {self.output!r} is absent, wanted the answer (a string)")
-        system, turns = _text(record, self.system), self._turns(record)
-        fields = set(self._fields().values())
         result = {name: value for name, value in record.items() if name not in fields}
         if self.to == "messages":
             _check_free(result, "messages", self.instruction)
-            head = [_says("system", system)] if system and system.strip() else []
             result["messages"] = [*head, *turns, _says("user", question), _says("assistant", answer)]
             return result
         if turns or (system and system.strip()):

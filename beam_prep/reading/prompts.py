@@ -143,7 +143,7 @@ def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequen
         return record
     prompt = "".join(record.get(name) or "" for name in sides.prompt)
     # Sections are joined as they are: before a side that begins with the prompt itself, nothing would be between them.
-    if all(_begins(value, prompt) for value in values):
+    if all(begins(value, prompt) for value in values):
         answers = [value[len(prompt) :] for value in values]
         _check_different(sides, values, answers)
         return {**record, **dict(zip(sides.names, answers, strict=True))}
@@ -152,8 +152,12 @@ def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequen
     return record
 
 
-def _begins(side: str, prompt: str) -> bool:
-    """True if a side is the prompt, to the last character, and then something else, not within a word."""
+def begins(side: str, prompt: str) -> bool:
+    """True if a side is the prompt, to the last character, and then something else, not within a word.
+
+    >>> begins("The sky is blue.", "The sky is"), begins("The skyline is long.", "The sky")
+    (True, False)
+    """
     if not side.startswith(prompt) or not side[len(prompt) :].strip():
         return False
     return _WITHIN_WORD.fullmatch(side, len(prompt) - 1, len(prompt) + 1) is None
@@ -180,10 +184,10 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     chats = [_messages(value, "assistant") for value in values]
     if not all(lists) or not all(chats):
         return record
-    if all(isinstance(value, str) for value in (*given, *values)):
-        for name, value in zip(sides.names, values, strict=True):
-            _check_echo(sides, name, " ".join(given), value)
     asked = [message for each in lists for message in each]
+    if isinstance(values[0], str) and isinstance(question := asked[-1].get("content"), str):
+        for name, value in zip(sides.names, values, strict=True):
+            _check_echo(sides, name, question, value)
     found = [_found(asked, chat) for chat in chats]
     for name, chat, place in zip(sides.names, chats, found, strict=True):
         if place is None and not _is_answer(asked, chat):

@@ -44,6 +44,19 @@ def items(**said: str) -> list[dict[str, str]]:
     return [{"from": role, "value": text} for role, text in said.items()]
 
 
+def sides(prompt: str, **template: str) -> dict[str, Any]:
+    """Sources of preference pairs."""
+    return {
+        side: {
+            "sections": [
+                {"field": prompt, "action": "mask", **template},
+                {"field": side, "action": "train", **template},
+            ]
+        }
+        for side in ("chosen", "rejected")
+    }
+
+
 def kept(folder: Path, path: Path, config: dict[str, Any], tokenizer: str) -> dict[str, Any]:
     """The manifest of a run with the config."""
     job = Pipeline(PipelineConfig.from_dict(config), [str(path)], output_dir=folder / "out", tokenizer_path=tokenizer)
@@ -181,6 +194,76 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
             "implicit_prompt": True,
         },
+    ),
+    "preference that repeats its prompt": (
+        {
+            "prompt": says(user="Where is {n}?"),
+            "chosen": says(user="Where is {n}?", assistant="At {n}."),
+            "rejected": says(user="Where is {n}?", assistant="No."),
+        },
+        {"sources": sides("prompt", template="conversation")},
+    ),
+    "preference of texts that repeat their prompt": (
+        {"prompt": "Where is {n}?", "chosen": "Where is {n}? At {n}.", "rejected": "Where is {n}? No."},
+        {"sources": sides("prompt")},
+    ),
+    "preference of texts with nothing between them": (
+        {"prompt": "Where is {n}?", "chosen": "At {n}.", "rejected": "No."},
+        {
+            "adapter": {"name": "alpaca", "to": "preference", "instruction": "prompt"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with a system text and a question": (
+        {"system": "Be brief.", "question": "Where is {n}?", "chosen": "At {n}.", "rejected": "No."},
+        {
+            "adapter": {"name": "alpaca", "to": "preference", "instruction": "question"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with an instruction and an input": (
+        {"instruction": "Where is it?", "input": "{n}", "chosen": "At {n}.", "rejected": "No."},
+        {
+            "adapter": {"name": "alpaca", "to": "preference"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with a system text beside messages": (
+        {
+            "system": "Be brief.",
+            "prompt": "Where is {n}?",
+            "chosen": says(user="Where is {n}?", assistant="At {n}."),
+            "rejected": says(user="Where is {n}?", assistant="No."),
+        },
+        {
+            "adapter": {"name": "alpaca", "to": "preference", "instruction": "prompt"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with a prompt in messages": (
+        {"messages": says(user="Where is {n}?"), "chosen": "At {n}.", "rejected": "No."},
+        {"sources": sides("messages", template="conversation")},
+    ),
+    "preference of ShareGPT, a side being one item": (
+        {
+            "conversations": items(human="Where is {n}?"),
+            "chosen": {"from": "gpt", "value": "At {n}."},
+            "rejected": {"from": "gpt", "value": "No."},
+        },
+        {"adapter": "sharegpt", "sources": sides("messages", template="conversation")},
+    ),
+    "a text and a completion of messages that repeats it": (
+        {"prompt": "Where is {n}?", "completion": says(user="Where is {n}?", assistant="At {n}.")},
+        {
+            "sections": [
+                {"field": "prompt", "action": "mask", "template": "conversation"},
+                {"field": "completion", "action": "train", "template": "conversation"},
+            ]
+        },
+    ),
+    "a completion of text that repeats its prompt": (
+        {"prompt": "Where is {n}?", "completion": "Where is {n}? At {n}."},
+        {"sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}]},
     ),
 }  # fmt: skip
 
