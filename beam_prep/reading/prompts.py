@@ -185,7 +185,7 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     if not all(lists) or not all(chats):
         return record
     asked = [message for each in lists for message in each]
-    if isinstance(values[0], str) and isinstance(question := asked[-1].get("content"), str):
+    if values and isinstance(values[0], str) and isinstance(question := asked[-1].get("content"), str):
         for name, value in zip(sides.names, values, strict=True):
             _check_echo(sides, name, question, value)
     found = [_found(asked, chat) for chat in chats]
