@@ -31,6 +31,7 @@ _MEND_REJECTS = {
     "unknown_role": '"input": {"adapter": {"name": "sharegpt", "roles": {"<their name>": "assistant"}}}',
     "last_not_assistant": 'end these conversations with an answer, or use "action": "$role"',
     "equal_sides": "take out the pairs whose sides are equal",
+    "prompt_differs": "let each side begin with the prompt as it is, or hold only what follows it",
     "control_token": '"preprocessing": {"control_tokens": "escape"}',
     "line_too_long": "run with a larger --max_line_bytes",
     "template_limit": "take out the record that makes so much text",

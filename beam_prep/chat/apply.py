@@ -200,6 +200,8 @@ def apply_template(
 ) -> Rendered:
     """Turns every record into pieces of text, by the sections of each output.
 
+    A prompt stands once: what sides repeat of it is taken out of them first, see `reading.prompts.with_prompt`.
+
     A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
     (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
 

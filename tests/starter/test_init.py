@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import beam_prep as bp
 from beam_prep.audit.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
+from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.pipeline import Pipeline
 from beam_prep.starter.draft import PLAIN_TEMPLATE
 from tests.conftest import ROOT, shared
@@ -286,6 +288,26 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     assert found.sample.kept[2] > 0
     made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])
     assert made.input == PipelineConfig.from_dict(config).input
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.startswith("preference") or "repeats" in shape])
+def test_the_prompt_is_in_each_row_once_and_is_not_trained(
+    shape: str, start: Start, tmp_path: Path, tokenizer_path: str
+) -> None:
+    config, _, _ = start([numbered(SHAPES[shape][0], number) for number in range(40, 44)])
+    kept(tmp_path, tmp_path / "input.jsonl", config, tokenizer_path)
+    rows = bp.open(tmp_path / "out")
+    assert rows.tokenizer is not None
+    columns = {"chosen": "chosen_mask", "rejected": "rejected_mask", "input_ids": "labels"}
+    assert len(rows) == 4
+    for number, row in enumerate(rows, 40):
+        for ids, mask in ((row[ids], row[mask]) for ids, mask in columns.items() if ids in row):
+            trained = (mask != IGNORE_INDEX) & (mask != 0)
+            asked, answer = rows.tokenizer.decode(ids[~trained]), rows.tokenizer.decode(ids[trained])
+            assert (asked.count("Where is"), answer.count("Where is")) == (1, 0)
+            assert asked.count(f"place {number}") == 1
+            assert asked.count("Be brief.") == ("system" in SHAPES[shape][0])
+            assert f"At place {number}." in answer or "No." in answer
 
 
 def test_records_of_two_shapes_are_said(start: Start) -> None:
