@@ -17,8 +17,9 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import message_list, record_weight, with_prompt
+from beam_prep.reading.adapters import message_list, record_weight
 from beam_prep.reading.json_line import check_values, describe
+from beam_prep.reading.prompts import sides_of, with_prompt
 from beam_prep.reading.records import Record, Records, lines_beyond_json
 from beam_prep.reading.rollouts import exact_double
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -213,6 +214,8 @@ def apply_template(
 ) -> Rendered:
     """Turns every record into pieces of text, by the sections of each output.
 
+    A prompt stands once: what sides repeat of it is taken out of them first, see `reading.prompts.with_prompt`.
+
     A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
     (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
 
@@ -253,6 +256,7 @@ def _rendered(
     size = len(records) if compared is None else compared
     sampled = frozenset(sample(records.origin.digest, len(records), size).tolist() if conversations and size else ())
     weighted = any(output.weights_name is not None for output in outputs)
+    sides = sides_of(outputs, chat_format.rules.implicit_prompt)
     kept, numbers, domain, weights = list[int](), list[int](), list[str](), list[float]()
     sections = [section for output in outputs for section in output.sections]
     chats = [*dict.fromkeys(section.field for section in sections if section.template is not None)]
@@ -274,7 +278,9 @@ def _rendered(
                 if (messages := message_list(record.get(name), name)) is not None:
                     record = {**record, name: messages}
             weight = record_weight(record) if weighted else 1.0
-            seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
+            seen = record
+            for each in sides:
+                seen = with_prompt(seen, each)
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(

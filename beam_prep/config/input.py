@@ -237,7 +237,8 @@ class InputConfig(FieldsConfig):
         "writes earlier turns in another way than they were generated.",
     )
     implicit_prompt: bool = Field(
-        default=False, description="Preference rows without a prompt: the longest common beginning of both sides."
+        default=False,
+        description="Preference rows whose prompt is absent or empty: it is what both sides begin with.",
     )
     groups: Annotated[
         Annotated[tuple[GroupConfig, ...], Field(min_length=1)] | None,

@@ -161,7 +161,7 @@ class TextRules:
         eos: rows of plain text end with the text of the EOS token: `never`, `if_missing`, `always`.
         bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the
             `tokenizer` add its own special tokens.
-        implicit_prompt: (preference) the longest common prefix of both sides is the prompt.
+        implicit_prompt: (preference) where a record has no prompt, the longest common prefix of both sides is it.
         chat_template: replaces the tokenizer's own.
         control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `chat.control.Guard`.
         date: the result of `strftime_now` in a chat template, as "2026-11-22".

@@ -9,7 +9,7 @@ An adapter takes one parsed record and gives a new one, or raises `Reject`. A re
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array
-from beam_prep.data.schema import IGNORE_INDEX, Output
+from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.errors import ConfigError, did_you_mean
 from beam_prep.reading.filters import work_on_each
 from beam_prep.reading.json_line import describe, exact_integer, finite_double, unique_keys
@@ -70,41 +70,6 @@ def token_weights(record: Record, name: str, length: int) -> Array:
     for place, value in enumerate(values):
         check_loss_weight(value, f"{name}[{place}]")
     raise AssertionError("each weight is one, all of them are not")
-
-
-def prompt_field(outputs: Sequence[Output]) -> str:
-    """The field of the prompt."""
-    return outputs[0].sections[0].field
-
-
-def sides_of(outputs: Sequence[Output]) -> list[str]:
-    """The fields of both sides."""
-    return [output.sections[-1].field for output in outputs[:2]]
-
-
-def with_prompt(record: Record, outputs: Sequence[Output]) -> Record:
-    """The longest common beginning of both sides of a preference row, messages or characters, as its prompt.
-
-    As TRL's extract_prompt: where one side is the beginning of the other, the last shared element stays out of the
-    prompt; a prompt of characters steps back over a final space. A prompt that is text beside sides that are messages
-    (UltraFeedback has these) only repeats what the sides begin with, and is not read.
-    """
-    prompt, names = prompt_field(outputs), sides_of(outputs)
-    one, other = (record.get(name) for name in names)
-    if not one or not other or not isinstance(one, str | list) or not isinstance(other, str | list):
-        return record  # the checks of the sections reject it
-    given = record.get(prompt)
-    if given is not None and not (isinstance(given, str) and isinstance(one, list) and isinstance(other, list)):
-        return record
-    if type(one) is not type(other):
-        raise Reject("wrong_type", f"{names[0]!r} is {describe(one)}, {names[1]!r} is {describe(other)}")
-    if one == other:
-        raise Reject("equal_sides", f"{names[0]!r} and {names[1]!r} are equal, wanted a difference")
-    size = min(len(one), len(other))
-    at = next((place for place in range(size) if one[place] != other[place]), size - 1)
-    if isinstance(one, str) and at and one[at - 1] == " ":
-        at -= 1
-    return {**record, prompt: one[:at], names[0]: one[at:], names[1]: other[at:]}
 
 
 Adapter = Callable[[Record], Record]
@@ -165,9 +130,9 @@ class ShareGPT:
     def __call__(self, record: Record) -> Record:
         roles = self._mapping()
         sides = {
-            name: [_message(item, f"{name}[{turn}]", roles) for turn, item in enumerate(record[name])]
+            name: [_message(item, f"{name}[{turn}]", roles) for turn, item in enumerate(_listed(record[name]))]
             for name in _SIDES
-            if name != self.field and _is_sharegpt(record.get(name))
+            if name != self.field and _is_sharegpt(_listed(record.get(name)))
         }
         items = record.get(self.field)
         items = message_list(items, self.field) or items
@@ -187,6 +152,11 @@ class ShareGPT:
         if self.roles == "keep" or not self.roles:
             return None
         return {**ROLES, **self.roles}
+
+
+def _listed(value: Any) -> Any:
+    """A side may be one item alone."""
+    return [value] if isinstance(value, dict) else value
 
 
 def _is_sharegpt(value: Any) -> bool:
@@ -250,17 +220,20 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
 class Alpaca:
     r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; other fields are kept.
 
+    Of preference pairs (`instruction`, `input`, `chosen`, `rejected`) the `prompt` is made, as messages.
+
     The user's text is the instruction, the separator (one line end) and the input; without an input (absent, null or
     blank) it is the instruction alone, without an instruction the input alone. `system` (a text) and `history` (a list
-    of [question, answer]) become messages before it; a prompt has no place for them, so there they are rejected.
+    of [question, answer]) become messages before it; a prompt that is a text has no place for them, so there they are
+    rejected.
 
     Attributes:
-        to: "messages" or "prompt_completion".
+        to: "messages", "prompt_completion" or "preference".
         separator: between instruction and input.
         instruction, input, output, system, history: names of the fields.
     """
 
-    to: Literal["messages", "prompt_completion"] = "messages"
+    to: Literal["messages", "prompt_completion", "preference"] = "messages"
     separator: str = "\n"
     instruction: str = "instruction"
     input: str = "input"
@@ -269,8 +242,9 @@ class Alpaca:
     history: str = "history"
 
     def __post_init__(self) -> None:
-        if self.to not in ("messages", "prompt_completion"):
-            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of 'messages', 'prompt_completion'")
+        if self.to not in ("messages", "prompt_completion", "preference"):
+            wanted = "'messages', 'prompt_completion', 'preference'"
+            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of {wanted}")
         if not isinstance(self.separator, str):
             raise ConfigError(f"'separator' of adapter 'alpaca' is {self.separator!r}, wanted a string")
         _check_names(self, *self._fields())
@@ -280,7 +254,7 @@ class Alpaca:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that a record needs."""
-        return (self.instruction, self.output)
+        return (self.instruction, *(("chosen", "rejected") if self.to == "preference" else (self.output,)))
 
     def _fields(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
@@ -289,15 +263,19 @@ class Alpaca:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
             return record
         question = self._question(record)
+        system, turns = _text(record, self.system), self._turns(record)
+        head = [_says("system", system)] if system and system.strip() else []
+        fields = set(self._fields().values())
+        if self.to == "preference":
+            result = {name: value for name, value in record.items() if name not in fields - {self.output}}
+            _check_free(result, "prompt", self.instruction)
+            return {**result, "prompt": [*head, *turns, _says("user", question)]}
         answer = _text(record, self.output)
         if answer is None:
             raise Reject("missing_field", f"field {self.output!r} is absent, wanted the answer (a string)")
-        system, turns = _text(record, self.system), self._turns(record)
-        fields = set(self._fields().values())
         result = {name: value for name, value in record.items() if name not in fields}
         if self.to == "messages":
             _check_free(result, "messages", self.instruction)
-            head = [_says("system", system)] if system and system.strip() else []
             result["messages"] = [*head, *turns, _says("user", question), _says("assistant", answer)]
             return result
         if turns or (system and system.strip()):

@@ -9,8 +9,9 @@ from typing import Any
 
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.reading.adapters import ROLES
+from beam_prep.reading.prompts import begins
 from beam_prep.shards.report import near_name
-from beam_prep.starter.shapes import Found, Record, Shape
+from beam_prep.starter.shapes import Found, Record, Shape, prompt_of_pairs
 from beam_prep.tokens.tokenizer import Tokenizer
 
 PLAIN_TEMPLATE = (
@@ -201,7 +202,10 @@ def _completion(made: Draft, shape: Shape, records: Sequence[Record], tokenizer:
 
 def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
     question, answer = shape.fields
-    separated = sum(record[answer][:1].isspace() or record[question][-1:].isspace() for record in records)
+    separated = sum(
+        record[answer][:1].isspace() or record[question][-1:].isspace() or begins(record[answer], record[question])
+        for record in records
+    )
     alpaca = shape.fields == ("instruction", "output")
     if not alpaca and separated > len(records) / 2:
         made.config["input"]["sections"] = [
@@ -269,34 +273,64 @@ def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
 
 
 def _preference(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
-    template = {} if shape.detail == "text" else {"template": "conversation"}
-    prompts = [record.get("prompt") for record in records]
-    own = [prompt for prompt in prompts if prompt]
-    given = bool(own) and not (shape.detail != "text" and isinstance(own[0], str))
+    found = prompt_of_pairs(records)
+    name, kind = found or ("prompt", "")
+    more = [each for each in ("system", "history") if any(record.get(each) for record in records)]
+    if name == "instruction" and any(record.get("input") for record in records):
+        more.insert(0, "input")
+    separated = [
+        all(side[:1].isspace() or record[name][-1:].isspace() or begins(side, record[name]) for side in _sides(record))
+        for record in records
+        if shape.detail == "text" and isinstance(record.get(name), str)
+    ]
+    texts = shape.detail == "text" and (found is None or (not more and sum(separated) > len(records) / 2))
+    if kind == "text" and not texts and (shape.detail == "text" or (more and shape.detail == "messages")):
+        options = {} if name == "instruction" else {"instruction": name}
+        if name == "input":
+            options["input"] = "instruction"
+        made.set(
+            "input",
+            "adapter",
+            {"name": "alpaca", "to": "preference", **options},
+            f"{', '.join(map(repr, [*more, name]))}: texts, which become the messages of the prompt; the chat template "
+            "writes what is between them and the sides",
+        )
+        name, kind = "prompt", "messages"
+    elif "sharegpt" in (shape.detail, kind):
+        others = name not in ("prompt", "conversations") and kind == "sharegpt"
+        adapter = {"name": "sharegpt", "field": name} if others else "sharegpt"
+        made.set("input", "adapter", adapter, "items of from and value are read as messages of role and content")
+        name = "messages" if kind == "sharegpt" and name != "prompt" else name
+    template = {} if texts else {"template": "conversation"}
     made.config["input"]["sources"] = {
         side: {
             "sections": [
-                {"field": "prompt", "action": "mask", **template},
+                {"field": name, "action": "mask", **template},
                 {"field": side, "action": "train", **template},
             ]
         }
         for side in ("chosen", "rejected")
     }
-    made.because("input.sources", "a sequence for each side; what follows the prompt is trained")
-    if shape.detail == "sharegpt":
-        made.set("input", "adapter", "sharegpt", "both sides hold items of from and value")
-    if not given:
+    made.because(
+        "input.sources",
+        "a sequence for each side; what follows the prompt is trained, also where a side begins with the prompt",
+    )
+    if found is None or (kind == "text" and not texts):
         made.set(
             "input",
             "implicit_prompt",
             True,
             "what both sides begin with is the prompt, as in TRL: the records have no prompt of the same kind",
         )
-    if shape.detail == "text":
+    if texts:
         made.set("preprocessing", "encode", "joint", "prompt and side are joined, then encoded")
         _eos(made, tokenizer)
     else:
         _template(made, tokenizer)
+
+
+def _sides(record: Record) -> Iterator[str]:
+    return (record[side] for side in ("chosen", "rejected"))
 
 
 def _sampled(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:

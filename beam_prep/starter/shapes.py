@@ -1,5 +1,6 @@
 """The shapes of records that configs are known for, and which of them a record has."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,6 +52,7 @@ _PAIRS = (
 )  # fmt: skip
 """(question, answer), the more telling names first."""
 
+_PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
 _RESPONSES = ("responses", "completions", "samples", "generations")
@@ -72,13 +74,14 @@ def shapes_of(record: Record) -> Iterator[Shape]:
             yield Shape("prompts", ("prompt_ids",))
     if _is_ids(record.get("input_ids")):
         yield Shape("tokenized", ("input_ids",))
-    kinds = {_kind(record.get(name)) for name in ("chosen", "rejected")}
+    kinds = {_kind_of_side(record.get(name)) for name in ("chosen", "rejected")}
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
         yield Shape("preference", ("chosen", "rejected"), kind)
     for name in _RESPONSES:
         if _is_texts(record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)
-    if _kind(record.get("prompt")) == _kind(record.get("completion")) == "messages":
+    kinds = {_kind(record.get("prompt")), _kind_of_side(record.get("completion"))}
+    if "messages" in kinds and kinds <= {"messages", "text"}:
         yield Shape("completion", ("prompt", "completion"))
     sides = {"chosen", "rejected", "prompt", "completion"}
     names = [*_CHATS, *(name for name in record if name not in _CHATS and name not in sides)]
@@ -117,6 +120,20 @@ def _kind(value: Any) -> str | None:
     if all(isinstance(item.get("role"), str) for item in value):
         return "messages"
     return "sharegpt" if all(isinstance(item.get("from"), str) for item in value) else None
+
+
+def _kind_of_side(value: Any) -> str | None:
+    """The same of what follows a prompt, which may be one message alone."""
+    return _kind([value] if isinstance(value, dict) else value)
+
+
+def prompt_of_pairs(records: Sequence[Record]) -> tuple[str, str] | None:
+    """The field of the prompt of preference pairs, and what it holds; None if most records have none."""
+    for name in (*_PROMPTS, *_CHATS):
+        kinds = Counter(_kind(value) for record in records if (value := record.get(name)))
+        if kinds and (most := kinds.most_common(1)[0])[0] is not None and most[1] > len(records) / 2:
+            return name, str(most[0])
+    return None
 
 
 @dataclass(frozen=True, slots=True)

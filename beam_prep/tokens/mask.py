@@ -10,7 +10,7 @@ from beam_prep.data.block import step
 from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
-from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.segments import Segments, disjoint
 
 RowsWithoutLoss = Literal["drop", "keep", "reject"]
@@ -145,16 +145,24 @@ def trained_tokens(batch: Batch) -> dict[str, Array]:
 
 
 def reject_equal_sides(batch: Batch) -> Batch:
-    """Preference rows whose chosen and rejected are equal, after all cutting, are rejected (`equal_sides`)."""
+    """Preference rows whose chosen and rejected are equal are rejected (`equal_sides`).
+
+    Those that are cut were different before: see `truncate`.
+    """
     one, other = (batch.columns.get(name) for name in ("chosen", "rejected"))
     if one is None or other is None or one.depth != 1 or other.depth != 1:
         return batch
     equal = one.lengths == other.lengths
     for row in np.flatnonzero(equal).tolist():
         equal[row] = np.array_equal(np.asarray(one[row]), np.asarray(other[row]))
-    if not equal.any():
-        return batch
-    return batch.reject(equal, "equal_sides", "chosen and rejected are the same tokens, wanted a difference")
+    lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
+    why = "wanted a difference", "all that differs is cut off: wanted a larger max_seq_len"
+    return batch.reject_each(
+        {
+            row: ("equal_sides", f"chosen and rejected are the same tokens, {why[bool(lost[row])]}")
+            for row in np.flatnonzero(equal).tolist()
+        }
+    )
 
 
 def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> Batch:

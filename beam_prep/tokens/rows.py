@@ -246,10 +246,7 @@ def truncate(
     """
     if mode not in get_args(TruncationMode):
         raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
-    lost = np.zeros(len(batch), np.int64)
-    for name, rows in batch.columns.items():
-        if batch.schema[name].role == "ids":
-            lost += _lost(rows, max_seq_len)
+    lost = _lost_of_all(batch, max_seq_len)
     cut = lost > 0
     if not cut.any():
         return batch
@@ -261,6 +258,9 @@ def truncate(
             f"a sequence is {lost[row]} tokens longer than {setting} {max_seq_len} ({batch.where(row)}): "
             f"raise {setting}, or choose another truncation_mode"
         )
+    batch = reject_equal_sides(batch)  # sides that are equal from now on are so because they are cut
+    lost = _lost_of_all(batch, max_seq_len)
+    cut = lost > 0
     columns = {
         name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
         for name, rows in batch.columns.items()
@@ -277,6 +277,12 @@ def truncate(
             ended[places] |= _count(before, eos_id) > _count(after, eos_id)
         shorter.count("truncated_eos", ended, once=True)
     return shorter
+
+
+def _lost_of_all(batch: Batch, max_seq_len: int) -> Array:
+    """int64 [rows]: the ids of each row that are cut off."""
+    found = [_lost(rows, max_seq_len) for name, rows in batch.columns.items() if batch.schema[name].role == "ids"]
+    return np.sum(found, axis=0) if found else np.zeros(len(batch), np.int64)
 
 
 def _count(rows: Ragged, token: int) -> Array:

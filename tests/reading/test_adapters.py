@@ -181,6 +181,8 @@ class TestShareGPT:
         }
         del row["conversations"]
         assert outcome(adapter("sharegpt"), row)["chosen"] == says(("assistant", "good"))
+        row["chosen"] = {"from": "gpt", "value": "alone"}
+        assert outcome(adapter("sharegpt"), row)["chosen"] == says(("assistant", "alone"))
 
     @pytest.mark.parametrize(
         ("items", "reason", "message"),
@@ -243,6 +245,26 @@ class TestAlpaca:
         assert outcome(adapt, row) == ("no_place", message)
         row["history"] = [["a", "b"]]
         assert outcome(adapt, row) == ("no_place", message.replace("system", "history"))
+
+    def test_the_prompt_of_a_pair(self) -> None:
+        row: Row = {
+            "instruction": "c",
+            "input": "d",
+            "system": "s",
+            "history": [["a", "b"]],
+            "chosen": "x",
+            "output": "kept",
+        }
+        assert outcome(adapter("alpaca", to="preference"), row) == {
+            "prompt": says(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c\nd")),
+            "chosen": "x",
+            "output": "kept",
+        }
+        row = {"prompt": "c", "chosen": says(("user", "c"), ("assistant", "x"))}
+        found = outcome(adapter("alpaca", to="preference", instruction="prompt"), row)
+        assert found == {**row, "prompt": says(("user", "c"))}
+        found = outcome(adapter("alpaca", to="preference"), {"instruction": "i", "prompt": "p", "chosen": "x"})
+        assert found[0] == "field_taken"
 
     def test_other_names(self) -> None:
         adapt = adapter("alpaca", to="prompt_completion", instruction="prompt", input="context", output="response")

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import beam_prep as bp
 from beam_prep.audit.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
+from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.pipeline import Pipeline
 from beam_prep.starter.draft import PLAIN_TEMPLATE
 from tests.conftest import ROOT, shared
@@ -42,6 +44,19 @@ def says(**said: str) -> list[dict[str, str]]:
 
 def items(**said: str) -> list[dict[str, str]]:
     return [{"from": role, "value": text} for role, text in said.items()]
+
+
+def sides(prompt: str, **template: str) -> dict[str, Any]:
+    """Sources of preference pairs."""
+    return {
+        side: {
+            "sections": [
+                {"field": prompt, "action": "mask", **template},
+                {"field": side, "action": "train", **template},
+            ]
+        }
+        for side in ("chosen", "rejected")
+    }
 
 
 def kept(folder: Path, path: Path, config: dict[str, Any], tokenizer: str) -> dict[str, Any]:
@@ -182,6 +197,76 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "implicit_prompt": True,
         },
     ),
+    "preference that repeats its prompt": (
+        {
+            "prompt": says(user="Where is {n}?"),
+            "chosen": says(user="Where is {n}?", assistant="At {n}."),
+            "rejected": says(user="Where is {n}?", assistant="No."),
+        },
+        {"sources": sides("prompt", template="conversation")},
+    ),
+    "preference of texts that repeat their prompt": (
+        {"prompt": "Where is {n}?", "chosen": "Where is {n}? At {n}.", "rejected": "Where is {n}? No."},
+        {"sources": sides("prompt")},
+    ),
+    "preference of texts with nothing between them": (
+        {"prompt": "Where is {n}?", "chosen": "At {n}.", "rejected": "No."},
+        {
+            "adapter": {"name": "alpaca", "to": "preference", "instruction": "prompt"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with a system text and a question": (
+        {"system": "Be brief.", "question": "Where is {n}?", "chosen": "At {n}.", "rejected": "No."},
+        {
+            "adapter": {"name": "alpaca", "to": "preference", "instruction": "question"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with an instruction and an input": (
+        {"instruction": "Where is it?", "input": "{n}", "chosen": "At {n}.", "rejected": "No."},
+        {
+            "adapter": {"name": "alpaca", "to": "preference"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with a system text beside messages": (
+        {
+            "system": "Be brief.",
+            "prompt": "Where is {n}?",
+            "chosen": says(user="Where is {n}?", assistant="At {n}."),
+            "rejected": says(user="Where is {n}?", assistant="No."),
+        },
+        {
+            "adapter": {"name": "alpaca", "to": "preference", "instruction": "prompt"},
+            "sources": sides("prompt", template="conversation"),
+        },
+    ),
+    "preference with a prompt in messages": (
+        {"messages": says(user="Where is {n}?"), "chosen": "At {n}.", "rejected": "No."},
+        {"sources": sides("messages", template="conversation")},
+    ),
+    "preference of ShareGPT, a side being one item": (
+        {
+            "conversations": items(human="Where is {n}?"),
+            "chosen": {"from": "gpt", "value": "At {n}."},
+            "rejected": {"from": "gpt", "value": "No."},
+        },
+        {"adapter": "sharegpt", "sources": sides("messages", template="conversation")},
+    ),
+    "a text and a completion of messages that repeats it": (
+        {"prompt": "Where is {n}?", "completion": says(user="Where is {n}?", assistant="At {n}.")},
+        {
+            "sections": [
+                {"field": "prompt", "action": "mask", "template": "conversation"},
+                {"field": "completion", "action": "train", "template": "conversation"},
+            ]
+        },
+    ),
+    "a completion of text that repeats its prompt": (
+        {"prompt": "Where is {n}?", "completion": "Where is {n}? At {n}."},
+        {"sections": [{"field": "prompt", "action": "mask"}, {"field": "completion", "action": "train"}]},
+    ),
 }  # fmt: skip
 
 
@@ -203,6 +288,26 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     assert found.sample.kept[2] > 0
     made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])
     assert made.input == PipelineConfig.from_dict(config).input
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.startswith("preference") or "repeats" in shape])
+def test_the_prompt_is_in_each_row_once_and_is_not_trained(
+    shape: str, start: Start, tmp_path: Path, tokenizer_path: str
+) -> None:
+    config, _, _ = start([numbered(SHAPES[shape][0], number) for number in range(40, 44)])
+    kept(tmp_path, tmp_path / "input.jsonl", config, tokenizer_path)
+    rows = bp.open(tmp_path / "out")
+    assert rows.tokenizer is not None
+    columns = {"chosen": "chosen_mask", "rejected": "rejected_mask", "input_ids": "labels"}
+    assert len(rows) == 4
+    for number, row in enumerate(rows, 40):
+        for ids, mask in ((row[ids], row[mask]) for ids, mask in columns.items() if ids in row):
+            trained = (mask != IGNORE_INDEX) & (mask != 0)
+            asked, answer = rows.tokenizer.decode(ids[~trained]), rows.tokenizer.decode(ids[trained])
+            assert (asked.count("Where is"), answer.count("Where is")) == (1, 0)
+            assert asked.count(f"place {number}") == 1
+            assert asked.count("Be brief.") == ("system" in SHAPES[shape][0])
+            assert f"At place {number}." in answer or "No." in answer
 
 
 def test_records_of_two_shapes_are_said(start: Start) -> None:

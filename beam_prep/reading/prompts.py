@@ -1,0 +1,272 @@
+"""A record's prompt stands once: sides that begin with it lose that beginning, sides that hold only answers stay.
+
+Sides are what follows a prompt in the sections of a config: `chosen` and `rejected`, or a `completion`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from beam_prep.data.block import Reject
+from beam_prep.data.schema import Output
+from beam_prep.reading.adapters import ROLES
+from beam_prep.reading.json_line import describe
+from beam_prep.reading.records import Record
+
+_Message = dict[str, Any]
+
+_WITHIN_WORD = re.compile(r"[^\W\u3040-\u9fff]{2}")
+"""Two characters of one word. Chinese and Japanese put nothing between words."""
+
+_ECHO = 4
+"""Words: an answer hardly begins with so many words of its prompt by chance."""
+
+_SHOWN = 60  # characters of a text, in messages
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The fields of a prompt and of what follows it.
+
+    Attributes:
+        prompt: the fields of the prompt, in order.
+        names: the fields of the sides.
+        messages: they are rendered as messages; False: they are texts.
+        implicit: in a record without a prompt, what all sides begin with is the prompt.
+    """
+
+    prompt: tuple[str, ...]
+    names: tuple[str, ...]
+    messages: bool
+    implicit: bool
+
+
+def sides_of(outputs: Sequence[Output], implicit: bool) -> list[Sides]:
+    """The sides of each prompt: of outputs whose sections are a prompt (`mask`), and one that is trained."""
+    found: dict[tuple[tuple[str, ...], bool], dict[str, None]] = {}
+    for output in outputs:
+        *prompt, side = output.sections
+        templates = {section.template is not None for section in output.sections}
+        if output.kind != "ids" or not prompt or side.action not in ("train", "$role") or len(templates) > 1:
+            continue
+        if all(section.action == "mask" for section in prompt):
+            fields = tuple(section.field for section in prompt)
+            found.setdefault((fields, side.template is not None), {})[side.field] = None
+    return [
+        Sides(prompt, tuple(names), messages, implicit and len(names) > 1)
+        for (prompt, messages), names in found.items()
+    ]
+
+
+def with_prompt(record: Record, sides: Sides) -> Record:
+    """A record whose prompt stands once: in the prompt's fields, and not in the sides.
+
+    Raises:
+        Reject: `prompt_differs`: a side neither begins with the prompt nor holds only an answer; `no_answer`: it holds
+            the prompt alone; `equal_sides`; `wrong_type`: one side is a text, another one messages.
+    """
+    names = tuple(name for name in sides.names if not _absent(record.get(name)))
+    if len(names) < len(sides.names):  # one that is absent is rejected later
+        sides = replace(sides, names=names, implicit=False)
+    values = [record[name] for name in names]
+    if not all(values) or not all(isinstance(value, str | list | dict) for value in values):
+        return record  # the checks of the sections reject it
+    if len({type(value) for value in values}) > 1:
+        found = ", ".join(f"{name!r} is {describe(value)}" for name, value in zip(names, values, strict=True))
+        raise Reject("wrong_type", f"{found}: wanted sides of one kind")
+    given = [value for name in sides.prompt if not _absent(value := record.get(name))]
+    if given:
+        return _of_messages(record, sides, given, values) if sides.messages else _of_texts(record, sides, given, values)
+    if not sides.implicit or not isinstance(values[0], list if sides.messages else str):
+        return record
+    return _with(record, sides, *_shared(sides, values))
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+
+def _with(record: Record, sides: Sides, prompt: Any, answers: Sequence[Any]) -> Record:
+    rest = dict.fromkeys(sides.prompt[1:])
+    return {**record, sides.prompt[0]: prompt, **rest, **dict(zip(sides.names, answers, strict=True))}
+
+
+def _shared(sides: Sides, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """(what all sides begin with, the rest of each), messages or characters, as TRL's extract_prompt has it.
+
+    Where one side is the beginning of another, the last element that they share is not of the prompt. A prompt of
+    characters steps back over a final space.
+    """
+    _check_different(sides, values, values)
+    first, size = values[0], min(map(len, values))
+    ends = (place for place in range(size) if any(value[place] != first[place] for value in values[1:]))
+    at = next(ends, size - 1)
+    if isinstance(first, str) and at and first[at - 1] == " ":
+        at -= 1
+    return first[:at], [value[at:] for value in values]
+
+
+def _check_different(sides: Sides, values: Sequence[Any], answers: Sequence[Any]) -> None:
+    if len(answers) > 1 and all(answer == answers[0] for answer in answers):
+        names = " and ".join(map(repr, sides.names))
+        only = "" if all(value == values[0] for value in values) else ", once the prompt is taken out of them"
+        raise Reject("equal_sides", f"{names} are equal{only}; wanted a difference")
+
+
+def _differs(sides: Sides, name: str, prompt: Any, value: Any, why: str) -> Reject:
+    fields = " + ".join(map(repr, sides.prompt))
+    return Reject(
+        "prompt_differs",
+        f"{why}: the prompt ({fields}) is {_shown(prompt)}, {name!r} is {_shown(value)}; "
+        "wanted a side that begins with the prompt as it is, or one that holds only what follows it",
+    )
+
+
+def _no_answer(name: str, value: Any) -> Reject:
+    return Reject("no_answer", f"{name!r} is the prompt alone, {_shown(value)}; wanted an answer after it")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value[:_SHOWN], ensure_ascii=False) + "..." * (len(value) > _SHOWN)
+    told = [f"{message['role']}: {_shown(str(message.get('content')))}" for message in value[:3]]
+    return f"[{', '.join(told)}{', ...' * (len(value) > 3)}]"
+
+
+# Texts.
+
+
+def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequence[Any]) -> Record:
+    if not all(isinstance(value, str) for value in (*given, *values)):
+        return record
+    prompt = "".join(record.get(name) or "" for name in sides.prompt)
+    # Sections are joined as they are: before a side that begins with the prompt itself, nothing would be between them.
+    if all(begins(value, prompt) for value in values):
+        answers = [value[len(prompt) :] for value in values]
+        _check_different(sides, values, answers)
+        return {**record, **dict(zip(sides.names, answers, strict=True))}
+    for name, value in zip(sides.names, values, strict=True):
+        _check_echo(sides, name, prompt, value)
+    return record
+
+
+def begins(side: str, prompt: str) -> bool:
+    """True if a side is the prompt, to the last character, and then something else, not within a word.
+
+    >>> begins("The sky is blue.", "The sky is"), begins("The skyline is long.", "The sky")
+    (True, False)
+    """
+    if not side.startswith(prompt) or not side[len(prompt) :].strip():
+        return False
+    return _WITHIN_WORD.fullmatch(side, len(prompt) - 1, len(prompt) + 1) is None
+
+
+def _check_echo(sides: Sides, name: str, prompt: str, side: str) -> None:
+    """Raises Reject if a side begins with the words of a prompt, so that it is hardly an answer by itself."""
+    words = prompt.split()
+    if len(words) < _ECHO or not side.lstrip().startswith(words[0]):
+        return
+    text, asked = "".join(side.split()), "".join(words)
+    if text == asked:
+        raise _no_answer(name, side)
+    if text.startswith(asked):
+        raise _differs(sides, name, prompt, side, "it is not certain where the answer begins")
+
+
+# Messages.
+
+
+def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Sequence[Any]) -> Record:
+    # In a conversation, a prompt that is a text is what the user says, and a side that is one is the answer.
+    lists = [_messages(value, "user") for value in given]
+    chats = [_messages(value, "assistant") for value in values]
+    if not all(lists) or not all(chats):
+        return record
+    asked = [message for each in lists for message in each]
+    if values and isinstance(values[0], str) and isinstance(question := asked[-1].get("content"), str):
+        for name, value in zip(sides.names, values, strict=True):
+            _check_echo(sides, name, question, value)
+    found = [_found(asked, chat) for chat in chats]
+    for name, chat, place in zip(sides.names, chats, found, strict=True):
+        if place is None and not _is_answer(asked, chat):
+            raise _differs(sides, name, asked, chat, "a side has another prompt")
+        if place is not None and not place[1]:
+            raise _no_answer(name, chat)
+    prompts = {name: place[0] for name, place in zip(sides.names, found, strict=True) if place is not None}
+    prompt = next(iter(prompts.values()), asked)
+    for name, other in prompts.items():
+        if not _same(prompt, other):
+            raise _differs(sides, name, prompt, other, "the sides begin with other prompts")
+    answers = [chat if place is None else place[1] for chat, place in zip(chats, found, strict=True)]
+    _check_different(sides, values, answers)
+    if len(prompts) == len(answers) > 1:
+        # The sides are entire conversations: other turns that they share are no answers either.
+        more, answers = _shared(sides, answers)
+        prompt = [*prompt, *more]
+    return _with(record, sides, prompt, answers)
+
+
+def _messages(value: Any, role: str) -> list[_Message]:
+    """The messages of a field: a list of them, one alone, or a text, which this role says; [] if it holds none."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    messages = value if isinstance(value, list) else [value]
+    good = all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
+    return messages if good else []
+
+
+def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message], list[_Message]] | None:
+    """(all of the prompt, what follows it) of a side that begins with the prompt; None if it does not.
+
+    What both begin with may be more than the prompt: a system message, earlier turns; or less, its last turns.
+    """
+    (system, asked), (own, rest) = _without_system(asked), _without_system(chat)
+    if system and own and not _same(system, own):
+        return None
+    system = system or own
+    begins = bool(rest) and _speaker(rest[0]) == "user"
+    for place in range(len(rest) - len(asked) + 1 if begins else 1):
+        # A prompt of system messages alone is the beginning of every conversation.
+        if _same(rest[place : place + len(asked)], asked) and (asked or begins or own):
+            end = place + len(asked)
+            return [*system, *rest[:end]], rest[end:]
+    for size in range(len(asked) - 1, 0, -1):
+        if begins and _same(rest[:size], asked[-size:]):
+            return [*system, *asked], rest[size:]
+    return None
+
+
+def _is_answer(asked: list[_Message], chat: list[_Message]) -> bool:
+    """True if messages can follow a prompt: they set up nothing, and the user does not speak twice."""
+    first = _speaker(chat[0])
+    return first != "system" and not first == _speaker(asked[-1]) == "user"
+
+
+def _speaker(message: _Message) -> str:
+    role: str = message["role"]
+    return "system" if role == "developer" else ROLES.get(role, role)
+
+
+def _without_system(messages: list[_Message]) -> tuple[list[_Message], list[_Message]]:
+    """(the system messages at the beginning, the others)."""
+    size = next((place for place, each in enumerate(messages) if _speaker(each) != "system"), len(messages))
+    return messages[:size], messages[size:]
+
+
+def _same(ones: Sequence[_Message], others: Sequence[_Message]) -> bool:
+    return len(ones) == len(others) and all(map(_same_message, ones, others))
+
+
+def _same_message(one: _Message, other: _Message) -> bool:
+    """True if two messages say the same: a table has nulls for keys, and white space around a content says nothing."""
+    return one == other or _compared(one) == _compared(other)
+
+
+def _compared(message: _Message) -> _Message:
+    return {
+        key: value.strip() if key == "content" and isinstance(value, str) else value
+        for key, value in message.items()
+        if value is not None
+    }

@@ -1,0 +1,290 @@
+"""A prompt stands once: what a record's prompt and sides become, as exact texts, masks and reasons."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from beam_prep.data.block import Reject
+from beam_prep.data.schema import Output, Section
+from beam_prep.reading.prompts import sides_of, with_prompt
+
+Row = dict[str, Any]
+
+
+def user(text: str) -> Row:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Row:
+    return {"role": "assistant", "content": text}
+
+
+def system(text: str) -> Row:
+    return {"role": "system", "content": text}
+
+
+ASK, OTHER, SYSTEM = user("Which bird wades?"), user("Which tree bends?"), system("Be brief.")
+HERON, ROBIN = assistant("A heron."), assistant("A robin.")
+
+
+def outputs(*names: str, template: Any = None, fields: tuple[str, ...] = ("prompt",)) -> tuple[Output, ...]:
+    before = tuple(Section(field, "mask", template) for field in fields)
+    return tuple(Output(name, "ids", (*before, Section(name, "train", template)), f"{name}_mask") for name in names)
+
+
+def outcome(record: Row, template: Any = None, implicit: bool = False) -> Any:
+    """(prompt, each side), or the reason of the reject and its message."""
+    names = [name for name in ("chosen", "rejected", "completion") if name in record]
+    (sides,) = sides_of(outputs(*names, template=template), implicit)
+    before = copy.deepcopy(record)
+    try:
+        found = with_prompt(record, sides)
+    except Reject as reject:
+        return reject.reason, reject.message
+    assert record == before
+    return (found.get("prompt"), *(found[name] for name in names))
+
+
+def pair(prompt: Any, chosen: Any, rejected: Any) -> Row:
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+# Messages: (prompt, chosen, rejected) -> the same, with the prompt once.
+
+ONCE = ([ASK], [HERON], [ROBIN])
+
+CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
+    "answers alone, as in TRL's explicit format": (([ASK], [HERON], [ROBIN]), ONCE),
+    "both sides begin with the prompt": (([ASK], [ASK, HERON], [ASK, ROBIN]), ONCE),
+    "one side begins with the prompt, the other is an answer": (([ASK], [ASK, HERON], [ROBIN]), ONCE),
+    "the prompt is a text, the sides begin with it": (("Which bird wades?", [ASK, HERON], [ASK, ROBIN]), ONCE),
+    "the prompt is a text, the sides are answers": (("Which bird wades?", [HERON], [ROBIN]), ONCE),
+    "the prompt is a text with other white space": ((" Which bird wades?\n", [ASK, HERON], [ASK, ROBIN]), ONCE),
+    "the prompt is a text, the sides have a system message first": (
+        ("Which bird wades?", [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
+        ([SYSTEM, ASK], [HERON], [ROBIN]),
+    ),
+    "the prompt lacks the system message of the sides": (
+        ([ASK], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
+        ([SYSTEM, ASK], [HERON], [ROBIN]),
+    ),
+    "the sides lack the system message of the prompt": (
+        ([SYSTEM, ASK], [ASK, HERON], [ASK, ROBIN]),
+        ([SYSTEM, ASK], [HERON], [ROBIN]),
+    ),
+    "the prompt is a system message alone, the sides are conversations": (
+        ([SYSTEM], [ASK, HERON], [ASK, ROBIN]),
+        ([SYSTEM, ASK], [HERON], [ROBIN]),
+    ),
+    "the prompt is a system message alone, with which the sides begin": (
+        ([SYSTEM], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
+        ([SYSTEM, ASK], [HERON], [ROBIN]),
+    ),
+    "the sides are conversations that share more than the prompt": (
+        ("Which bird wades?", [ASK, HERON, OTHER, HERON], [ASK, HERON, OTHER, ROBIN]),
+        ([ASK, HERON, OTHER], [HERON], [ROBIN]),
+    ),
+    "the prompt is the last turn of what the sides begin with": (
+        ("Which tree bends?", [ASK, HERON, OTHER, HERON], [ASK, HERON, OTHER, ROBIN]),
+        ([ASK, HERON, OTHER], [HERON], [ROBIN]),
+    ),
+    "the sides begin with the last turn of the prompt": (
+        ([ASK, HERON, OTHER], [OTHER, HERON], [OTHER, ROBIN]),
+        ([ASK, HERON, OTHER], [HERON], [ROBIN]),
+    ),
+    "one side is the beginning of the other": (
+        ([ASK], [ASK, HERON], [ASK, HERON, OTHER, ROBIN]),
+        ([ASK], [HERON], [HERON, OTHER, ROBIN]),
+    ),
+    "answers that share their first message are answers": (
+        ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
+        ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
+    ),
+    "sides that are one message each": (([ASK], HERON, ROBIN), ONCE),
+    "sides that are texts after a prompt of messages": (([ASK], "A heron.", "A robin."), ONCE),
+    "nulls of a table in the sides alone": (
+        ([ASK], [{**ASK, "name": None}, HERON], [{**ASK, "name": None}, ROBIN]),
+        ([{**ASK, "name": None}], [HERON], [ROBIN]),
+    ),
+    "a continuation that the user begins, after an answer": (
+        ([ASK, HERON], [OTHER, HERON], [OTHER, ROBIN]),
+        ([ASK, HERON], [OTHER, HERON], [OTHER, ROBIN]),
+    ),
+}
+
+
+@pytest.mark.parametrize("template", ["conversation", "message"])
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_a_prompt_of_messages_stands_once(case: str, template: str) -> None:
+    given, wanted = CONVERSATIONS[case]
+    for implicit in (False, True):
+        assert outcome(pair(*given), template, implicit) == wanted
+
+
+OF_PAIRS = (
+    "the prompt is a system message alone, the sides are conversations",
+    "the prompt is a system message alone, with which the sides begin",
+    "the sides are conversations that share more than the prompt",
+)
+"""Cases in which only the other side shows where the answer begins."""
+
+
+@pytest.mark.parametrize("case", [case for case in CONVERSATIONS if case not in OF_PAIRS])
+def test_a_completion_is_a_side_by_itself(case: str) -> None:
+    (prompt, side, _), wanted = CONVERSATIONS[case]
+    assert outcome({"prompt": prompt, "completion": side}, "conversation") == wanted[:2]
+
+
+REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
+    "another question": (([ASK], [OTHER, HERON], [ASK, ROBIN]), "prompt_differs", ("Which bird", "Which tree")),
+    "another question beside a text": (("Who?", [ASK, HERON], [ASK, ROBIN]), "prompt_differs", ("Who?", "Which bird")),
+    "another system message": (
+        ([SYSTEM, ASK], [system("Be rude."), ASK, HERON], [SYSTEM, ASK, ROBIN]),
+        "prompt_differs",
+        ("Be brief.", "Be rude."),
+    ),
+    "a system message of one side": (
+        ([ASK], [SYSTEM, ASK, HERON], [ASK, ROBIN]),
+        "prompt_differs",
+        ("Be brief.", "'rejected'"),
+    ),
+    "a system message before the answer": (
+        ([ASK], [SYSTEM, HERON], [SYSTEM, ROBIN]),
+        "prompt_differs",
+        ("Be brief.", "Which bird"),
+    ),
+    "a side that is the prompt alone": (([ASK], [ASK], [ASK, ROBIN]), "no_answer", ("'chosen'", "Which bird")),
+    "sides that are equal": (([ASK], [ASK, HERON], [ASK, HERON]), "equal_sides", ("are equal;",)),
+    "sides that are equal without the prompt": (
+        ([ASK], [ASK, HERON], [HERON]),
+        "equal_sides",
+        ("once the prompt is taken out of them",),
+    ),
+    "sides of two kinds": (([ASK], [HERON], "A robin."), "wrong_type", ("a list", "a string")),
+    "texts that repeat a text": (
+        ("Which bird wades here?", "Which bird wades here? A heron.", "Which bird wades here? A robin."),
+        "prompt_differs",
+        ("A heron.",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_sides_that_fit_neither_are_rejects_that_show_both(case: str) -> None:
+    given, reason, shown = REFUSED[case]
+    for implicit in (False, True):
+        found = outcome(pair(*given), "conversation", implicit)
+        assert found[0] == reason
+        for text in shown:
+            assert text in found[1]
+
+
+# Texts.
+
+TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
+    "answers alone": (("The sky is", " blue.", " green."), ("The sky is", " blue.", " green.")),
+    "both sides begin with the prompt": (
+        ("The sky is", "The sky is blue.", "The sky is green."),
+        ("The sky is", " blue.", " green."),
+    ),
+    "the prompt ends in a space": (("Sky? ", "Sky? Blue.", "Sky? Green."), ("Sky? ", "Blue.", "Green.")),
+    "the prompt ends in a sign": (("2+2=", "2+2=4", "2+2=5"), ("2+2=", "4", "5")),
+    "words without spaces": (("天空是", "天空是蓝色", "天空是绿色"), ("天空是", "蓝色", "绿色")),
+    "another word that begins as the prompt does": (
+        ("The sky", "The skyline.", "The skyscraper."),
+        ("The sky", "The skyline.", "The skyscraper."),
+    ),
+    "first words that look like the prompt, and differ": (
+        ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
+        ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
+    ),
+    "one side alone begins with a short prompt": (
+        ("Hello! ", "Hello! How are you?", "Go away."),
+        ("Hello! ", "Hello! How are you?", "Go away."),
+    ),
+    "a greeting that is returned, with a separator": (
+        ("Hello!\n", "Hello! How are you?", "Hello! What?"),
+        ("Hello!\n", "Hello! How are you?", "Hello! What?"),
+    ),
+    "an answer that is the prompt, in few words": (("Hello", "Hello", "Go"), ("Hello", "Hello", "Go")),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_prompt_of_text_stands_once(case: str) -> None:
+    given, wanted = TEXTS[case]
+    for implicit in (False, True):
+        assert outcome(pair(*given), implicit=implicit) == wanted
+    if "one side" not in case:
+        assert outcome({"prompt": given[0], "completion": given[1]}) == wanted[:2]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "shown"),
+    [
+        (
+            ("Which bird wades here?\n", "Which bird wades here? A heron.", "Which bird wades here? A robin."),
+            "prompt_differs",
+            ("here?\\n", "A heron."),
+        ),
+        (
+            ("Which bird wades here? ", "Which bird wades here? A heron.", "A robin."),
+            "prompt_differs",
+            ("here? ", "A heron."),
+        ),
+        (("Which bird wades here?", "Which bird wades here?", "A robin."), "no_answer", ("'chosen'", "here?")),
+        (("Sky?", "Sky? Blue.", "Sky? Blue."), "equal_sides", ("are equal;",)),
+    ],
+)
+def test_texts_of_which_it_is_not_certain_are_rejects_that_show_both(
+    given: tuple[str, str, str], reason: str, shown: tuple[str, ...]
+) -> None:
+    for implicit in (False, True):
+        found = outcome(pair(*given), implicit=implicit)
+        assert found[0] == reason
+        assert all(text in found[1] for text in shown)
+
+
+# Records without a prompt.
+
+
+@pytest.mark.parametrize("absent", [{}, {"prompt": None}, {"prompt": ""}, {"prompt": []}])
+def test_without_a_prompt_an_implicit_one_is_what_both_begin_with(absent: Row) -> None:
+    chat = {**absent, "chosen": [ASK, HERON], "rejected": [ASK, ROBIN]}
+    assert outcome(chat, "conversation", implicit=True) == ([ASK], [HERON], [ROBIN])
+    text = {**absent, "chosen": "The sky is blue.", "rejected": "The sky is grey."}
+    assert outcome(text, implicit=True) == ("The sky is", " blue.", " grey.")
+    for record, template in ((chat, "conversation"), (text, None)):
+        assert outcome(record, template) == (absent.get("prompt"), record["chosen"], record["rejected"])
+
+
+@pytest.mark.parametrize("value", [0, False, {}, 7, [1], [{"role": 3}]])
+def test_what_is_no_prompt_or_no_side_stays_for_the_checks_of_the_sections(value: Any) -> None:
+    for record in (pair(value, [HERON], [ROBIN]), pair([ASK], value, value)):
+        assert outcome(record, "conversation", implicit=True) == tuple(record.values())
+
+
+def test_only_a_masked_prompt_before_one_trained_section_has_sides() -> None:
+    text = Section("text", "train")
+    assert sides_of((Output("a", "ids", (text,)),), True) == []
+    assert sides_of((Output("a", "list", (Section("p", "mask"), text)),), True) == []
+    assert sides_of((Output("a", "ids", (Section("p", "mask", "message"), text)),), True) == []
+    assert sides_of((Output("a", "ids", (Section("p", "mask"), text, text)),), True) == []
+    (found,) = sides_of(outputs("chosen", "rejected", fields=("s", "p")), True)
+    assert (found.prompt, found.names, found.messages, found.implicit) == (
+        ("s", "p"),
+        ("chosen", "rejected"),
+        False,
+        True,
+    )
+
+
+def test_a_prompt_of_several_fields_is_their_sum() -> None:
+    (sides,) = sides_of(outputs("a", template="conversation", fields=("s", "p")), False)
+    found = with_prompt({"s": [SYSTEM], "p": [ASK], "a": [ASK, HERON]}, sides)
+    assert [*(found["s"] or []), *(found["p"] or [])] == [SYSTEM, ASK]
+    assert found["a"] == [HERON]
+    (sides,) = sides_of(outputs("a", fields=("s", "p")), False)
+    found = with_prompt({"s": "Be brief. ", "p": "Sky?", "a": "Be brief. Sky? Blue."}, sides)
+    assert found == {"s": "Be brief. ", "p": "Sky?", "a": " Blue."}
