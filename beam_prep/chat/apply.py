@@ -13,10 +13,10 @@ from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
 from beam_prep.data.block import Reject, is_table, sample, step, without_collector
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
+from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import record_weight, with_prompt
+from beam_prep.reading.adapters import record_domain, record_weight, with_prompt
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import exact_double
@@ -248,6 +248,7 @@ def _rendered(
             conversation.begin(place in sampled)
         try:
             weight = record_weight(record) if weighted else 1.0
+            named = record_domain(record, domain_key)
             seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
@@ -273,11 +274,10 @@ def _rendered(
             for name, count in conversation.counted.items():
                 counts = counters.setdefault(name, {})
                 counts[len(kept)] = counts.get(len(kept), 0) + count
-        named = record.get(domain_key) if domain_key is not None else None
         kept += [line] * len(rows)
         numbers += range(len(rows))
         weights += [weight] * len(rows)
-        domain += [named if isinstance(named, str) else DEFAULT_DOMAIN] * len(rows)
+        domain += [named] * len(rows)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(sum([conversation.made for conversation in conversations], Counter(records.made)))
     if chat_format.rules.turns is not None:

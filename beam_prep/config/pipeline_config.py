@@ -62,7 +62,7 @@ def with_template(
         raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
-        text = (read or read_file)(path).decode("utf-8")
+        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would be text of every row
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
             f"{found} cannot be read ({error}); wanted a template, or the path of one beside the config"

@@ -75,6 +75,8 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     template = found.chat_template
     if isinstance(template, dict):
         template = template.get("default")
+    if template is not None:
+        template = template.removeprefix("\ufeff")  # transformers keeps a file's BOM, as text of every row
     source = json.loads(backend.to_str())
     _keep_offsets(source)
     return write(json.dumps(source, ensure_ascii=False), special_tokens, template)
