@@ -335,7 +335,7 @@ TABLE: dict[tuple[str, str], list[str]] = {
     ],
     ("content_parts.jsonl", "sft_chat"): [
         "kept",  # parts of type text
-        "unsupported_part",  # an image
+        "not_text",  # an image
         "unsupported_part",  # no text
         "unsupported_part",  # no type
         "kept",  # strings

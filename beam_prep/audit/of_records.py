@@ -25,6 +25,7 @@ _MEND_REJECTS = {
     "not_an_object": "write one JSON object on each line",
     "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',
     "bad_message": 'give every message "role" and "content" (ShareGPT\'s from/value: "input": {"adapter": "sharegpt"})',
+    "not_text": '"input": {"not_text": "drop_parts"}, which keeps the text; or take these records out',
     "missing_source": "complete the records, or take them out",
     "template_error": "mend what the template refuses (unknown roles, tools or calls of another form), or "
     'give another template: "input": {"chat_template": ...}',

@@ -18,6 +18,7 @@ from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import record_domain, record_weight, with_prompt
 from beam_prep.reading.json_line import describe
+from beam_prep.reading.not_text import DROPPED, text_only
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import exact_double
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -249,7 +250,8 @@ def _rendered(
         try:
             weight = record_weight(record) if weighted else 1.0
             named = record_domain(record, domain_key)
-            seen = with_prompt(record, outputs) if chat_format.rules.implicit_prompt else record
+            seen, dropped = text_only(record, outputs, chat_format.rules.not_text)
+            seen = with_prompt(seen, outputs) if chat_format.rules.implicit_prompt else seen
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(
@@ -274,6 +276,8 @@ def _rendered(
             for name, count in conversation.counted.items():
                 counts = counters.setdefault(name, {})
                 counts[len(kept)] = counts.get(len(kept), 0) + count
+        if dropped:
+            counters.setdefault(DROPPED, {})[len(kept)] = dropped
         kept += [line] * len(rows)
         numbers += range(len(rows))
         weights += [weight] * len(rows)

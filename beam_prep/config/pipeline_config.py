@@ -127,6 +127,7 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "template_variables"): {},
     ("input", "not_rendered"): "reject",
     ("input", "tool_arguments"): "auto",
+    ("input", "not_text"): "reject",
     ("input", "turns"): "together",
     ("preprocessing", "stride"): 0,
     ("output", "fim"): None,

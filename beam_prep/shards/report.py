@@ -47,10 +47,12 @@ _NOT_KEPT = {
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
     "filtered": "check the filters",
     "not_rendered": "input.chat_template: one that writes them; or input.not_rendered: 'keep', which takes the rest",
+    "not_text": "leave out images, audio and video; or input.not_text: 'drop_parts', which keeps the text beside them",
     "bad_arguments": "make the arguments of calls JSON objects, or set input.tool_arguments: 'as_is'",
     "too_long": "raise preprocessing.max_seq_len (or max_packed_len, or max_chars), or choose another truncation_mode",
     "too_short": "lower preprocessing.min_chars",
 }
+_KEEPS_TEXT = "input.not_text: 'drop_parts' keeps their text"
 _ROLES = 8  # that are listed
 _FIELDS = 12
 _MESSAGE = 300  # characters of a reject's message
@@ -328,6 +330,7 @@ class Findings:
         kept: records that are written.
         empty: splits without a record.
         counters: of kept records, as in the manifest.
+        not_text: records that are rejected for their images, audio or video.
     """
 
     roles: RoleTable = field(default_factory=dict)
@@ -337,6 +340,7 @@ class Findings:
     kept: int = 0
     empty: Sequence[str] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    not_text: int = 0
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -350,6 +354,7 @@ class Findings:
             manifest.get("ledger", {}).get("kept", 0),
             empty_splits(manifest),
             manifest["counters"],
+            manifest.get("ledger", {}).get("rejected", {}).get("not_text", 0),
         )
 
     @property
@@ -367,6 +372,9 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
         if config.packs:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    if found.not_text:
+        count = f"{found.not_text:,} record{' has' if found.not_text == 1 else 's have'} images, audio or video"
+        texts.append(f"{count}, and {'is' if found.not_text == 1 else 'are'} rejected (not_text): {_KEEPS_TEXT}")
     for name in found.empty:
         texts.append(
             f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
