@@ -179,7 +179,7 @@ def mask_steps(
 ) -> list[BlockStep]:
     """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
-    domain_key = config.output.domain_key if given.domain is None else None  # a group's own domain comes first
+    domain_key = config.output.domain_key
     domain = [] if given.domain is None else [InDomain(given.domain)]
     steps = key_steps(config)
     if config.output.keep_fields:

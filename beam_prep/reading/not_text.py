@@ -68,13 +68,28 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
     made, dropped = record, 0
     for name, is_document in _fields(tuple(outputs)):
         value = record.get(name)
-        if value is None:
+        if value is None or (not beside and _is_plain(value, is_document)):
             continue
         search = _Search(rule, beside, not is_document)
         cleaned = search.value(value, name)
         if search.dropped:
             made, dropped = {**made, name: cleaned}, dropped + search.dropped
     return made, dropped
+
+
+def _is_plain(value: Any, is_document: bool) -> bool:
+    """True if a field has certainly nothing but text, as nearly all have."""
+    if type(value) is str:
+        return is_document or _BASE64 not in value
+    if type(value) is not list:
+        return False
+    for message in value:
+        if type(message) is not dict or len(message) != 2:
+            return False
+        content = message.get("content")
+        if type(content) is not str or "role" not in message or _BASE64 in content:
+            return False
+    return True
 
 
 @functools.lru_cache(maxsize=64)
@@ -152,8 +167,6 @@ class _Search:
 
     def _message(self, message: dict[str, Any], field_name: str, place: int) -> dict[str, Any]:
         content = message.get("content")
-        if len(message) == 2 and type(content) is str and not self.beside and _BASE64 not in content:
-            return message  # as nearly all are
         where, before = f"{field_name}[{place}]", self.dropped
         own = _files({name: value for name, value in message.items() if name not in ("role", "content")})
         for kind, name in own.items():

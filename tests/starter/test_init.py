@@ -362,3 +362,24 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
     Path(name).write_text(content)
     assert main(["init", name]) == 3
     assert wanted in capsys.readouterr().err
+
+
+def test_fields_that_judge_answers_are_to_be_decided(start: Start) -> None:
+    chats = [
+        {"messages": says(user="1 + 1?", assistant=str(place)), "is_correct": place == 2, "score": place}
+        for place in range(1, 9)
+    ]
+    _, reasons, told = start(chats)
+    for what in (
+        "'is_correct' marks answers as good or bad (false 7, true 1)",
+        "'score' rates answers (1 to 8, in 8 records)",
+    ):
+        line = f"{what}; the config does not read it, and trains all alike"
+        assert f"to decide: {line}\n" in told
+        assert f"* {line}\n" in reasons
+    assert "bad_answers" not in told
+
+
+def test_they_are_said_without_a_tokenizer_too(start: Start) -> None:
+    pairs = [{"question": "1 + 1?", "answer": "3", "split": name} for name in ("train", "test")]
+    assert "'split' names parts of a data set" in start(pairs, tokenizer=None)[2]
