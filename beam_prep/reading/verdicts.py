@@ -181,7 +181,7 @@ def _mend(name: str, bad: _Values) -> str:
     kinds = {type(value) for _, value in bad}
     if list in kinds:
         return _OUT
-    kind = "int32" if kinds <= {bool, int} else "float32" if kinds <= {int, float} else "string"
+    kind = "bool" if kinds == {bool} else "float32" if kinds <= {bool, int, float} else "string"
     return f'{_OUT}; or "output": {{"keep_fields": {{{key}: "{kind}"}}}} for a trainer that reads the field (as KTO)'
 
 

@@ -114,7 +114,7 @@ def test_a_rejected_answer_that_is_trained_is_bad() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "output", "says"),
     [
-        ("label", (True, False), {"keep_fields": {"label": "int32"}}, "keeps it beside the tokens"),
+        ("label", (True, False), {"keep_fields": {"label": "bool"}}, "keeps it beside the tokens"),
         ("split", ("train", "test"), {"domain_key": "split"}, "gives each value a folder (output.domain_key)"),
         ("weight", (1, 0), {"loss_weights": True}, "weighs the loss by it (output.loss_weights)"),
     ],
@@ -138,7 +138,7 @@ def test_the_warning_is_one_line_with_the_mend() -> None:
     text = warning_of(verdicts(records, bp.PipelineConfig.from_dict(PAIR).field_use), 3)
     assert text == (
         "answers marked as bad are trained like the others: of the first 3 records, 'label' (false) in 2: leave these "
-        'records out before the run; or "output": {"keep_fields": {"label": "int32"}} for a trainer that reads the '
+        'records out before the run; or "output": {"keep_fields": {"label": "bool"}} for a trainer that reads the '
         "field (as KTO)"
     )
 
