@@ -446,8 +446,14 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
     return f"unknown argument {unknown[0]!r}" if unknown else None
 
 
+_NAMED = 12
+"""Domains."""
+
+
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """The result of a run, in a few lines."""
+    from beam_prep.data.rendered import DEFAULT_DOMAIN
+    from beam_prep.inspect.sequences import VISIBLE
     from beam_prep.shards import report
     from beam_prep.shards.mix import mix_lines
 
@@ -462,6 +468,10 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     ]
     for name, found in manifest.get("splits", {}).items():
         lines.append(f"  split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
+    if [*manifest["domains"]] != [DEFAULT_DOMAIN]:
+        names = [*manifest["domains"]]
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        lines.append(f"  {_counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
     lines += [f"  {line}" for line in mix_lines(manifest)]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:

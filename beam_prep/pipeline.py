@@ -28,6 +28,7 @@ from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.renamed import GONE_VALUES
 from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
 from beam_prep.running import (
@@ -384,7 +385,10 @@ class Pipeline:
             )
         for warning in config_warnings:
             log.warning("%s", warning)
-        first_warnings = [*ignored, *config_warnings]
+        bad_answers = self._bad_answers()
+        for warning in bad_answers:
+            log.warning("warning: %s", warning)
+        first_warnings = [*ignored, *config_warnings, *bad_answers]
         self._choose_version()
         self._dies = here
         self.staging.remove_older(self.staging_ttl)
@@ -454,6 +458,19 @@ class Pipeline:
         for warning in run["warnings"][len(first_warnings) :]:
             log.warning("warning: %s", warning)
         return result
+
+    def _bad_answers(self) -> list[str]:
+        """One line if the first records have answers that are marked as bad, and trained like the others."""
+        firsts = {file.group: file for file in reversed(self.inputs)}
+        for group, file in [*sorted(firsts.items(), key=lambda each: each[0] or 0)][:_GROUPS_PROBED]:
+            try:
+                records = first_records(file, block_bytes=_PROBE_BYTES)
+            except InputError:
+                continue  # the run will report it
+            rows = [] if records is None else records.rows
+            if (text := warning_of(verdicts(rows, self.config.part(group).field_use), len(rows))) is not None:
+                return [f"{file.path}: {text}"]
+        return []
 
     @functools.cached_property
     def _backend(self) -> Backend:

@@ -453,7 +453,8 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
         of_files=of_files,
     )
     cut = kinds["counter"][CUT_TOKENS]
-    return plan, Findings(by_role, kinds["tokens"].total(), kinds["trained"].total(), cut, counters=kinds["counter"])
+    tokens, trained, not_text = kinds["tokens"].total(), kinds["trained"].total(), kinds["rejected"]["not_text"]
+    return plan, Findings(by_role, tokens, trained, cut, counters=kinds["counter"], not_text=not_text)
 
 
 def _head(job: _Job) -> Text:

@@ -387,6 +387,7 @@ def text_rules(config: PipelineConfig) -> TextRules:
         given.not_rendered,
         given.tool_arguments,
         None if given.turns == "together" else TurnsApart(given.turns == "auto", config.mask, config.mask_default),
+        given.not_text,
     )
 
 

@@ -37,6 +37,7 @@ MANIFEST: dict[str, Any] = (
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 
 UNREADABLE = {
+    "zero_bytes.jsonl.gz": "has 0 bytes, which no compressed file has: writing or uploading it has failed",
     "truncated.jsonl.gz": "cannot be read as gzip (Compressed file ended before the end-of-stream marker",
     "bad_crc.jsonl.gz": "cannot be read as gzip (CRC check failed",
     "flipped_byte.jsonl.gz": "cannot be read as gzip (CRC check failed",
@@ -334,7 +335,7 @@ TABLE: dict[tuple[str, str], list[str]] = {
     ],
     ("content_parts.jsonl", "sft_chat"): [
         "kept",  # parts of type text
-        "unsupported_part",  # an image
+        "not_text",  # an image
         "unsupported_part",  # no text
         "unsupported_part",  # no type
         "kept",  # strings

@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from beam_prep import errors
 from beam_prep.config import OutputSpec, PipelineConfig, pipeline_config
+from beam_prep.config.pipeline_config import with_template
 from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.errors import BeamPrepError, ConfigError
 from beam_prep.formats import FORMATS
@@ -423,6 +424,12 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
     given["input"]["chat_template"] = "nowhere.jinja"
     with pytest.raises(ConfigError, match=r"nowhere\.jinja"):
         load(given)
+
+
+def test_a_bom_of_a_template_file_is_no_text_of_the_template(tmp_path: Path) -> None:
+    (tmp_path / "bom.jinja").write_bytes(b"\xef\xbb\xbf{{ messages }}\xef\xbb\xbf\n")
+    given = {"input": {"sections": [CHAT], "chat_template": "bom.jinja"}}
+    assert with_template(given, str(tmp_path))["input"]["chat_template"] == "{{ messages }}\ufeff\n"
 
 
 @pytest.mark.parametrize(

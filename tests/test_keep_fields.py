@@ -126,6 +126,27 @@ def test_all_formats_hold_the_same(made: Callable[..., Path], shape: str) -> Non
 
 
 @pytest.mark.parametrize("shape", ["rows", "packed"])
+def test_all_formats_hold_booleans(tmp_path: Path, tokenizer_path: str, shape: str) -> None:
+    given = [{"text": "word " * (1 + n % 9), "good": [True, False, 1, 0, 1.0][n % 5]} for n in range(60)]
+    formats = [name for name in FORMAT_NAMES if shape == "rows" or name != "mds"]
+    settings = config(formats, {"good": "bool"}, **SHAPES[shape])
+    source, out = written(tmp_path / "in.jsonl", given), tmp_path / "out"
+    bp.Pipeline(bp.PipelineConfig.from_dict(settings), [str(source)], str(out), tokenizer_path).run()
+    ds = bp.open(out)
+    ds.verify()
+    wanted = [bool(record["good"]) for record in given]
+    assert sorted(bool(each["good"]) for each in documents(out)) == sorted(wanted)
+    if shape == "rows":
+        assert [row["good"] for row in ds] == wanted
+    count = len(ds.manifest["shards"])
+    for name in formats:
+        readers = [FORMATS[name].read(out / "__default__", ds.schema, number, count) for number in range(count)]
+        rows = [reader.row(index) for reader in readers for index in range(len(reader))]
+        for row, other in zip(rows, ds, strict=True):
+            assert np.atleast_1d(row["good"]).astype(bool).tolist() == np.atleast_1d(other["good"]).tolist(), name
+
+
+@pytest.mark.parametrize("shape", ["rows", "packed"])
 def test_the_bytes_are_those_of_earlier_versions(made: Callable[..., Path], shape: str) -> None:
     formats = [name for name in HOLD if shape == "rows" or name != "mds"]
     out = made(config(formats, **SHAPES[shape]))

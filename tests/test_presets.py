@@ -56,6 +56,18 @@ DTYPES = {"sequence": "uint32", "loss_mask": "bool"}
         ),
         (config("transformers"), config(None, storage_format="arrow", columns="labels")),
         (
+            config("trl_kto"),
+            config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool"}),
+        ),
+        (
+            config("trl_kto", keep_fields=["id"]),
+            config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool", "id": "string"}),
+        ),
+        (
+            config("trl_kto", keep_fields={"id": "int64"}),
+            config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool", "id": "int64"}),
+        ),
+        (
             config("maxtext", TEXT),
             config(None, TEXT, {"eos": "if_missing"}, storage_format="array_record"),
         ),
@@ -91,6 +103,7 @@ def test_a_preset_is_the_config_that_spells_it_out(short: dict[str, Any], long: 
         (config("trl_sft", preprocessing={"shift": True}), "preprocessing.shift: found true, wanted false"),
         (config("transformers", columns="loss_mask"), "output.columns: found 'loss_mask', wanted 'labels'"),
         (config("megatron", preprocessing=PACKED), "preprocessing.packing_strategy: found 'bfd', wanted 'none'"),
+        (config("trl_kto", preprocessing=PACKED), "preprocessing.packing_strategy: found 'bfd', wanted 'none'"),
         (config("olmo", storage_format=["bin"]), "output.storage_format: found ['bin'], wanted 'npy'"),
         (config("olmo", preprocessing={"padding": 64}), "preprocessing.padding: found 64, wanted 'none'"),
         (config("maxtext"), "input.sections: found sections that are not trained in full"),

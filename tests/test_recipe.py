@@ -12,7 +12,7 @@ SEEN_BY_BLOCKS = {
     "mask_options": (),
     "input": (
         *("sections", "sources", "adapter", "chat_template", "date", "implicit_prompt", "rollouts", "groups"),
-        *("template_variables", "not_rendered", "tool_arguments", "turns"),
+        *("template_variables", "not_rendered", "tool_arguments", "not_text", "turns"),
     ),
     "preprocessing": (
         *("max_seq_len", "min_chars", "max_chars", "rows_without_loss", "truncation_mode", "encode", "eos", "bos"),

@@ -260,7 +260,7 @@ def test_a_field_that_is_there_and_holds_nothing_is_said(run: Run) -> None:
         (
             "sft_chat",
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
-            "unsupported_part: ",
+            "not_text: 'messages[0].content[0]' is an image (type 'image'): beam_prep is for text",
         ),
         ("sft_chat", b"{no}", "bad_json: "),
         ("grpo", {"prompt": "a", "responses": ["b"], "rewards": [1]}, "wrong_type: field 'prompt' is a string"),

@@ -16,6 +16,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile, at_offset, is_table
 from beam_prep.errors import BeamPrepError, ConfigError, InputError
 from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
 from beam_prep.shards.report import Findings, lines
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -158,6 +159,9 @@ def _notes(sample: Sample) -> Iterable[str]:
     if names := of_records.unread(sample):
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         yield f"fields that the config does not read: {', '.join(map(repr, names[:12]))}{more}"
+    for found in verdicts([record for _, _, record in sample.originals()], sample.config.field_use):
+        if not found.bad:
+            yield str(found)
     date = sample.config.input.date
     if date is not None and asks_for_date(sample.template_source):
         yield f"the chat template writes a date, and the config says which: {date} in every row"

@@ -11,6 +11,7 @@ from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
 from beam_prep.data.reasons import ADVICE
 from beam_prep.reading.records import LOST
+from beam_prep.reading.verdicts import verdicts
 from beam_prep.shards.report import lost_causes
 
 _RARE = 0.01
@@ -66,6 +67,18 @@ _PARTS_OF_PROMPTS = {
 
 _ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
 """Beside sampled responses they are for a verifier, and are not trained."""
+
+
+def bad_answers(sample: Sample) -> Iterator[Finding]:
+    """Answers that a field of their record marks as bad, and that are trained like the others."""
+    originals = list(sample.originals())
+    for found in verdicts([record for _, _, record in originals], sample.config.field_use):
+        hits = Hits(sample)
+        for place in found.bad:
+            part, line, record = originals[place]
+            hits.add(part, line, f"{found.name}: {_short(record[found.name])}")
+        yield from hits.finding("bad_answers", f"{found}: {hits.told} bad ({found.which})", found.mend)
+
 
 _READ_BY_ITSELF = {"tools", "chat_template_kwargs"}
 """Fields that conversations read without a section."""
@@ -289,6 +302,7 @@ def _messages(sample: Sample) -> Iterator[tuple[Conversation, int, Mapping[str, 
 CHECKS: Sequence[Any] = (
     left_out,
     fields_not_read,
+    bad_answers,
     duplicates,
     empty_turns,
     repeated_turns,

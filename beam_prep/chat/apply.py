@@ -14,11 +14,12 @@ from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
 from beam_prep.data.block import Reject, sample, step, without_collector
 from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.rendered import BY_ROLE, DEFAULT_DOMAIN, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
+from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import message_list, record_weight
+from beam_prep.reading.adapters import message_list, record_domain, record_weight
 from beam_prep.reading.json_line import check_values, describe
+from beam_prep.reading.not_text import DROPPED, text_only
 from beam_prep.reading.prompts import sides_of, with_prompt
 from beam_prep.reading.records import Record, Records, lines_beyond_json
 from beam_prep.reading.rollouts import exact_double
@@ -278,7 +279,8 @@ def _rendered(
                 if (messages := message_list(record.get(name), name)) is not None:
                     record = {**record, name: messages}
             weight = record_weight(record) if weighted else 1.0
-            seen = record
+            named = record_domain(record, domain_key)
+            seen, dropped = text_only(record, outputs, chat_format.rules.not_text)
             for each in sides:
                 seen = with_prompt(seen, each)
             rows: list[Any] = [*zip(*(each.rows_of(seen) for each in collectors), strict=True)]
@@ -305,11 +307,12 @@ def _rendered(
             for name, count in conversation.counted.items():
                 counts = counters.setdefault(name, {})
                 counts[len(kept)] = counts.get(len(kept), 0) + count
-        named = record.get(domain_key) if domain_key is not None else None
+        if dropped:
+            counters.setdefault(DROPPED, {})[len(kept)] = dropped
         kept += [line] * len(rows)
         numbers += range(len(rows))
         weights += [weight] * len(rows)
-        domain += [named if isinstance(named, str) else DEFAULT_DOMAIN] * len(rows)
+        domain += [named] * len(rows)
     rendered = Rendered(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, tuple(outputs), domain)
     rendered.made = dict(sum([conversation.made for conversation in conversations], Counter(records.made)))
     if chat_format.rules.turns is not None:

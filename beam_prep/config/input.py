@@ -230,6 +230,11 @@ class InputConfig(FieldsConfig):
         default="auto",
         description="The form in which calls' arguments are given to the chat template: auto: the one that it takes.",
     )
+    not_text: Literal["reject", "drop_parts"] = Field(
+        default="reject",
+        description="Images, audio and video: the record is rejected; drop_parts: they are taken out, and its text is "
+        "kept.",
+    )
     turns: Literal["together", "apart", "auto"] = Field(
         default="together",
         description="together: a conversation is one row. apart: a row for each trained turn of the assistant, the "

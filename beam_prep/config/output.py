@@ -135,7 +135,7 @@ class OutputConfig(Strict):
     ] = Field(
         default={},
         description="Fields of the record that are kept beside its tokens, as strings; or field to type: string, "
-        "int32, int64, float32, float64.",
+        "int32, int64, float32, float64, bool.",
     )
     provenance: bool = Field(
         default=False,

@@ -27,6 +27,7 @@ from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_o
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
+from beam_prep.reading.verdicts import FieldUse
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 """Bytes of a config, and of a chat template's file."""
@@ -63,7 +64,7 @@ def with_template(
         raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
-        text = (read or read_file)(path).decode("utf-8")
+        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would be text of every row
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
             f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
@@ -129,6 +130,7 @@ LEFT_OUT: dict[tuple[str, str], Any] = {
     ("input", "template_variables"): {},
     ("input", "not_rendered"): "reject",
     ("input", "tool_arguments"): "auto",
+    ("input", "not_text"): "reject",
     ("input", "turns"): "together",
     ("preprocessing", "stride"): 0,
     ("output", "fim"): None,
@@ -325,6 +327,23 @@ class PipelineConfig(Strict):
     def section_fields(self) -> tuple[str, ...]:
         """The fields of all sections."""
         return tuple(dict.fromkeys(section.field for spec in self.outputs() for section in spec.sections))
+
+    @property
+    def field_use(self) -> FieldUse:
+        """What is done with the fields of a record (of groups: see `part`)."""
+        output, specs = self.output, self.outputs()
+        sections = [section for spec in specs for section in spec.sections]
+        kept = {section.field: "writes it as a column" for section in sections if section.action == "value"}
+        kept |= dict.fromkeys(output.keep_fields, "keeps it beside the tokens")
+        if output.domain_key is not None:
+            kept[output.domain_key] = "gives each value a folder (output.domain_key)"
+        if output.loss_weights:
+            kept["weight"] = "weighs the loss by it (output.loss_weights)"
+        trained = {section.field for section in sections if section.action not in ("mask", "value")}
+        pairs = {"chosen", "rejected"} <= {*(self.input.sources or ())}
+        documents = all(spec.char_limits or spec.kind == "value" for spec in specs)
+        answers = self.input.adapter is not None or (self.input.rollouts is None and not documents)
+        return FieldUse(kept, frozenset((*self.section_fields, *self.input.fields)), frozenset(trained), answers, pairs)
 
     def parts(self) -> tuple["PipelineConfig", ...]:
         """The config of each group of inputs, as if it were the only one; without groups: this config."""

@@ -10,7 +10,9 @@ from typing import Any, Literal, get_args
 
 from beam_prep.config.problems import Problem, shown
 
-PresetName = Literal["trl_sft", "trl_dpo", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"]
+PresetName = Literal[
+    "trl_sft", "trl_dpo", "trl_kto", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,20 @@ PRESETS: dict[PresetName, Preset] = {
             )
         },
         pairs=True,
+    ),
+    "trl_kto": Preset(
+        "TRL's unpaired preference collator, with the columns of docs/training.md: datasets.load_from_disk",
+        {
+            ("output", "storage_format"): "arrow",
+            ("output", "columns"): "labels",
+            ("output", "keep_fields"): {"label": "bool"},
+        },
+        {},
+        {
+            **_SHIFT,
+            **_LABELS,
+            ("preprocessing", "packing_strategy"): (("none",), "each answer has a label of its own"),
+        },
     ),
     "transformers": Preset(
         "transformers' Trainer, or a loop of your own: datasets.load_from_disk, or bp.open and bp.collate",
@@ -149,6 +165,8 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
     for (part, key), value in preset.settings.items():
         if key == "eos" and all(_has_template(group.get("sections")) for group in groups):
             continue  # which ends its own texts
+        if key == "keep_fields" and isinstance(names := made[part].get(key), list):
+            made[part][key] = {name: "string" for name in names if isinstance(name, str)}  # as a list says it
         if isinstance(value, dict) and isinstance(made[part].get(key, {}), dict):
             value = {**value, **made[part].pop(key, {})}
         made[part].setdefault(key, value)

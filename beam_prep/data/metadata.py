@@ -9,7 +9,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 
-MetadataType = Literal["string", "int32", "int64", "float32", "float64"]
+MetadataType = Literal["string", "int32", "int64", "float32", "float64", "bool"]
 """The type of a field that is kept as metadata."""
 
 FILE, OFFSET = Column("file", "int32", 0, "file"), Column("offset", "int64", 0, "offset")

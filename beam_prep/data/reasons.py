@@ -10,7 +10,7 @@ Reason = Literal[
     "bad_weight", "control_token", "count_mismatch", "duplicate_key", "equal_sides", "field_taken", "invalid_utf8",
     "keep_fields", "labels_differ", "last_not_assistant", "line_too_long", "missing_field", "missing_source",
     "no_answer", "no_key", "no_place", "no_prompt", "no_split_key", "not_an_object", "not_json", "not_prompt_first",
-    "not_rendered", "padded", "prompt_differs", "rows_without_loss", "template_error", "template_limit", "too_deep",
+    "not_rendered", "not_text", "padded", "prompt_differs", "rows_without_loss", "template_error", "template_limit", "too_deep",
     "too_short_to_shift", "turn_apart", "turn_begin", "turn_end", "turn_unplaced", "unknown_role", "unsupported_part",
     "wrong_type",
 ]  # fmt: skip
@@ -32,7 +32,8 @@ REJECTED: dict[Reason, str] = {
     "wrong_type": "has a field of the wrong type, for instance a number where a text is wanted",
     "bad_message": "has a message without a role",
     "bad_weight": "has a weight that is not 0 or 1, or contradicts `train`; with `loss_weights`: beyond 1e-12 to 1e12",
-    "unsupported_part": "has a content part that is not a text (an image)",
+    "unsupported_part": "has a content part of a type that is not known",
+    "not_text": "has an image, a sound, a video or a file",
     "bad_tools": "has `tools` that a template cannot take",
     "bad_kwargs": "has `chat_template_kwargs` that a template cannot take",
     "template_error": "has a message that the chat template refuses, or fails on",
@@ -84,6 +85,7 @@ ADVICE = {
     "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',
     "bad_message": 'give every message "role" and "content" (ShareGPT\'s from/value: "input": {"adapter": "sharegpt"})',
     "bad_weight": "take the weights out of the messages, or make them 0 or 1",
+    "not_text": '"input": {"not_text": "drop_parts"}, which keeps the text; or take these records out',
     "missing_source": "check the field names in the config; complete the records, or take them out",
     "template_error": "mend what the template refuses (unknown roles, tools or calls of another form), or "
     'give another template: "input": {"chat_template": ...}',

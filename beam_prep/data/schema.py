@@ -172,6 +172,7 @@ class TextRules:
         tool_arguments: the form of the arguments of calls: `auto`: the one that the template takes; `object`, `string`:
             this one; `as_is`: the record's own.
         turns: a conversation becomes a row for each trained turn; None: one row.
+        not_text: images, audio and video: `reject` the record, or `drop_parts`: keep its text.
     """
 
     eos: Literal["never", "if_missing", "always"] = "never"
@@ -186,6 +187,7 @@ class TextRules:
     not_rendered: Literal["reject", "keep"] = "reject"
     tool_arguments: Literal["auto", "object", "string", "as_is"] = "auto"
     turns: TurnsApart | None = None
+    not_text: Literal["reject", "drop_parts"] = "reject"
 
 
 @dataclass(frozen=True, slots=True)

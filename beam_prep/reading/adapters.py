@@ -17,6 +17,7 @@ import numpy as np
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array
+from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.errors import ConfigError, did_you_mean
 from beam_prep.reading.filters import work_on_each
@@ -40,6 +41,30 @@ def record_weight(record: Record) -> float:
         return 1.0
     check_loss_weight(weight, "weight")
     return float(weight)
+
+
+def record_domain(record: Record, key: str | None) -> str:
+    """The domain of a record: a text, or a number or a boolean as JSON writes it; `__default__` where it has none.
+
+    >>> record_domain({"year": 2024}, "year"), record_domain({"year": None}, "year")
+    ('2024', '__default__')
+
+    Args:
+        record: the record.
+        key: its key that names the domain; None: there is none.
+
+    Raises:
+        Reject: `wrong_type`: it is a list or an object.
+    """
+    found = None if key is None else record.get(key)
+    if isinstance(found, str):
+        return found
+    if found is None:
+        return DEFAULT_DOMAIN
+    if not isinstance(found, int | float):
+        wanted = "wanted a text, a number, true or false: it names the record's domain (output.domain_key)"
+        raise Reject("wrong_type", f"field {key!r} is {describe(found)}, {wanted}")
+    return json.dumps(found)
 
 
 def check_loss_weight(weight: Any, where: str) -> None:

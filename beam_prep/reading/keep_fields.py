@@ -23,7 +23,8 @@ def keep_fields(records: Records, fields: Mapping[str, MetadataType]) -> Records
 
     A string is taken as it is. A number (or true, or false) in a column of strings is the text that JSON writes for it;
     a field that is absent or null is an empty string, which `keep_fields_missing` counts. In a column of numbers there
-    must be a number that the type holds: integers exactly, others rounded to its precision. All else becomes a reject
+    must be a number that the type holds: integers exactly, others rounded to its precision; in one of booleans true,
+    false, 1 or 0. All else becomes a reject
     (`keep_fields`) if the record would be kept.
 
     Args:
@@ -112,9 +113,12 @@ def _number(value: Any, kind: MetadataType) -> float:
     Raises:
         Reject: it is none, or the type does not hold it.
     """
-    if type(value) not in (int, float):
+    if kind == "bool" and (isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1))):
+        return bool(value)
+    if kind == "bool" or type(value) not in (int, float):
         found = "absent or null" if value is None else describe(value)
-        raise Reject("keep_fields", f"{found}, wanted a number ({kind})")
+        wanted = "true or false" if kind == "bool" else f"a number ({kind})"
+        raise Reject("keep_fields", f"{found}, wanted {wanted}")
     if kind.startswith("float"):
         try:
             with np.errstate(over="ignore"):

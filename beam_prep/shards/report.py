@@ -42,6 +42,7 @@ _LIKE_FIELDS = (
     ("text", "content", "body", "document", "raw_content", "code"),
 )
 """Names that one field has in different data sets."""
+_KEEPS_TEXT = "input.not_text: 'drop_parts' keeps their text"
 _ROLES = 8  # that are listed
 _FIELDS = 12
 _MESSAGE = 300  # characters of a reject's message
@@ -319,6 +320,7 @@ class Findings:
         kept: records that are written.
         empty: splits without a record.
         counters: of kept records, as in the manifest.
+        not_text: records that are rejected for their images, audio or video.
     """
 
     roles: RoleTable = field(default_factory=dict)
@@ -328,6 +330,7 @@ class Findings:
     kept: int = 0
     empty: Sequence[str] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    not_text: int = 0
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -341,6 +344,7 @@ class Findings:
             manifest.get("ledger", {}).get("kept", 0),
             empty_splits(manifest),
             manifest["counters"],
+            manifest.get("ledger", {}).get("rejected", {}).get("not_text", 0),
         )
 
     @property
@@ -358,6 +362,9 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
         if config.packs:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
+    if found.not_text:
+        count = f"{found.not_text:,} record{' has' if found.not_text == 1 else 's have'} images, audio or video"
+        texts.append(f"{count}, and {'is' if found.not_text == 1 else 'are'} rejected (not_text): {_KEEPS_TEXT}")
     for name in found.empty:
         texts.append(
             f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "

@@ -240,6 +240,20 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
     _labels(made)
 
 
+def _unpaired(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    answers = _pair if shape.detail == "text" else _completion
+    answers(made, Shape("pair", shape.fields[:2]), records, tokenizer)
+    del made.config["output"]["columns"]  # the preset says it
+    made.why = [(place, why) for place, why in made.why if place != "output.columns"]
+    made.set(
+        "output",
+        "preset",
+        "trl_kto",
+        "input_ids and labels, and 'label' beside them: true is a good answer, false a bad one, and the trainer must "
+        "tell them apart (KTO: docs/training.md). To train the good answers alone, take out the others",
+    )
+
+
 def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None and tokenizer.id_of("eos_token") is None:
         made.open.append(
@@ -402,6 +416,7 @@ _DRAFTS = {
     "pair": _pair,
     "text": _text,
     "preference": _preference,
+    "unpaired": _unpaired,
     "sampled": _sampled,
     "rollouts": _rollouts,
     "prompts": _rollouts,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal[
-    "rollouts", "prompts", "tokenized", "preference", "sampled", "messages", "sharegpt", "completion", "pair", "text"
-]
+    "rollouts", "prompts", "tokenized", "preference", "unpaired", "sampled", "messages", "sharegpt", "completion",
+    "pair", "text",
+]  # fmt: skip
 Record = Mapping[str, Any]
 
 
@@ -37,6 +38,7 @@ _SAYS: Mapping[Kind, str] = {
     "prompts": "ids of prompts in {names}",
     "tokenized": "ids in {names}: tokenised already",
     "preference": "preference pairs in {names}, {detail}",
+    "unpaired": "answers that are good or bad (unpaired preference) in {names}, {detail}",
     "sampled": "a prompt ({detail}) and sampled responses in {names}",
     "messages": "conversations in {names}: messages of role and content",
     "sharegpt": "conversations in {names}: items of from and value (ShareGPT)",
@@ -77,6 +79,9 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     kinds = {_kind_of_side(record.get(name)) for name in ("chosen", "rejected")}
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
         yield Shape("preference", ("chosen", "rejected"), kind)
+    kinds = {_kind(record.get(name)) for name in ("prompt", "completion")}
+    if type(record.get("label")) is bool and kinds in ({"text"}, {"messages"}):
+        yield Shape("unpaired", ("prompt", "completion", "label"), str(*kinds))
     for name in _RESPONSES:
         if _is_texts(record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)

@@ -18,6 +18,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
 from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.json_line import describe
+from beam_prep.reading.verdicts import verdicts
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs
@@ -79,6 +80,7 @@ def start(
     _set_length(made, found, drawn, tokenizer, files)
     config = PipelineConfig.from_dict(made.config, str(target))
     tried = None if tokenizer is None else audit_files(files, config, tokenizer, RECORDS)
+    made.open += [str(each) for each in verdicts(found.records, config.field_use)]
     made.open += folders(found.records)
     name = tokenizer_path or "TOKENIZER"
     commands = _commands(inputs, target, name)
@@ -150,6 +152,8 @@ def _tried(tried: Audit | None) -> list[str]:
     if tried.sample.failure is not None:
         lines.append(f"  a run would fail: {tried.sample.failure}")
     for finding in tried.findings:
+        if finding.name == "bad_answers":
+            continue  # is among what is to be decided, with or without a tokenizer
         lines.append(f"  {finding.name}: {' '.join(finding.says.split())}")
         if finding.example is not None and finding.name.startswith("rejected"):
             lines.append(f"    {finding.example.text}")

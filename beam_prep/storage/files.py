@@ -95,7 +95,8 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
             `datasets` saved stands for its Arrow files.
 
     Raises:
-        InputError: an argument matches nothing, is a directory, cannot be read, or names a file for the second time.
+        InputError: an argument matches nothing, is a directory, cannot be read, or names a file for the second time; a
+            compressed file has 0 bytes.
     """
     if isinstance(patterns, str | os.PathLike):
         patterns = [patterns]
@@ -108,6 +109,14 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
                 raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
             seen[place] = file.path
             files.append(file)
+    # Even of nothing a compressed file has a header.
+    cut = [file.path for file in files if file.compression is not None and not file.size]
+    if cut:
+        more = f" (and {len(cut) - 1:,} more such inputs)" if len(cut) > 1 else ""
+        raise InputError(
+            f"{cut[0]!r} has 0 bytes, which no compressed file has{more}: writing or uploading it has failed; "
+            "make it again, or leave it out"
+        )
     if not files:
         raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
     return files

@@ -121,9 +121,13 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     source = json.loads(backend.to_str())
     source["truncation"] = source["padding"] = None
     _keep_offsets(source)
+    # transformers keeps a file's BOM, as text of every row.
     template, settings = found.chat_template, _settings(found)
     if isinstance(template, dict):
-        template, settings = one_template(template), {**settings, "chat_templates": template}
+        found.chat_template = {name: text.removeprefix("\ufeff") for name, text in template.items()}
+        template, settings = one_template(found.chat_template), {**settings, "chat_templates": found.chat_template}
+    elif template is not None:
+        template = template.removeprefix("\ufeff")
     written = json.dumps(source, ensure_ascii=False)
     copy = written.encode("utf-8", "surrogatepass")
     _compare(found, rust_tokenizer(copy, settings), template, special_tokens)

@@ -4,9 +4,8 @@ import numpy as np
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import Column, Output, Section
-from beam_prep.reading.adapters import record_weight, token_weights, tokenized
+from beam_prep.reading.adapters import record_domain, record_weight, token_weights, tokenized
 from beam_prep.reading.records import Records
 from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout
 from beam_prep.tokens.batch import Batch
@@ -31,6 +30,7 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
     for line, record in zip(records.line.tolist(), records.rows, strict=True):
         try:
             rollout = read_rollout(record, fields, max_id)
+            named = record_domain(record, domain_key)
         except Reject as reject:
             ledger.reject(line, reject.reason, reject.message)
             continue
@@ -39,8 +39,7 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
             continue
         found.append(rollout)
         kept.append(line)
-        name = record.get(domain_key) if domain_key is not None else None
-        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+        domain.append(named)
     outputs = _outputs(fields)
     batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, outputs, domain)
     batch.made = dict(records.made)
@@ -112,19 +111,19 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
                 trained = row[1] & (per_token > 0)
                 weight = np.where(trained, per_token, 0).astype(np.float32)
                 row = row[0], trained
+            named = record_domain(record, domain_key)
         except Reject as reject:
             ledger.reject(line, reject.reason, reject.message)
             continue
         if row is None or not len(row[0]):
             ledger.drop(line, "empty")
             continue
-        name = record.get(domain_key) if domain_key is not None else None
         ids.append(row[0])
         masks.append(row[1])
         kept.append(line)
         if output.weights_name is not None:
             weights.append(weight)
-        domain.append(name if isinstance(name, str) else DEFAULT_DOMAIN)
+        domain.append(named)
     lengths = [len(row) for row in ids]
     batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, (output,), domain)
     batch.made = dict(records.made)

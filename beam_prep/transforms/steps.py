@@ -194,8 +194,8 @@ class KeepFields(BlockStep):
     See `beam_prep.reading.keep_fields.keep_fields` for what fields may hold.
 
     Attributes:
-        fields: field -> `string`, `int32`, `int64`, `float32` or `float64`; or only the fields, as strings. A field is
-            the name of its column; `names` of `Shard` gives another.
+        fields: field -> `string`, `int32`, `int64`, `float32`, `float64` or `bool`; or only the fields, as strings.
+            A field is the name of its column; `names` of `Shard` gives another.
 
     >>> block = bp.testing.records([{"id": "a1", "text": "one"}, {"id": 7, "text": "two"}])
     >>> kept = bp.KeepFields(["id"]).step()(block).ledger.metadata

@@ -94,6 +94,10 @@ def _system_field(record: Record, chance: np.random.Generator) -> Record:
     return {**record, "system": "Answer in one sentence, and name the place."}
 
 
+def _marked(record: Record, chance: np.random.Generator) -> Record:
+    return {**record, "is_correct": False}
+
+
 def _repeat(record: Record, chance: np.random.Generator) -> Record:
     messages = record["messages"]
     last = next(place for place in range(len(messages) - 1, -1, -1) if messages[place]["role"] == "assistant")
@@ -179,6 +183,7 @@ FAULTS: Sequence[Fault] = (
     Fault("messages without a role", "rejected_bad_message", _no_role),
     Fault("weights that are no 0 or 1", "rejected_bad_weight", _weights),
     Fault("a template that refuses a role", "rejected_template_error", _developer, config=config(template=_REFUSING)),
+    Fault("answers that are marked as bad", "bad_answers", _marked, says="'is_correct'"),
     Fault("a system prompt in a field of its own", "field_not_read", _system_field, says="'system'"),
     Fault("BOS twice", "double_bos", config=config(template="{{- bos_token -}}" + TEMPLATE), says='"bos"'),
     Fault("no BOS", "no_bos", config=config(template=TEMPLATE.partition("\n")[2]), says='"bos": "tokenizer"'),

@@ -467,3 +467,60 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
     Path(name).write_text(content)
     assert main(["init", name]) == 3
     assert wanted in capsys.readouterr().err
+
+
+def test_fields_that_judge_answers_are_to_be_decided(start: Start) -> None:
+    chats = [
+        {"messages": says(user="1 + 1?", assistant=str(place)), "is_correct": place == 2, "score": place}
+        for place in range(1, 9)
+    ]
+    _, reasons, told = start(chats)
+    for what in (
+        "'is_correct' marks answers as good or bad (false 7, true 1)",
+        "'score' rates answers (1 to 8, in 8 records)",
+    ):
+        line = f"{what}; the config does not read it, and trains all alike"
+        assert f"to decide: {line}\n" in told
+        assert f"* {line}\n" in reasons
+    assert "bad_answers" not in told
+
+
+def test_they_are_said_without_a_tokenizer_too(start: Start) -> None:
+    pairs = [{"question": "1 + 1?", "answer": "3", "split": name} for name in ("train", "test")]
+    assert "'split' names parts of a data set" in start(pairs, tokenizer=None)[2]
+
+
+@pytest.mark.parametrize("kind", ["texts", "texts with a space", "messages"])
+def test_unpaired_preference_keeps_its_label(kind: str, start: Start, tmp_path: Path, tokenizer_path: str) -> None:
+    answers = [("2", True), ("3", False), ("two", True), ("4", False)]
+    gap = " " if kind == "texts with a space" else ""
+    records: list[dict[str, Any]] = [
+        {"prompt": "1 + 1 =", "completion": f"{gap}{text}", "label": good} for text, good in answers
+    ]
+    if kind == "messages":
+        records = [
+            {"prompt": says(user=row["prompt"]), "completion": says(assistant=row["completion"]), "label": row["label"]}
+            for row in records
+        ]
+    config, reasons, told = start(records)
+    assert "chosen: answers that are good or bad (unpaired preference) in 'prompt' and 'completion' and 'label'" in told
+    assert config["output"] == {"preset": "trl_kto"}
+    assert "`output.preset`" in reasons
+    assert "`output.columns`" not in reasons
+    assert "'label' marks answers as good or bad (true 2, false 2); the config keeps it beside the tokens" in told
+    manifest = kept(tmp_path, tmp_path / "input.jsonl", config, tokenizer_path)
+    assert manifest["formats"] == ["arrow"]
+    rows = bp.open(str(tmp_path / "out"))
+    assert [row["label"] for row in rows] == [True, False, True, False]
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    for row, (text, _) in zip(rows, answers, strict=True):
+        trained = row["labels"] != -100
+        assert tokenizer.decode(row["input_ids"][trained]).strip().startswith(text)
+        assert not trained[0]
+        assert (trained[int(trained.argmax()) :]).all()  # the prompt, then the completion
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"] == []
+
+
+def test_a_label_that_is_no_boolean_is_no_unpaired_preference(start: Start) -> None:
+    config, _, _ = start([{"prompt": "A text about ", "completion": "sports", "label": 3}] * 3)
+    assert "preset" not in config["output"]

@@ -1,6 +1,8 @@
 """Inputs that are named by paths, globs and lists: which files they are, in which order, and what is refused."""
 
+import gzip
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("b.jsonl", "a.jsonl", "B.jsonl", "é.jsonl", "zz.jsonl", "a.jsonl.gz", "deep/er/c.jsonl"):
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
+        path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
     return tmp_path / "in"
 
 
@@ -57,9 +59,26 @@ def test_paths_may_be_paths(folder: Path) -> None:
 def test_the_ending_names_the_compression(tmp_path: Path) -> None:
     names = {"a.jsonl": None, "a.gz": "gzip", "a.jsonl.GZ": "gzip", "a.bz2": "bzip2", "a.zst": "zstd", "gz": None}
     for name in names:
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"0")
     found = list_inputs([str(tmp_path / name) for name in names])
     assert {os.path.basename(file.path): file.compression for file in found} == names
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.GZ", "a.bz2", "a.jsonl.zst"])
+def test_a_compressed_file_of_0_bytes_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    (tmp_path / "plain.jsonl").write_bytes(b"")
+    says = f"{name}' has 0 bytes, which no compressed file has: writing or uploading it has failed; make it again, or"
+    with pytest.raises(InputError, match=re.escape(says)):
+        list_inputs([str(tmp_path / "plain.jsonl"), str(tmp_path / name)])
+    (tmp_path / f"b{name}").write_bytes(b"")
+    with pytest.raises(InputError, match=r"has \(and 1 more such inputs\): writing"):
+        list_inputs(str(tmp_path / "*a*"))
+
+
+def test_a_compressed_file_of_nothing_is_an_input(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b""))
+    assert [file.compression for file in list_inputs(str(tmp_path / "a.jsonl.gz"))] == ["gzip"]
 
 
 @pytest.mark.parametrize("again", ["a.jsonl", "./a.jsonl", "../in/a.jsonl", "*.jsonl", "link.jsonl", "linked/a.jsonl"])

@@ -115,6 +115,15 @@ def test_more_texts_than_one_call_takes_come_back_in_order(
     assert places.to_list() == [(0, len(tokenizer.encode(["text"], False).flat))] * len(spans)
 
 
+def test_a_bom_of_a_folders_template_is_no_text_of_it(tmp_path: Path) -> None:
+    folder = shutil.copytree(OURS, tmp_path / "ours")
+    template = (folder / "chat_template.jinja").read_text("utf-8")
+    (folder / "chat_template.jinja").write_text("\ufeff" + template, "utf-8")
+    found = Tokenizer.load(folder)
+    assert found.chat_template == template
+    assert found.fingerprint == Tokenizer.load(OURS).fingerprint
+
+
 @given(st.lists(st.text(max_size=12), max_size=20), st.integers(1, 5), st.integers(1, 20))
 def test_a_call_gets_few_texts_and_few_characters(texts: list[str], most: int, characters: int) -> None:
     """A long text is alone. So what the Rust library answers at once does not grow with a block."""

@@ -1,0 +1,255 @@
+"""Images, audio and video of records: found, so that no answer to them is trained without them.
+
+They are found in three forms: a part of a content (`{"type": "image_url", ...}`), or a field of a message (`images`);
+a placeholder in a text (`<image>`) beside a field of the record that names files (`images`); base64 in a text (a data
+URL). In documents, which nobody answers, base64 is part of the text.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from beam_prep.data.block import Reject
+from beam_prep.data.schema import Output
+from beam_prep.reading.records import Record
+
+NotTextRule = Literal["reject", "drop_parts"]
+
+DROPPED = "not_text_dropped"
+"""The counter of what `drop_parts` took out of kept records."""
+
+_IMAGE, _SOUND, _VIDEO, _FILE = "an image", "a sound", "a video", "a file"
+_WORDS = {
+    **dict.fromkeys(("image", "img", "picture", "photo", "vision", "pixel"), _IMAGE),
+    **dict.fromkeys(("audio", "sound", "speech", "wav"), _SOUND),
+    **dict.fromkeys(("video", "clip", "frame"), _VIDEO),
+    **dict.fromkeys(("media", "multimodal", "file", "document", "application"), _FILE),
+}
+_NAMES = r"image|img|picture|photo|audio|sound|speech|wav|video|clip|frame|media|multimodal"
+_FIELD = re.compile(
+    rf"(?:\w+_)?({_NAMES})s?(?:_?(?:url|uri|path|file|filename|name|data|base64|b64|bytes|id|list|input)s?)?", re.I
+)
+"""Names of fields that hold files, or their places."""
+_TYPE = re.compile(rf"(?:^|_)({_NAMES}|pixel|file|document)s?(?:_|$)", re.I)
+"""Types of parts."""
+_PLACEHOLDER = re.compile(
+    r"<\|?/?(?:start_of_|end_of_|begin_of_)?(image|img|picture|photo|audio|sound|speech|video|vision)s?"
+    r"(?:here|[ _-]?(?:\d+|pad|token|placeholder|start|end|bos|eos|soft_token))?\|?[ ]?/?>|\[(image|img|audio|video)\]",
+    re.I,
+)
+_DATA_URL = re.compile(
+    r"(!\[[^\]]*\]\()?data:(image|audio|video|application)/[\w.+-]+(?:;[\w=.-]+)*;base64,[\w+/=%-]{40,}(?(1)\))", re.I
+)
+"""With the image of Markdown around it. What an explanation of data URLs gives as example is shorter than any image."""
+_BASE64 = ";base64,"
+_ADVICE = 'beam_prep is for text: leave such records out, or keep their text: "not_text": "drop_parts" in "input"'
+
+
+def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "reject") -> tuple[Record, int]:
+    """A record whose images, audio and video are taken out, and how many these were.
+
+    >>> output = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),))
+    >>> parts = [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What is this?"}]
+    >>> found, count = text_only({"messages": [{"role": "user", "content": parts}]}, [output], "drop_parts")
+    >>> found["messages"][0]["content"], count
+    ([{'type': 'text', 'text': 'What is this?'}], 1)
+
+    Args:
+        record: the record. It stays as it is.
+        outputs: what is made of it: only fields that they read are looked at.
+        rule: `drop_parts`: take them out.
+
+    Raises:
+        Reject: `not_text`: there are some, and the rule is `reject`; or a message has no text beside them.
+    """
+    beside = _files(record)
+    made, dropped = record, 0
+    for name, is_document in _fields(tuple(outputs)):
+        value = record.get(name)
+        if value is None or (not beside and _is_plain(value, is_document)):
+            continue
+        search = _Search(rule, beside, not is_document)
+        cleaned = search.value(value, name)
+        if search.dropped:
+            made, dropped = {**made, name: cleaned}, dropped + search.dropped
+    return made, dropped
+
+
+def _is_plain(value: Any, is_document: bool) -> bool:
+    """True if a field has certainly nothing but text, as nearly all have."""
+    if type(value) is str:
+        return is_document or _BASE64 not in value
+    if type(value) is not list:
+        return False
+    for message in value:
+        if type(message) is not dict or len(message) != 2:
+            return False
+        content = message.get("content")
+        if type(content) is not str or "role" not in message or _BASE64 in content:
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _fields(outputs: tuple[Output, ...]) -> tuple[tuple[str, bool], ...]:
+    """(field, True if it is a document) of the texts and messages that outputs read, each once."""
+    found: dict[str, bool] = {}
+    for output in outputs:
+        if output.kind != "value":
+            is_document = output.kind == "ids" and all(
+                section.action == "train" and not section.template for section in output.sections
+            )
+            for section in output.sections:
+                found[section.field] = found.get(section.field, True) and is_document
+    return tuple(found.items())
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind_of_name(name: str) -> str | None:
+    """What a field of this name holds; None: no files."""
+    match = _FIELD.fullmatch(name)
+    return None if match is None else _WORDS[match[1].lower()]
+
+
+def _files(holder: Mapping[str, Any]) -> dict[str, str]:
+    """Kind -> the first field of an object that holds files of it, or their places."""
+    found: dict[str, str] = {}
+    for name, value in holder.items():
+        kind = _kind_of_name(name)
+        if kind is not None and isinstance(value, str | list | dict) and _is_filled(value):
+            found.setdefault(kind, name)
+    return found
+
+
+def _is_filled(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
+    # A table gives each row all keys: {"bytes": null, "path": null}.
+    values: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    return any(each is not None and each != "" for each in values)
+
+
+@dataclass(slots=True)
+class _Search:
+    """Looks through a field.
+
+    Attributes:
+        rule: see `text_only`.
+        beside: kind -> field, of the record.
+        base64: data URLs count.
+        dropped: how many were taken out.
+    """
+
+    rule: NotTextRule
+    beside: Mapping[str, str]
+    base64: bool
+    dropped: int = field(default=0)
+
+    def value(self, value: Any, where: str) -> Any:
+        """The value without them; the same object where there are none."""
+        before = self.dropped
+        if isinstance(value, str):
+            text = self._text(value, where, self.beside)
+            if self.dropped > before and not text.strip():
+                raise _nothing_left(where)
+            return text
+        if not isinstance(value, list):
+            return value
+        made = []
+        for place, item in enumerate(value):
+            if type(item) is dict:
+                made.append(self._message(item, where, place))
+            else:
+                made.append(self.value(item, f"{where}[{place}]"))
+        return value if self.dropped == before else made
+
+    def _message(self, message: dict[str, Any], field_name: str, place: int) -> dict[str, Any]:
+        content = message.get("content")
+        where, before = f"{field_name}[{place}]", self.dropped
+        own = _files({name: value for name, value in message.items() if name not in ("role", "content")})
+        for kind, name in own.items():
+            self._found(f"'{where}.{name}' holds {kind}")
+        if isinstance(content, str):
+            content = self._text(content, where, {**self.beside, **own})
+        elif isinstance(content, list):
+            content = [*self._parts(content, where, {**self.beside, **own})]
+        if self.dropped == before:
+            return message
+        made = {name: value for name, value in message.items() if name not in own.values()}
+        if "content" in made:
+            made["content"] = content
+        if not _says(made):
+            raise _nothing_left(where)
+        return made
+
+    def _parts(self, parts: list[Any], where: str, beside: Mapping[str, str]) -> Iterable[Any]:
+        for place, part in enumerate(parts):
+            at = f"{where}.content[{place}]"
+            kind = _kind_of_part(part) if isinstance(part, dict) else None
+            if kind is not None:
+                of = f" (type {str(part['type'])[:40]!r})" if part.get("type") is not None else ""
+                self._found(f"'{at}' is {kind}{of}")
+            elif isinstance(part, str):
+                yield self._text(part, at, beside)
+            elif isinstance(part, dict) and isinstance(part.get("text"), str):
+                text = self._text(part["text"], at, beside)
+                yield part if text is part["text"] else {**part, "text": text}
+            else:
+                yield part
+
+    def _text(self, text: str, where: str, beside: Mapping[str, str]) -> str:
+        if self.base64 and _BASE64 in text:
+
+            def without_data(match: re.Match[str]) -> str:
+                begin = match.string[match.start(2) - len("data:") :][:40]
+                self._found(f"'{where}' holds {_WORDS[match[2].lower()]} as base64 ({begin} ...)")
+                return ""
+
+            text = _DATA_URL.sub(without_data, text)
+        if not beside or ("<" not in text and "[" not in text):
+            return text
+        before = self.dropped
+
+        def without(match: re.Match[str]) -> str:
+            kind = _WORDS[(match[1] or match[2]).lower()]
+            name = beside.get(kind) or beside.get(_FILE) or (beside.get(_IMAGE) if kind == _VIDEO else None)
+            if name is None:
+                return match[0]
+            self._found(f"'{where}' has {match[0]!r}, which stands for {kind} of the field {name!r}")
+            return ""
+
+        made = _PLACEHOLDER.sub(without, text)
+        return text if self.dropped == before else made.strip()
+
+    def _found(self, what: str) -> None:
+        if self.rule == "reject":
+            raise Reject("not_text", f"{what}: {_ADVICE}")
+        self.dropped += 1
+
+
+def _nothing_left(where: str) -> Reject:
+    message = f"'{where}' has no text beside what is no text, so there is nothing to keep: leave such records out"
+    return Reject("not_text", message)
+
+
+def _kind_of_part(part: Mapping[str, Any]) -> str | None:
+    """What a part of a content holds; None: it is text, or nothing that is known."""
+    kind = part.get("type")
+    if isinstance(kind, str):
+        match = _TYPE.search(kind)
+        return None if match is None else _WORDS[match[1].lower()]
+    return None if kind is not None or part.get("text") is not None else next(iter(_files(part)), None)
+
+
+def _says(message: Mapping[str, Any]) -> bool:
+    """True if a message has text, calls or reasoning."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if any(isinstance(text, str) and text.strip() for text in texts):
+        return True
+    return any(
+        message.get(name) for name in ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+    )

@@ -1,0 +1,218 @@
+"""Images, audio and video: rejected with the field's name, or taken out; texts that only look like them stay."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep.data.block import Reject
+from beam_prep.data.schema import Output, Section
+from beam_prep.reading.not_text import text_only
+from tests.conftest import ROOT
+
+CHAT = Output("ids", "ids", (Section("messages", "$role", "conversation"),))
+PAIR = Output("ids", "ids", (Section("prompt", "mask"), Section("completion", "train")))
+DOCUMENT = Output("ids", "ids", (Section("text", "train"),))
+PNG = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ" * 2 + "=="
+ANSWER = {"role": "assistant", "content": "A cat."}
+ASK = {"type": "text", "text": "What is it?"}
+
+
+def chat(content: Any, **more: Any) -> dict[str, Any]:
+    """A conversation; `own`: other keys of the question, `more`: of the record."""
+    own = more.pop("own", {})
+    return {"messages": [{"role": "user", "content": content, **own}, ANSWER], **more}
+
+
+# (what is read, the record, what the message begins with, the text that is kept or None where there is none)
+FOUND: dict[str, tuple[Output, dict[str, Any], str, Any]] = {
+    "image_url": (
+        CHAT,
+        chat([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}, ASK]),
+        "'messages[0].content[0]' is an image (type 'image_url'): ",
+        [ASK],
+    ),
+    "input_audio": (
+        CHAT,
+        chat([ASK, {"type": "input_audio", "input_audio": {"data": "x"}}]),
+        "'messages[0].content[1]' is a sound (type 'input_audio'): ",
+        [ASK],
+    ),
+    "video": (CHAT, chat([{"type": "video", "video": "a.mp4"}, ASK]), "'messages[0].content[0]' is a video", [ASK]),
+    "a file": (
+        CHAT,
+        chat([{"type": "file", "file": {"file_id": "f"}}, ASK]),
+        "'messages[0].content[0]' is a file",
+        [ASK],
+    ),
+    "a part without a type": (
+        CHAT,
+        chat([{"image": "a.png"}, ASK]),
+        "'messages[0].content[0]' is an image: ",
+        [ASK],
+    ),
+    "a field of the message": (
+        CHAT,
+        chat("What is it?", own={"images": ["a.png"]}),
+        "'messages[0].images' holds an image: ",
+        "What is it?",
+    ),
+    "a placeholder before": (
+        CHAT,
+        chat("<image>\nWhat is it?", images=["a.png"]),
+        "'messages[0]' has '<image>', which stands for an image of the field 'images': ",
+        "What is it?",
+    ),
+    "a placeholder behind": (
+        CHAT,
+        chat("What is it? <image>", image="a.png"),
+        "'messages[0]' has '<image>'",
+        "What is it?",
+    ),
+    "a numbered one": (
+        CHAT,
+        chat("<|image_1|>\nWhat is it?", image_path="a"),
+        "'messages[0]' has '<|image_1|>'",
+        "What is it?",
+    ),
+    "audio": (
+        CHAT,
+        chat("<audio>What is it?", audios=[{"path": "a.wav"}]),
+        "'messages[0]' has '<audio>'",
+        "What is it?",
+    ),
+    "a video as frames": (
+        CHAT,
+        chat("<video>What is it?", images=["1", "2"]),
+        "'messages[0]' has '<video>'",
+        "What is it?",
+    ),
+    "in a part": (
+        CHAT,
+        chat([{"type": "text", "text": "<image>What is it?"}], image={"bytes": "x", "path": None}),
+        "'messages[0].content[0]' has '<image>'",
+        [ASK],
+    ),
+    "base64": (
+        CHAT,
+        chat(f"What is it? ![a cat]({PNG})"),
+        "'messages[0]' holds an image as base64 (data:image/png;base64,iVBORw0",
+        "What is it? ",
+    ),
+    "base64 in a pair": (
+        PAIR,
+        {"prompt": f"{PNG} What?", "completion": "A cat."},
+        "'prompt' holds an image as",
+        " What?",
+    ),
+    "a placeholder in a pair": (
+        PAIR,
+        {"prompt": "<image>What?", "completion": "A cat.", "image": "a.png"},
+        "'prompt' has '<image>'",
+        "What?",
+    ),
+    "a placeholder in a document": (
+        DOCUMENT,
+        {"text": "See <image> here.", "images": ["a.png"]},
+        "'text' has '<image>'",
+        "See  here.",
+    ),
+    "nothing else": (CHAT, chat([{"type": "image"}]), "'messages[0].content[0]' is an image", None),
+    "nothing but a placeholder": (CHAT, chat("<image>", image="a.png"), "'messages[0]' has '<image>'", None),
+    "a prompt of nothing else": (PAIR, {"prompt": PNG, "completion": "A cat."}, "'prompt' holds an image", None),
+}
+
+TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
+    "a placeholder beside nothing": (CHAT, chat("How do I write <image> in HTML?")),
+    "beside an empty field": (CHAT, chat("How do I write <image>?", images=[])),
+    "beside nulls of a table": (CHAT, chat("How do I write <image>?", image={"bytes": None, "path": None})),
+    "beside a field of another kind": (CHAT, chat("How do I write <video>?", audio="a.wav")),
+    "beside a number": (CHAT, chat("How do I write <image>?", images=3)),
+    "a field of files alone": (CHAT, chat("What is it?", image="a.png")),
+    "nulls of a table in a message": (CHAT, chat("Hi", own={"images": None, "name": None})),
+    "nulls of a table in a part": (CHAT, chat([{"type": "text", "text": "Hi", "image_url": None}])),
+    "the example of an explanation": (CHAT, chat('Write "data:image/png;base64,iVBORw0KGgo..." for it.')),
+    "a document with base64": (DOCUMENT, {"text": f'<img src="{PNG}">'}),
+    "a text in base64": (CHAT, chat("data:text/plain;base64," + "QUJD" * 30)),
+    "a field that is not read": (
+        DOCUMENT,
+        {"text": "Hi", "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_what_is_no_text_is_a_reject_that_names_the_field(case: str) -> None:
+    output, record, message, _ = FOUND[case]
+    before = json.dumps(record)
+    with pytest.raises(Reject) as caught:
+        text_only(record, [output])
+    assert caught.value.reason == "not_text"
+    assert caught.value.message.startswith(message)
+    assert caught.value.message.endswith('keep their text: "not_text": "drop_parts" in "input"')
+    assert json.dumps(record) == before
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_drop_parts_keeps_the_text(case: str) -> None:
+    output, record, _, kept = FOUND[case]
+    before = json.dumps(record)
+    if kept is None:
+        with pytest.raises(Reject, match="has no text beside what is no text"):
+            text_only(record, [output], "drop_parts")
+        return
+    made, dropped = text_only(record, [output], "drop_parts")
+    field = output.sections[0].field
+    assert (made[field][0]["content"] if field == "messages" else made[field]) == kept
+    assert dropped == 1
+    assert json.dumps(record) == before
+    assert text_only(made, [output]) == (made, 0)
+
+
+@pytest.mark.parametrize("rule", ["reject", "drop_parts"])
+@pytest.mark.parametrize("case", TEXT)
+def test_text_stays(case: str, rule: Any) -> None:
+    output, record = TEXT[case]
+    made, dropped = text_only(record, [output], rule)
+    assert made is record
+    assert dropped == 0
+
+
+CONFIG = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
+SHAREGPT = {**CONFIG, "input": {**CONFIG["input"], "adapter": "sharegpt"}}
+
+
+def rejected(output: str) -> list[tuple[int, str]]:
+    lines = [line for file in Path(output).glob("rejects/*.jsonl") for line in file.read_text().splitlines()]
+    return [(row["line"], row["reason"]) for row in map(json.loads, lines)]
+
+
+def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) -> None:
+    plain, other = chat("What is it?"), chat([{"type": "image", "url": "a"}, {"type": "image", "url": "b"}, ASK])
+    done = run(CONFIG, [plain, other], max_reject_rate=1)
+    assert rejected(done.output) == [(2, "not_text")]
+    assert done.manifest["ledger"]["rejected"] == {"not_text": 1}
+    run_json = json.loads((Path(done.output) / "run.json").read_text())
+    says = (
+        "1 record has images, audio or video, and is rejected (not_text): input.not_text: 'drop_parts' keeps their text"
+    )
+    assert says in run_json["warnings"]
+    kept = run({**CONFIG, "input": {**CONFIG["input"], "not_text": "drop_parts"}}, [plain, other], "kept")
+    assert kept.manifest["counters"]["not_text_dropped"] == 2
+    one, two = bp.open(kept.output)
+    assert {name: one[name].tolist() for name in one} == {name: two[name].tolist() for name in two}
+
+
+def test_a_placeholder_of_sharegpt_is_found(run: Callable[..., Any]) -> None:
+    turns = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]
+    records = [{"conversations": turns}, {"image": "a.png", "conversations": turns}]
+    done = run(SHAREGPT, records, max_reject_rate=1)
+    assert rejected(done.output) == [(2, "not_text")]
+
+
+def test_a_run_that_keeps_nothing_says_what_to_do(run: Callable[..., Any]) -> None:
+    with pytest.raises(bp.errors.RunError, match=r"input\.not_text: 'drop_parts'"):
+        run(CONFIG, [chat([{"type": "image"}, ASK])] * 3, max_reject_rate=1)

@@ -1,0 +1,70 @@
+"""`output.domain_key`: texts, numbers and booleans are domains; lists and objects are rejects."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep.cli import summary
+from tests.test_preference import rejects
+
+TEXTS: dict[str, Any] = {
+    "input": {"sections": [{"field": "text", "action": "train"}]},
+    "preprocessing": {"min_chars": 1},
+}
+IDS: dict[str, Any] = {"input": {"adapter": "tokenized"}}
+ROLLOUTS: dict[str, Any] = {"input": {"rollouts": {"response_ids": None}}, "preprocessing": {"truncation_mode": "drop"}}
+PARTS: dict[str, Any] = {"text": "Good evening.", "input_ids": [5, 6, 7], "prompt_ids": [5, 6]}
+
+NAMED = [
+    (2024, "2024"),
+    (2024.5, "2024.5"),
+    (2024.0, "2024.0"),
+    (-3, "-3"),
+    (10**30, "1" + "0" * 30),
+    (True, "true"),
+    (False, "false"),
+    ("2024", "2024"),
+    ("", ""),
+    (None, "__default__"),
+]
+
+
+@pytest.mark.parametrize("config", [TEXTS, IDS, ROLLOUTS], ids=["texts", "ids", "rollouts"])
+def test_each_value_is_a_domain_and_what_is_no_value_a_reject(config: dict[str, Any], run: Callable[..., Any]) -> None:
+    records = [{**PARTS, "d": value} for value, _ in NAMED]
+    records += [PARTS, {**PARTS, "d": [2024]}, {**PARTS, "d": {"year": 2024}}]
+    done = run({**config, "output": {"domain_key": "d"}}, records, max_reject_rate=1)
+    names = [name for _, name in NAMED]
+    wanted = {name: names.count(name) for name in names}
+    wanted["__default__"] += 1
+    assert {shard["domain"]: shard["rows"] for shard in done.manifest["shards"]} == wanted
+    assert done.manifest["domains"]["2024.5"] == "2024.5"  # its folder
+    assert "\n  9 domains: , -3, 1000000000000000000000000000000, 2024, 2024.0, 2024.5, __default__" in summary(
+        done.output, done.manifest
+    )
+    assert rejects(Path(done.output)) == {12: "wrong_type", 13: "wrong_type"}
+
+
+def test_the_message_names_the_key_and_what_it_is_for() -> None:
+    block = bp.testing.records([{**PARTS, "d": [2024]}])
+    tokenizer = bp.Tokenizer.load("examples/tokenizer")
+    output = bp.Output("ids", "ids", (bp.Section("text", "train"),))
+    made = bp.ApplyTemplate([output], tokenizer, domain_key="d").step()(block)
+    assert list(made.ledger.messages.values()) == [
+        "field 'd' is a list, wanted a text, a number, true or false: it names the record's domain (output.domain_key)"
+    ]
+
+
+def test_the_domain_of_a_group_comes_before_that_of_a_record(tmp_path: Path, tokenizer_path: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "Good evening.", "d": [1]}\n')
+    group = {"files": [str(tmp_path / "a.jsonl")], "domain": "mine", **TEXTS["input"]}
+    config = {**TEXTS, "input": {"groups": [group]}, "output": {"domain_key": "d"}}
+    job = bp.Pipeline(
+        bp.PipelineConfig.from_dict(config), None, output_dir=tmp_path / "out", tokenizer_path=tokenizer_path
+    )
+    manifest = job.run(["--runner=FnApiRunner"]).manifest
+    assert manifest is not None
+    assert list(manifest["domains"]) == ["mine"]
