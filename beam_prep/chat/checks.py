@@ -1,9 +1,6 @@
 """Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
-import functools
-import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from beam_prep.chat.messages import Message, are_plain
 from beam_prep.data.block import Reject
@@ -11,56 +8,6 @@ from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, template_kwargs, tools
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
-
-Rule = Literal["keep", "escape", "reject"]
-
-JOINER = "\u2060"
-"""WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
-
-
-@functools.lru_cache(maxsize=16)
-def _pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, controls)) or r"(?!)")
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """The rule for texts of special tokens in what users wrote.
-
-    Attributes:
-        rule: `keep`: they become the special tokens (what transformers and TRL do); `escape`: an invisible character
-            after their first one makes them plain text; `reject`: the record is rejected (`control_token`).
-        controls: texts of the tokenizer's special tokens.
-    """
-
-    rule: Rule = "keep"
-    controls: tuple[str, ...] = ()
-
-    def __call__(self, value: Any) -> Any:
-        """The value with all its strings guarded; keys of objects too, as templates write them.
-
-        Raises:
-            Reject: see `rule`.
-        """
-        if self.rule == "keep":
-            return value
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, list):
-            return [self(item) for item in value]
-        if isinstance(value, dict):
-            return {self._text(key): self(item) for key, item in value.items()}
-        return value
-
-    def _text(self, text: str) -> str:
-        # After an escape, the rest may hold another token, which began inside the first.
-        place = 0
-        while (found := _pattern(self.controls).search(text, place)) is not None:
-            if self.rule == "reject":
-                raise Reject("control_token", f"the text holds the special token {found[0]!r}, wanted none")
-            text = text[: found.start() + 1] + JOINER + text[found.start() + 1 :]
-            place = found.start() + 1
-        return text
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
@@ -101,12 +48,6 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
         for turn, message in enumerate(value):
             check_message(message, f"{where}[{turn}]", loss_weights)
     return value
-
-
-def guarded_messages(guard: Guard, value: Any, where: str, loss_weights: bool = False) -> list[Message]:
-    """The messages, as `check_messages` gives them, with the rule for control tokens applied."""
-    messages: list[Message] = guard(check_messages(value, where, loss_weights))
-    return messages
 
 
 def variables_of(record: Record) -> dict[str, Any]:
