@@ -10,6 +10,7 @@ from typing import Any
 from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
 from beam_prep.chat.chat_format import guard_of
+from beam_prep.reading.adapters import functions_of
 from beam_prep.reading.records import LOST
 from beam_prep.shards.report import lost_causes
 
@@ -149,8 +150,10 @@ def _read_fields(sample: Sample) -> list[str]:
             read += ["labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"]
     if sample.config.output.loss_weights:
         read.append("weight")
-    conversational = any(spec.has_template for spec in sample.config.outputs())
-    return [*dict.fromkeys(read), *(sorted(_READ_BY_ITSELF) if conversational else ())]
+    if any(spec.has_template for spec in sample.config.outputs()):
+        read += sorted(_READ_BY_ITSELF)
+        read += ["functions"] if any(functions_of(record) for _, _, record in sample.originals()) else []
+    return [*dict.fromkeys(read)]
 
 
 def _holds_text(value: Any) -> bool:

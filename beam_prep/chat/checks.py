@@ -65,8 +65,9 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
         loss_weights: its `weight` may be any weight of a loss, and not only 0 or 1.
 
     Raises:
-        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a weight
-            that may not be, or that is not what `train` says; `unsupported_part`: see `check_messages`.
+        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a
+            `function_call` that is none, a weight that may not be, or that is not what `train` says;
+            `unsupported_part`: see `check_messages`.
     """
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where!r} is {describe(message)}, wanted a message (an object)")
@@ -80,10 +81,21 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
             _check_part(part, f"{where}.content[{place}]")
     elif content is not None and not isinstance(content, str):
         raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string")
+    if message.get("function_call"):
+        _check_function_call(message, where)
     if not isinstance(message.get("train"), bool | None):
         raise Reject("wrong_type", f"'{where}.train' is {describe(message['train'])}, wanted true or false")
     if message.get("weight") is not None:
         _check_weight(message["weight"], message.get("train"), where, loss_weights)
+
+
+def _check_function_call(message: Message, where: str) -> None:
+    found = message["function_call"]
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        what = "an object without a name" if isinstance(found, dict) else describe(found)
+        raise Reject("bad_message", f"'{where}.function_call' is {what}, wanted an object of 'name' and 'arguments'")
+    if message.get("tool_calls"):
+        raise Reject("bad_message", f"{where!r} has both 'function_call' and 'tool_calls', wanted one of them")
 
 
 def _check_part(part: Any, where: str) -> None:

@@ -354,8 +354,8 @@ def _unlike_rule(rendered: RenderedChat) -> Iterator[str]:
 
 
 def _without_nulls_in_calls(message: Message) -> Message:
-    calls = message.get("tool_calls")
-    return message if calls is None else {**message, "tool_calls": without_nulls(calls)}
+    calls = {key: without_nulls(message[key]) for key in ("tool_calls", "function_call") if message.get(key)}
+    return {**message, **calls} if calls else message
 
 
 def _layout_of(replayed: Replayed, segments: Sequence[Segment], cut: int) -> Layout | None:
