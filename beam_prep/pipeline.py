@@ -28,6 +28,7 @@ from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.records import Records
 from beam_prep.renamed import GONE_VALUES
 from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
 from beam_prep.running import (
@@ -383,7 +384,10 @@ class Pipeline:
         config_warnings += [] if self._references is None else self._references.warnings
         for warning in config_warnings:
             log.warning("%s", warning)
-        first_warnings = [*ignored, *config_warnings]
+        endless = self._missing_ends()
+        for warning in endless:
+            log.warning("warning: %s", warning)
+        first_warnings = [*ignored, *config_warnings, *endless]
         self._choose_version()
         self._dies = here
         self.staging.remove_older(self.staging_ttl)
@@ -453,6 +457,15 @@ class Pipeline:
         for warning in run["warnings"][len(first_warnings) :]:
             log.warning("warning: %s", warning)
         return result
+
+    def _missing_ends(self) -> list[str]:
+        """Roles that are trained without an end token in the first records of each group: see `recipe.missing_ends`."""
+        found: dict[str, None] = {}
+        firsts = {file.group or 0: file for file in reversed(self.inputs)}
+        for group, part in [*enumerate(self.config.parts())][:_GROUPS_PROBED]:
+            if (records := _first_records(firsts[group])) is not None:
+                found.update(dict.fromkeys(recipe.missing_ends(part, self.tokenizer, records)))
+        return list(found)
 
     @functools.cached_property
     def _backend(self) -> Backend:
@@ -599,17 +612,23 @@ _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 
 def _first_texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
-    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
-    try:
-        records = first_records(source, block_bytes=_PROBE_BYTES)
-    except InputError:
-        return []
+    """Texts of the first records of a file, as they are encoded."""
+    records = _first_records(source)
     if records is None:
         return []
-    block: Any = records.part(range(min(len(records), _PROBES)))
+    block: Any = records
     for step in steps:
         block = step(block)
     return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
+
+
+def _first_records(source: InputFile) -> Records | None:
+    """The first records of a file. None if it has none, or cannot be read, which the run will report."""
+    try:
+        records = first_records(source, block_bytes=_PROBE_BYTES)
+    except InputError:
+        return None
+    return None if records is None else records.part(range(min(len(records), _PROBES)))
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from beam_prep.chat.messages import Message, text_of_part
 from beam_prep.chat.turns import shared
 from beam_prep.data.block import Reject
-from beam_prep.tokens.tokenizer import AddedToken
+from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
 
 Rule = Literal["keep", "escape", "reject"]
 
@@ -30,6 +30,13 @@ def control_tokens(added: Iterable[AddedToken]) -> tuple[str, ...]:
     """The texts of the control tokens among a tokenizer's added tokens, the longest first."""
     found = {token.content for token in added if token.content and (token.special or _SIGN.search(token.content))}
     return tuple(sorted(found, key=lambda text: (-len(text), text)))
+
+
+def end_ids(tokenizer: Tokenizer) -> set[int]:
+    """Ids of the tokens that may end a turn: the EOS token, and all control tokens."""
+    controls = control_tokens(tokenizer.components.added)
+    found = {token.id for token in tokenizer.components.added if token.content in controls}
+    return found | {number for number in (tokenizer.id_of("eos_token"),) if number is not None}
 
 
 _PROBE = "probeword"
