@@ -28,6 +28,7 @@ from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.renamed import GONE_VALUES
 from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
@@ -385,10 +386,10 @@ class Pipeline:
             )
         for warning in config_warnings:
             log.warning("%s", warning)
-        bad_answers = self._bad_answers()
-        for warning in bad_answers:
+        of_first = self._first_records_warnings()
+        for warning in of_first:
             log.warning("warning: %s", warning)
-        first_warnings = [*ignored, *config_warnings, *bad_answers]
+        first_warnings = [*ignored, *config_warnings, *of_first]
         self._choose_version()
         self._dies = here
         self.staging.remove_older(self.staging_ttl)
@@ -459,18 +460,18 @@ class Pipeline:
             log.warning("warning: %s", warning)
         return result
 
-    def _bad_answers(self) -> list[str]:
-        """One line if the first records have answers that are marked as bad, and trained like the others."""
-        firsts = {file.group: file for file in reversed(self.inputs)}
-        for group, file in [*sorted(firsts.items(), key=lambda each: each[0] or 0)][:_GROUPS_PROBED]:
-            try:
-                records = first_records(file, block_bytes=_PROBE_BYTES)
-            except InputError:
-                continue  # the run will report it
-            rows = [] if records is None else records.rows
-            if (text := warning_of(verdicts(rows, self.config.part(group).field_use), len(rows))) is not None:
-                return [f"{file.path}: {text}"]
-        return []
+    def _first_records_warnings(self) -> list[str]:
+        """What the first records of each group show: bad answers that are trained, roles without an end token."""
+        found: dict[str, None] = {}
+        firsts = {file.group or 0: file for file in reversed(self.inputs)}
+        for group, part in [*enumerate(self.config.parts())][:_GROUPS_PROBED]:
+            if (records := _first_records(firsts[group])) is None:
+                continue
+            rows = records.rows
+            if (text := warning_of(verdicts(rows, part.field_use), len(rows))) is not None:
+                found[f"{firsts[group].path}: {text}"] = None
+            found.update(dict.fromkeys(recipe.missing_ends(part, self.tokenizer, records)))
+        return list(found)
 
     @functools.cached_property
     def _backend(self) -> Backend:
@@ -620,17 +621,23 @@ _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
 
 
 def _first_texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
-    """Texts of the first records of a file, as they are encoded. [] if it cannot be read, which the run will report."""
-    try:
-        records = first_records(source, block_bytes=_PROBE_BYTES)
-    except InputError:
-        return []
+    """Texts of the first records of a file, as they are encoded."""
+    records = _first_records(source)
     if records is None:
         return []
-    block: Any = records.part(range(min(len(records), _PROBES)))
+    block: Any = records
     for step in steps:
         block = step(block)
     return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
+
+
+def _first_records(source: InputFile) -> Records | None:
+    """The first records of a file. None if it has none, or cannot be read, which the run will report."""
+    try:
+        records = first_records(source, block_bytes=_PROBE_BYTES)
+    except InputError:
+        return None
+    return None if records is None else records.part(range(min(len(records), _PROBES)))
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -68,7 +68,7 @@ def templates(folder: Path) -> tuple[str, str]:
 
 def ours(tokenizer: Tokenizer, source: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
     """What beam_prep gives."""
-    chat_format = ChatFormat(template_of(tokenizer, source), tokenizer.controls)
+    chat_format = ChatFormat(template_of(tokenizer, source))
     rendered = apply_template(testing.records(rows), ROW, chat_format)
     batch = build_mask(tokenize(rendered, tokenizer, tokenizer.bos_id), RoleMask({"assistant": "train"}))
     found: dict[int, Row] = dict(testing.rejects(batch))

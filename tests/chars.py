@@ -62,7 +62,7 @@ def chat(*turns: str, **own: bool) -> list[dict[str, Any]]:
 
 
 def render(rows: Sequence[Any], *outputs: Output, template: str = TEMPLATE) -> Rendered:
-    return apply_template(testing.records(rows), outputs, ChatFormat(ChatTemplate(template, {}, ()), (), BOS, EOS))
+    return apply_template(testing.records(rows), outputs, ChatFormat(ChatTemplate(template, {}, ()), bos=BOS, eos=EOS))
 
 
 def batch_of(

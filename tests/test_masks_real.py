@@ -89,10 +89,9 @@ def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: boo
     rules = TextRules(chat_template=source, tool_arguments="as_is", not_rendered="keep")
     chat_format = ChatFormat(
         template_of(made, rules.chat_template, tool_arguments=rules.tool_arguments),
-        made.controls,
-        tokens.get("bos_token", ""),
-        tokens.get("eos_token", ""),
-        rules,
+        bos=tokens.get("bos_token", ""),
+        eos=tokens.get("eos_token", ""),
+        rules=rules,
     )
     with pytest.MonkeyPatch.context() as patch:
         if not fast:

@@ -134,8 +134,8 @@ def shown(dataset: Any, row: int, ids: str, mask: str) -> tuple[str, str]:
 def test_the_prompt_of_a_chat_stands_once_and_is_not_trained(
     run: Callable[..., Any], implicit: bool, way: None
 ) -> None:
-    rows = bp.open(run(conversation(implicit_prompt=implicit), [record for record, _ in CHATS.values()]).output)
-    eos = rows.tokenizer.decode([rows.tokenizer.id_of("eos_token")])
+    rows: Any = bp.open(run(conversation(implicit_prompt=implicit), [record for record, _ in CHATS.values()]).output)
+    eos = rows.tokenizer.special_tokens["eos_token"]
     assert len(rows) == len(CHATS)
     for row, (_, prompt) in enumerate(CHATS.values()):
         assert shown(rows, row, "chosen", "chosen_mask") == (prompt, f"A heron.{eos}")
@@ -146,8 +146,8 @@ def test_the_prompt_of_a_completion_stands_once(run: Callable[..., Any]) -> None
     records = [{"prompt": record["prompt"], "completion": record["chosen"]} for record, _ in CHATS.values()]
     both = {"template": "conversation"}
     sections = [{"field": "prompt", "action": "mask", **both}, {"field": "completion", "action": "train", **both}]
-    rows = bp.open(run({"input": {"sections": sections, "chat_template": TEMPLATE}}, records).output)
-    eos = rows.tokenizer.decode([rows.tokenizer.id_of("eos_token")])
+    rows: Any = bp.open(run({"input": {"sections": sections, "chat_template": TEMPLATE}}, records).output)
+    eos = rows.tokenizer.special_tokens["eos_token"]
     for row, (_, prompt) in enumerate(CHATS.values()):
         assert shown(rows, row, "sequence", "loss_mask") == (prompt, f"A heron.{eos}")
 

@@ -54,7 +54,7 @@ def asked(*calls: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-CALLS = [
+CALLS: list[Any] = [
     {
         "messages": asked(call("tide", port="Brest", day=1)),
         "tools": [tool("tide", port={"type": "string", "default": None})],
@@ -65,7 +65,11 @@ CALLS = [
     },
     {"messages": asked(call("tide", port={"name": "Brest"}, day="two"), call("stop")), "tools": [tool("stop")]},
 ]
-MIXED = [{"messages": TALK, "meta": 1}, {"messages": TALK, "meta": {"a": [1.5, None]}}, {"messages": TALK, "meta": "x"}]
+MIXED: list[Any] = [
+    {"messages": TALK, "meta": 1},
+    {"messages": TALK, "meta": {"a": [1.5, None]}},
+    {"messages": TALK, "meta": "x"},
+]
 
 
 def records_of(path: str) -> list[Record]:

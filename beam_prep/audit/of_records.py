@@ -9,7 +9,9 @@ from typing import Any
 
 from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
+from beam_prep.chat.chat_format import guard_of
 from beam_prep.data.reasons import ADVICE
+from beam_prep.reading.adapters import functions_of
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.shards.report import lost_causes
@@ -137,8 +139,10 @@ def _read_fields(sample: Sample) -> list[str]:
             read += ["labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"]
     if sample.config.output.loss_weights:
         read.append("weight")
-    conversational = any(spec.has_template for spec in sample.config.outputs())
-    return [*dict.fromkeys(read), *(sorted(_READ_BY_ITSELF) if conversational else ())]
+    if any(spec.has_template for spec in sample.config.outputs()):
+        read += sorted(_READ_BY_ITSELF)
+        read += ["functions"] if any(functions_of(record) for _, _, record in sample.originals()) else []
+    return [*dict.fromkeys(read)]
 
 
 def _holds_text(value: Any) -> bool:
@@ -251,7 +255,7 @@ _MARKUP = re.compile(
 
 def markup_of_chats(sample: Sample) -> Iterator[Finding]:
     """Messages that hold the markup of a chat format: they were rendered once already, by another template."""
-    controls = set(sample.tokenizer.controls)
+    controls = {token.content for token in sample.tokenizer.components.added}
     hits = Hits(sample, "messages")
     for chat, place, message in _messages(sample):
         match = next((match for match in _MARKUP.finditer(text_of(message)) if match[0] not in controls), None)
@@ -263,18 +267,21 @@ def markup_of_chats(sample: Sample) -> Iterator[Finding]:
 
 
 def control_tokens(sample: Sample) -> Iterator[Finding]:
-    """Texts that hold the text of a special token, which becomes the token."""
-    if sample.config.preprocessing.control_tokens != "keep" or not sample.tokenizer.controls:
+    """Texts that hold the text of a control token, which becomes the token."""
+    if sample.config.preprocessing.control_tokens != "keep" or sample.config.input.tokenized:
         return
-    pattern = re.compile("|".join(map(re.escape, sample.tokenizer.controls)))
+    guard = guard_of(sample.tokenizer, sample.template, "reject")
     eos = sample.tokenizer.special_tokens.get("eos_token", "")
     hits = Hits(sample, "texts")
-    for part, line, text in sample.texts():
+    for chat, place, message in _messages(sample):
+        if (match := guard.find_in(dict(message))) is not None:
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
+    for part, line, text in sample.plain_texts():
         # Texts of prompt and completion may end with their EOS.
-        match = pattern.search(text.removesuffix(eos) if eos and sample.template is None else text)
+        match = guard.find(text.removesuffix(eos) if eos and sample.template is None else text)
         if match is not None:
             hits.add(part, line, _around(match))
-    says = f"the text of a special token, which becomes the token itself, is in {hits.told}"
+    says = f"the text of a control token, which becomes the token itself, is in {hits.told}"
     mend = '"preprocessing": {"control_tokens": "escape"} (or "reject"), or take it out of the texts'
     yield from hits.finding("control_tokens", says, mend)
 

@@ -8,8 +8,10 @@ import numpy as np
 
 from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
+from beam_prep.chat.control import end_ids
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
+from beam_prep.tokens.ends import NEAR
 
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2} (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d{4}\b|"
@@ -87,9 +89,6 @@ _FEW = 0.01
 
 _LITTLE = 0.02
 """A smaller share of trained tokens is little: fifty are read for one that is learnt from."""
-
-_END = 3
-"""Tokens at the end of an answer among which its end token is: ChatML writes a line end after it."""
 
 
 def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
@@ -209,7 +208,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
     options = given.mask_options
     if given.input.tokenized or (options is not None and options.eos == "mask"):
         return
-    special = _special_ids(sample)
+    special = np.array(sorted(end_ids(sample.tokenizer)), np.int64)
     hits, seen = Hits(sample, "rows"), 0
     chats = lists = False
     for part, name, rows, mask, lines in sample.sequences():
@@ -222,7 +221,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
         near = np.zeros(len(rows), bool)
         # Somewhere in the row a run of trained tokens ends with a special token.
         stop = np.flatnonzero((trained == 1) & (np.append(trained[1:], 0) == 0) | (np.append(np.diff(row_of), 1) > 0))
-        for back in range(_END):
+        for back in range(NEAR):
             at = stop - back
             good = (at >= 0) & (row_of[np.maximum(at, 0)] == row_of[stop])
             near[row_of[stop[good]][ends[at[good]]]] = True

@@ -306,6 +306,10 @@ class Sample:
             for message in conversation.messages:
                 if text := text_of(message):
                     yield conversation.part, conversation.line, text
+        yield from self.plain_texts()
+
+    def plain_texts(self) -> Iterator[tuple[Part, int, str]]:
+        """Those of fields alone."""
         plain = {s.field for spec in self.config.outputs() for s in spec.sections if not s.template}
         for part in self.parts if not self.config.input.tokenized else ():
             for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.chat.chat_format import ChatFormat, chat_format_of
-from beam_prep.chat.checks import check_size, checked, guarded_messages, list_of, text_of
+from beam_prep.chat.checks import check_messages, check_size, checked, list_of, text_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
 from beam_prep.data.block import Reject, sample, step, without_collector
@@ -78,7 +78,7 @@ class TextCollector:
                         raise Reject("wrong_type", f"{found}, wanted lists of messages (texts want template: false)")
                     yield [*self._messages(section, element, where)]
                 else:
-                    text = self.chat_format.guard(text_of(element, where))
+                    text = self.chat_format.guard(text_of(element, where), where)
                     yield [_piece(text, bool(section.add_special_tokens), section.action)] if text else []
 
     def _sections(self, record: Record) -> Iterator[Piece]:
@@ -87,7 +87,7 @@ class TextCollector:
         texts = [
             None
             if section.template
-            else self.chat_format.guard(text_of(record.get(section.field), section.field, blank))
+            else self.chat_format.guard(text_of(record.get(section.field), section.field, blank), section.field)
             for section in self.output.sections
         ]
         parts = self._finish(texts)
@@ -132,7 +132,7 @@ class TextCollector:
         """All sections, joined before they are encoded; the leading `mask` sections are the prompt."""
         sections = self.output.sections
         texts = [
-            self.chat_format.guard(text_of(record.get(section.field), section.field, blank=True))
+            self.chat_format.guard(text_of(record.get(section.field), section.field, blank=True), section.field)
             for section in sections
         ]
         if self.chat_format.rules.eos == "never" and not any(text and text.strip() for text in texts):
@@ -148,9 +148,8 @@ class TextCollector:
         template = self.chat_format.template
         assert template is not None
         variables = self.chat_format.rules.template_variables or {}
-        for turn, message in enumerate(
-            guarded_messages(self.chat_format.guard, value, where, self.output.weights_name is not None)
-        ):
+        messages = check_messages(value, where, self.output.weights_name is not None)
+        for turn, message in enumerate(self.chat_format.guard.messages(messages, where)):
             try:
                 text = template.text([message], **variables)
             except Reject as reject:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from beam_prep.chat import limits
-from beam_prep.chat.checks import Guard
+from beam_prep.chat.control import JOINER, Guard, Rule, control_tokens, parsed_tokens
 from beam_prep.chat.messages import ToolArguments
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.block import Reject
@@ -24,7 +24,7 @@ class ChatFormat:
 
     Attributes:
         template: None if no section wants one.
-        controls: texts of the tokenizer's special tokens, for `rules.control_tokens`.
+        guard: the rule for texts of control tokens in what people wrote.
         bos, eos: texts of these tokens, "" where there are none.
         rules: see `TextRules`.
         fim: `rules.fim` with the tokenizer's sentinels.
@@ -33,7 +33,7 @@ class ChatFormat:
     """
 
     template: ChatTemplate | None
-    controls: tuple[str, ...] = ()
+    guard: Guard = field(default_factory=Guard)
     bos: str = ""
     eos: str = ""
     rules: TextRules = field(default_factory=TextRules)
@@ -46,11 +46,6 @@ class ChatFormat:
         rule, bos = self.rules.bos, self.bos
         cut = len(bos) if rule != "keep" and bos and text.startswith(bos) else 0
         return text[cut:], cut, rule == "tokenizer"
-
-    @property
-    def guard(self) -> Guard:
-        """The rule for texts of special tokens in what users wrote."""
-        return Guard(self.rules.control_tokens, self.controls)
 
     def reordered(self, document: str) -> Parts | None:
         """A document by the rule of `fim`; None: as it is.
@@ -93,11 +88,9 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
             normalised = normaliser.normalize_str
     if any(output.has_template for output in outputs):
         template = template_of(tokenizer, rules.chat_template, rules.date, rules.tool_arguments)
-    controls = () if rules.control_tokens == "keep" else tokenizer.controls
-    if rules.control_tokens != "keep" and fim is not None:
-        controls = tuple(sorted({*controls, *fim.tokens}, key=len, reverse=True))
     bos, eos = tokens.get("bos_token", ""), tokens.get("eos_token", "")
-    return ChatFormat(template, controls, bos, eos, rules, fim, normalised)
+    guard = guard_of(tokenizer, template, rules.control_tokens)
+    return ChatFormat(template, guard, bos, eos, rules, fim, normalised)
 
 
 _CUT = ("  ab  c\n\td e.\n ", "ab c")
@@ -121,6 +114,46 @@ def _check_parts(tokenizer: Tokenizer, sentinel: str) -> None:
                     f"output.fim: with this tokenizer, the parts {', '.join(map(repr, cut))} decode to {found!r}, "
                     f"wanted {whole!r}: use a tokenizer that keeps white space, or leave output.fim out"
                 )
+
+
+@functools.lru_cache(maxsize=8)
+def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) -> Guard:
+    """The guard of a tokenizer's control tokens, the same object at every call.
+
+    Args:
+        tokenizer: its added tokens.
+        template: it may parse some of them in an assistant's content.
+        rule: see `Guard`.
+
+    Raises:
+        TokenizerError: the rule is `escape`, and the tokenizer makes a control token of its escaped text.
+    """
+    if rule == "keep":
+        return Guard()
+    controls = control_tokens(tokenizer.components.added)
+    parsed: list[str] = []
+    if template is not None:
+        written = {*template.special_tokens.values()}
+        some = [token for token in controls if token in template.source or token in written]
+        parsed = parsed_tokens(template.with_answer, some, controls)
+    guard = Guard(rule, controls, tuple(parsed))
+    if rule == "escape":
+        _check_escapes(guard, tokenizer)
+    return guard
+
+
+def _check_escapes(guard: Guard, tokenizer: Tokenizer) -> None:
+    """Raises TokenizerError if the tokenizer's normaliser takes the invisible character away before it looks."""
+    ids = {token.content: token.id for token in tokenizer.components.added}
+    # Without the tokens that are there in any case: a vocabulary may lack the character.
+    texts = [f"a{JOINER}b", *(f"a{guard(token, 'text')}b" for token in guard.controls)]
+    plain, *escaped = tokenizer.encode(texts, add_special_tokens=False).to_lists()
+    for token, row in zip(guard.controls, escaped, strict=True):
+        if ids[token] in row and ids[token] not in plain:
+            raise TokenizerError(
+                f"preprocessing.control_tokens is 'escape', and this tokenizer makes the token {token!r} of its "
+                "escaped text, too, because its normalizer takes the escape away: use 'reject'"
+            )
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,9 +1,6 @@
 """Checks of the fields of a record and its messages, with a reject for what they may not hold."""
 
-import functools
-import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from beam_prep.chat.messages import Message, are_plain
 from beam_prep.data.block import Reject
@@ -11,56 +8,6 @@ from beam_prep.errors import RunError
 from beam_prep.reading.adapters import check_loss_weight, template_kwargs, tools
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
-
-Rule = Literal["keep", "escape", "reject"]
-
-JOINER = "\u2060"
-"""WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
-
-
-@functools.lru_cache(maxsize=16)
-def _pattern(controls: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, controls)) or r"(?!)")
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """The rule for texts of special tokens in what users wrote.
-
-    Attributes:
-        rule: `keep`: they become the special tokens (what transformers and TRL do); `escape`: an invisible character
-            after their first one makes them plain text; `reject`: the record is rejected (`control_token`).
-        controls: texts of the tokenizer's special tokens.
-    """
-
-    rule: Rule = "keep"
-    controls: tuple[str, ...] = ()
-
-    def __call__(self, value: Any) -> Any:
-        """The value with all its strings guarded; keys of objects too, as templates write them.
-
-        Raises:
-            Reject: see `rule`.
-        """
-        if self.rule == "keep":
-            return value
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, list):
-            return [self(item) for item in value]
-        if isinstance(value, dict):
-            return {self._text(key): self(item) for key, item in value.items()}
-        return value
-
-    def _text(self, text: str) -> str:
-        # After an escape, the rest may hold another token, which began inside the first.
-        place = 0
-        while (found := _pattern(self.controls).search(text, place)) is not None:
-            if self.rule == "reject":
-                raise Reject("control_token", f"the text holds the special token {found[0]!r}, wanted none")
-            text = text[: found.start() + 1] + JOINER + text[found.start() + 1 :]
-            place = found.start() + 1
-        return text
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
@@ -103,12 +50,6 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
     return value
 
 
-def guarded_messages(guard: Guard, value: Any, where: str, loss_weights: bool = False) -> list[Message]:
-    """The messages, as `check_messages` gives them, with the rule for control tokens applied."""
-    messages: list[Message] = guard(check_messages(value, where, loss_weights))
-    return messages
-
-
 def variables_of(record: Record) -> dict[str, Any]:
     """The template's other variables: the record's `tools` and `chat_template_kwargs`."""
     schemas, others = tools(record), template_kwargs(record)
@@ -124,8 +65,9 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
         loss_weights: its `weight` may be any weight of a loss, and not only 0 or 1.
 
     Raises:
-        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a weight
-            that may not be, or that is not what `train` says; `unsupported_part`: see `check_messages`.
+        Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a
+            `function_call` that is none, a weight that may not be, or that is not what `train` says;
+            `unsupported_part`: see `check_messages`.
     """
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where!r} is {describe(message)}, wanted a message (an object)")
@@ -139,10 +81,21 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
             _check_part(part, f"{where}.content[{place}]")
     elif content is not None and not isinstance(content, str):
         raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string")
+    if message.get("function_call"):
+        _check_function_call(message, where)
     if not isinstance(message.get("train"), bool | None):
         raise Reject("wrong_type", f"'{where}.train' is {describe(message['train'])}, wanted true or false")
     if message.get("weight") is not None:
         _check_weight(message["weight"], message.get("train"), where, loss_weights)
+
+
+def _check_function_call(message: Message, where: str) -> None:
+    found = message["function_call"]
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        what = "an object without a name" if isinstance(found, dict) else describe(found)
+        raise Reject("bad_message", f"'{where}.function_call' is {what}, wanted an object of 'name' and 'arguments'")
+    if message.get("tool_calls"):
+        raise Reject("bad_message", f"{where!r} has both 'function_call' and 'tool_calls', wanted one of them")
 
 
 def _check_part(part: Any, where: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beam_prep.chat.chat_format import ChatFormat
-from beam_prep.chat.checks import checked, guarded_messages, variables_of
+from beam_prep.chat.checks import check_messages, checked, variables_of
 from beam_prep.chat.kinds import parts_of, without_history_reasoning
 from beam_prep.chat.messages import Message
 from beam_prep.chat.origins import TOOLS
@@ -154,14 +154,18 @@ class Conversations:
     def _chat(self, record: Record) -> _Chat | None:
         rules, sections, roles = self._chat_format.rules, self._output.sections, self._roles
         guard, weighted = self._chat_format.guard, self._output.weights_name is not None
-        lists = [guarded_messages(guard, record.get(each.field), each.field, weighted) for each in sections]
+        lists = [
+            guard.messages(check_messages(record.get(each.field), each.field, weighted), each.field)
+            for each in sections
+        ]
         messages = [*chain.from_iterable(lists)]
         if not messages:
             return None
         if rules.mask_options is not None and rules.mask_options.reasoning == "drop_history":
             messages, dropped = without_history_reasoning(messages)
             self.counted["reasoning_dropped"] += dropped
-        variables = {**(rules.template_variables or {}), **guard(variables_of(record))}
+        own = {name: guard(value, name) for name, value in variables_of(record).items()}
+        variables = {**(rules.template_variables or {}), **own}
         actions = [section.action for section, given in zip(sections, lists, strict=True) for _ in given]
         codes = [roles.setdefault(message["role"], len(roles)) for message in messages]
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))

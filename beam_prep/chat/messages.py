@@ -42,8 +42,22 @@ def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
     return {"id": f"call0000{place + 1}", "type": "function", "function": function}
 
 
+def is_legacy(message: Message) -> bool:
+    """True for a call or a result as OpenAI's API gave them before there were `tool_calls` and the role `tool`."""
+    return message["role"] == "function" or bool(message.get("function_call"))
+
+
+_IDS: tuple[Callable[[str, int], str | None], ...] = (
+    lambda name, place: None,
+    lambda name, place: f"call{place + 1:05}",
+    lambda name, place: f"functions.{name}:{place}",
+)
+"""(function, how many calls came before) -> the id that a legacy call is given: none; nine letters and digits, without
+which Mistral's templates raise; the function's name, which Kimi's write nowhere else."""
+
+
 class Forms:
-    """The forms of contents and of arguments that a template takes, found out by rendering both.
+    """The forms of contents, of arguments and of calls that a template takes, found out by rendering them.
 
     Args:
         shown: renders.
@@ -65,6 +79,7 @@ class Forms:
         elif tool_arguments != "as_is":
             self.objects = tool_arguments == "object"
         self._any = self.objects is not None or any(form is not None for form in self.parts.values())
+        self._legacy: tuple[bool, bool, Callable[[str, int], str | None]] | None = None
 
     def _takes_parts(self, role: str) -> bool | None:
         def probed(as_parts: bool) -> str:
@@ -109,6 +124,8 @@ class Forms:
         Raises:
             Reject: `bad_arguments`: arguments are no JSON object, where the template takes objects.
         """
+        if any(map(is_legacy, messages)):
+            messages = self._without_legacy(messages)
         if not self._any:
             return messages, 0
         made, changed = [], 0
@@ -121,6 +138,58 @@ class Forms:
                 message = {**message, "tool_calls": done}
             made.append(message)
         return made, changed
+
+    def _without_legacy(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with each `function_call` as `tool_calls`, and each result of a `function` as that of a `tool`.
+
+        What the template itself reads in the old form, and not in the new one, stays as it is.
+        """
+        if self._legacy is None:
+            self._legacy = self._legacy_forms()
+        calls, results, id_of = self._legacy
+        made, count, last = [], 0, None
+        for message in messages:
+            if calls and message.get("function_call"):
+                function = message["function_call"]
+                last, count = id_of(function["name"], count), count + 1
+                rest = {key: value for key, value in message.items() if key != "function_call"}
+                own = {} if last is None else {"id": last}
+                message = {"content": "", **rest, "tool_calls": [{**own, "type": "function", "function": function}]}
+            elif results and message["role"] == "function":
+                own = {} if last is None else {"tool_call_id": last}
+                message = {**message, **own, "role": "tool"}
+            made.append(message)
+        return made
+
+    def _legacy_forms(self) -> tuple[bool, bool, Callable[[str, int], str | None]]:
+        """(calls are given as `tool_calls`, results as of the role `tool`, what makes the ids of calls)."""
+
+        def shows(asked: list[Message], *wanted: str) -> bool:
+            shown = self._shown([self._with_content(message) for message in asked])
+            return all(word in shown for word in wanted)
+
+        value: Any = {"sentinelkey": "sentinelvalue"}
+        value = json.dumps(value) if self.objects is False else value
+        user: Message = {"role": "user", "content": "sentinel"}
+        calling: Message = {"role": "assistant", "content": ""}
+        function = {"name": "sentinelname", "arguments": value}
+        old = {**calling, "function_call": {**function, "arguments": json.dumps({"sentinelkey": "sentinelvalue"})}}
+        words = ("sentinelname", "sentinelvalue")
+
+        def called(id_of: Callable[[str, int], str | None]) -> tuple[Message, Message]:
+            made, own = id_of("sentinelname", 0), {"role": "tool", "name": "sentinelname", "content": "sentinelresult"}
+            own_call: Message = {"type": "function", "function": function}
+            if made is not None:
+                own_call, own = {"id": made, **own_call}, {**own, "tool_call_id": made}
+            return {**calling, "tool_calls": [own_call]}, own
+
+        fitting = (id_of for id_of in _IDS if shows([user, called(id_of)[0]], *words))
+        id_of = next(fitting, _IDS[0])
+        result = {"role": "function", "name": "sentinelname", "content": "sentinelresult"}
+        new_call, new_result = called(id_of)
+        calls = shows([user, new_call], *words) or not shows([user, old], *words)
+        new = shows([user, new_call, new_result], "sentinelresult")
+        return calls, new or not shows([user, new_call if calls else old, result], "sentinelresult"), id_of
 
     def _with_content(self, message: Message) -> Message:
         content, wanted = message.get("content"), self.parts.get(message["role"])
@@ -199,6 +268,8 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
         yield CONTENT
     if any(has_words(message.get(key)) for key in REASONING_FIELDS):
         yield ("reasoning",)
+    if message.get("function_call"):  # the template reads it itself
+        yield ("function_call",)
     for place, each in enumerate(message.get("tool_calls") or ()):
         function, key = each.get("function", each) if isinstance(each, dict) else {}, f"tool_calls[{place}]."
         name, arguments = function.get("name"), function.get("arguments")

@@ -253,6 +253,11 @@ class ChatTemplate:
             return replayed.text
         return self.with_variables(variables).text(self.formed(messages)[0], add_generation_prompt)
 
+    def with_answer(self, content: str) -> str | None:
+        """A conversation in which the assistant says this twice; None: the template does not take it."""
+        turns: list[Message] = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": content}]
+        return self.with_variables({}).written(self.formed([*turns, *turns])[0], False)
+
     def facts(self, variables: Mapping[str, Any]) -> Facts:
         """What is known of the template with these variables."""
         given = {**variables, "tools": _PROBE_TOOLS if variables.get("tools") else None}

@@ -72,7 +72,7 @@ class PreprocessingConfig(Strict):
     )
     control_tokens: Literal["keep", "escape", "reject"] = Field(
         default="keep",
-        description="Texts of special tokens inside contents: keep (as the tokens), escape, or reject the record.",
+        description="Texts of control tokens in what people wrote: keep (as the tokens), escape, or reject the record.",
     )
     padding: Literal["none", "max_length"] | Annotated[int, Field(gt=0)] = Field(
         default="none", description="max_length: every row padded to max_seq_len; a number: to a multiple of it."

@@ -10,9 +10,9 @@ Reason = Literal[
     "bad_weight", "control_token", "count_mismatch", "duplicate_key", "equal_sides", "field_taken", "invalid_utf8",
     "keep_fields", "labels_differ", "last_not_assistant", "line_too_long", "missing_field", "missing_source",
     "no_answer", "no_key", "no_place", "no_prompt", "no_split_key", "not_an_object", "not_json", "not_prompt_first",
-    "not_rendered", "not_text", "padded", "prompt_differs", "rows_without_loss", "template_error", "template_limit", "too_deep",
-    "too_short_to_shift", "turn_apart", "turn_begin", "turn_end", "turn_unplaced", "unknown_role", "unsupported_part",
-    "wrong_type",
+    "not_rendered", "not_text", "padded", "prompt_differs", "rows_without_loss", "template_error", "template_limit",
+    "too_deep", "too_short_to_shift", "turn_apart", "turn_begin", "turn_end", "turn_unplaced", "unknown_role",
+    "unsupported_part", "wrong_type",
 ]  # fmt: skip
 """The reasons to reject a record."""
 

@@ -163,7 +163,8 @@ class TextRules:
             `tokenizer` add its own special tokens.
         implicit_prompt: (preference) where a record has no prompt, the longest common prefix of both sides is it.
         chat_template: replaces the tokenizer's own.
-        control_tokens: texts of special tokens inside contents: `keep`, `escape` or `reject`, see `chat.control.Guard`.
+        control_tokens: texts of control tokens in what people wrote: `keep`, `escape` or `reject`, see
+            `chat.control.Guard`.
         date: the result of `strftime_now` in a chat template, as "2026-11-22".
         fim: reorders documents, before they get their EOS; for one section of plain text.
         mask_options: tells the kinds of text within messages apart, for conversations; None: all of it is content.

@@ -403,18 +403,42 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:
-    """The record's `tools`: a list of schemas, or that list as a JSON string; None where absent, null or blank."""
+    """The record's `tools`: a list of schemas, or that list as a JSON string; None where absent, null or blank.
+
+    `functions`, as OpenAI's API took them before it took `tools`, are tools where they are such a list, each of its
+    schemas with a name. Any other value of that field is no one's tools.
+
+    Raises:
+        Reject: `bad_tools`: `tools` are no such list, or there are `functions` that are not the same.
+    """
     given = record.get("tools")
     found = _parsed(given) if isinstance(given, str) else given
-    if found is None:
-        return None
+    if found is not None:
+        if not isinstance(found, list):
+            kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
+            raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
+        for place, tool in enumerate(found):
+            if not isinstance(tool, dict):
+                raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
+    functions = functions_of(record)
+    if not functions:
+        return found
+    if found and [tool.get("function", tool) for tool in found] != functions:
+        raise Reject("bad_tools", "fields 'tools' and 'functions' hold different schemas, wanted one of them")
+    return found or [{"type": "function", "function": function} for function in functions]
+
+
+def functions_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The record's `functions`, where they are schemas of functions, or such a list as a JSON string; else []."""
+    found = record.get("functions")
+    if isinstance(found, str):
+        try:
+            found = _json(found)
+        except Reject:
+            return []
     if not isinstance(found, list):
-        kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
-        raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
-    for place, tool in enumerate(found):
-        if not isinstance(tool, dict):
-            raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
-    return found
+        return []
+    return found if all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in found) else []
 
 
 def _parsed(text: str) -> Any:

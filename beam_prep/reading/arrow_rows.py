@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 from beam_prep.data.block import Reject
+from beam_prep.data.reasons import Reason
 from beam_prep.reading.json_line import BINARY, parse_json
 
 MAX_DEPTH = 200
@@ -46,7 +47,7 @@ class Unfit(Reject):
         shown: what a reject quotes of it.
     """
 
-    def __init__(self, reason: str, message: str, shown: Any) -> None:
+    def __init__(self, reason: Reason, message: str, shown: Any) -> None:
         super().__init__(reason, message)
         self.shown = shown
 

@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from beam_prep.chat.environment import asks_for_date
-from beam_prep.reading.adapters import ROLES
+from beam_prep.reading.adapters import ROLES, functions_of
 from beam_prep.reading.prompts import begins
 from beam_prep.shards.report import near_name
 from beam_prep.starter.shapes import Found, Record, Shape, prompt_of_pairs
@@ -133,10 +133,10 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 
 def _tools(made: Draft, records: Sequence[Record]) -> None:
-    tools = sum(bool(record.get("tools")) for record in records)
+    tools = sum(bool(record.get("tools") or functions_of(record)) for record in records)
     if tools:
         made.open.append(
-            f"{tools:,} records have `tools`, which are passed to the chat template: `beam-prep audit` "
+            f"{tools:,} records have tools, which are passed to the chat template: `beam-prep audit` "
             "says whether it writes them (configs/tools.jinja does)"
         )
 

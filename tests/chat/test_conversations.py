@@ -23,7 +23,7 @@ TEXTS = ("words", "", " ", "\n", "other words", "<|im_end|>", "<s>", "\U0001f600
 
 
 def rendered(rows: list[Record], *sections: Section, compared: int | None = 0) -> Rendered:
-    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
+    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), bos=TOKENS["bos_token"], eos=TOKENS["eos_token"])
     output = Output("sequence", "ids", sections or SECTIONS["$role"], "loss_mask")
     return apply_template(testing.records(rows), (output,), chat_format, compared=compared)
 
@@ -36,7 +36,7 @@ def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one()
     def tear(row: Record) -> Record:
         return {"messages": talk("q3", "\ud800a")} if row["messages"][1]["content"] == "torn" else row
 
-    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), CONTROLS, TOKENS["bos_token"], TOKENS["eos_token"])
+    chat_format = ChatFormat(ChatTemplate(CHATML, TOKENS, CONTROLS), bos=TOKENS["bos_token"], eos=TOKENS["eos_token"])
     output = Output("sequence", "ids", SECTIONS["$last"], "loss_mask")
     found = apply_template(map_records(testing.records(rows), tear), (output,), chat_format)
     assert found.line.tolist() == [0, 1, 2, 4]

@@ -47,9 +47,7 @@ def prepared(source: str, messages: list[dict[str, Any]], tool_arguments: Any = 
     """(text, counted) of a record; or the reason of its reject and what it says."""
     template = ChatTemplate(source, TOKENS, CONTROLS, None, tool_arguments)
     output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
-    rendered = apply_template(
-        testing.records([{"messages": messages, **more}]), (output,), ChatFormat(template, CONTROLS)
-    )
+    rendered = apply_template(testing.records([{"messages": messages, **more}]), (output,), ChatFormat(template))
     if not len(rendered):
         return rendered.ledger.outcomes[rendered.ledger.status[0] - 1][1], rendered.ledger.messages[0]
     return rendered.pieces["sequence"].texts[0], {name: count.tolist() for name, count in rendered.counters.items()}

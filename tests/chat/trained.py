@@ -56,7 +56,7 @@ def prepared(
     """The rows, rendered, encoded and with their masks."""
     tokens = template.special_tokens
     bos, eos = (tokens.get(name, "") for name in ("bos_token", "eos_token"))
-    chat_format = ChatFormat(template, template.tokens.texts, bos, eos, rules or TextRules())
+    chat_format = ChatFormat(template, bos=bos, eos=eos, rules=rules or TextRules())
     output = Output("sequence", "ids", SECTIONS[action], "loss_mask")
     rendered = apply_template(testing.records(rows), (output,), chat_format, compared=compared)
     return build_mask(tokenize(rendered, Chars(), None), policy or RoleMask({"assistant": "train"}))

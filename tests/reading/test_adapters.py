@@ -165,7 +165,7 @@ class TestShareGPT:
         assert outcome(adapter("sharegpt"), row) == {"messages": says(("assistant", text))}
 
     def test_sides_of_a_preference(self) -> None:
-        row = {
+        row: dict[str, Any] = {
             "conversations": talk(("human", "q")),
             "chosen": talk(("gpt", "good")),
             "rejected": talk(("gpt", "bad")),

@@ -158,7 +158,7 @@ def test_one_wrong_id_on_a_text_of_the_input_closes_the_gate(monkeypatch: pytest
 
 
 CONTROLS = ("<|im_start|>", "<|im_end|>")
-VOICE = ChatFormat(ChatTemplate(CHATML, {}, CONTROLS), CONTROLS)
+VOICE = ChatFormat(ChatTemplate(CHATML, {}, CONTROLS))
 
 
 def rendered(*texts: str) -> Rendered:

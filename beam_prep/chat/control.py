@@ -1,0 +1,228 @@
+"""Texts of control tokens in what people wrote: they become the tokens, are escaped, or reject the record.
+
+A control token is an added token that is flagged `special`, or that holds a sign: anything but letters, digits and
+blanks. Words and runs of blanks that a vocabulary was given besides control nothing. One rule is for all texts:
+contents of messages, names, calls, results, tools, documents. But an assistant's own content may hold the tokens that
+the chat template itself parses there, as `</think>` is by those that split the reasoning off.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from beam_prep.chat.messages import Message, text_of_part
+from beam_prep.chat.turns import shared
+from beam_prep.data.block import Reject
+from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
+
+Rule = Literal["keep", "escape", "reject"]
+
+JOINER = "\u2060"
+"""WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
+
+_SIGN = re.compile(r"[^\w\s\u2581]|_")
+"""U+2581 is the blank of SentencePiece."""
+
+
+def control_tokens(added: Iterable[AddedToken]) -> tuple[str, ...]:
+    """The texts of the control tokens among a tokenizer's added tokens, the longest first."""
+    found = {token.content for token in added if token.content and (token.special or _SIGN.search(token.content))}
+    return tuple(sorted(found, key=lambda text: (-len(text), text)))
+
+
+def end_ids(tokenizer: Tokenizer) -> set[int]:
+    """Ids of the tokens that may end a turn: the EOS token, and all control tokens."""
+    controls = control_tokens(tokenizer.components.added)
+    found = {token.id for token in tokenizer.components.added if token.content in controls}
+    return found | {number for number in (tokenizer.id_of("eos_token"),) if number is not None}
+
+
+_PROBE = "probeword"
+_AROUND = (("", " is said."), ("It is ", " that is said."), ("It is ", ""), ("It is\n\n", "\n\nthat is said."))
+
+
+def parsed_tokens(written: Callable[[str], str | None], tokens: Iterable[str], known: Collection[str]) -> list[str]:
+    """The tokens that a template parses in an assistant's content: with them it writes more than a word in their place.
+
+    Args:
+        written: content of the assistant -> rendered conversation; None: the template does not take it.
+        tokens: those that may be.
+        known: all control tokens. What opens what is closed by one that is parsed (`<think>`, of `</think>`) is, too:
+            templates that split at the closing tag alone drop all that is before.
+    """
+    found = []
+    for token in tokens:
+        for before, after in _AROUND:
+            word, text = written(before + _PROBE + after), written(before + token + after)
+            if word is not None and text is not None and word.replace(_PROBE, token) != text:
+                found.append(token)
+                break
+    return found + [opening for token in found if (opening := token.replace("/", "", 1)) in known and "/" in token]
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern of any of these texts, the longest one that fits. What several begin with is tried once."""
+    first = min(texts)
+    head = first[: shared(first, max(texts))]
+    tails: dict[str, list[str]] = {}
+    for text in texts:
+        tails.setdefault(text[len(head) : len(head) + 1], []).append(text[len(head) :])
+    whole = bool(tails.pop("", None))
+    branches = "|".join(_any_of(some) for some in tails.values())
+    return re.escape(head) + (f"(?:{branches}){'?' * whole}" if branches else "")
+
+
+def _pattern(texts: Collection[str]) -> re.Pattern[str]:
+    return re.compile(_any_of(texts) if texts else r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    r"""The rule for texts of control tokens in what people wrote.
+
+    >>> Guard("escape", ("<x>",))({"a": "<x>", "b": ["c"]}, "field")
+    {'a': '<\u2060x>', 'b': ['c']}
+
+    Attributes:
+        rule: `keep`: they become the tokens (what transformers and TRL do); `escape`: an invisible character after
+            their first one makes them plain text; `reject`: the record is rejected (`control_token`).
+        controls: texts of the control tokens.
+        parsed: those that an assistant's own content may hold.
+    """
+
+    rule: Rule = "keep"
+    controls: tuple[str, ...] = ()
+    parsed: tuple[str, ...] = ()
+    _anywhere: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _in_answers: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_anywhere", _pattern(self.controls))
+        others = [token for token in self.controls if token not in self.parsed]
+        object.__setattr__(self, "_in_answers", _pattern(others))
+
+    def __call__(self, value: Any, where: str) -> Any:
+        """The value with all its strings guarded; keys of objects too, as templates write them.
+
+        Args:
+            value: of a record.
+            where: its place, for messages of rejects.
+
+        Raises:
+            Reject: see `rule`.
+        """
+        if self.rule == "keep" or self.find(value) is None:
+            return value
+        return self._guarded(value, where, self._anywhere)
+
+    def messages(self, messages: Sequence[Message], where: str) -> Sequence[Message]:
+        """Messages, guarded. For arguments and errors see `__call__`."""
+        if self.rule == "keep" or all(self.find_in(message) is None for message in messages):
+            return messages
+        return [self._message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
+
+    def find(self, value: Any) -> re.Match[str] | None:
+        """A control token in a value; None: it holds none."""
+        return _find(value, self._anywhere)
+
+    def find_in(self, message: Message) -> re.Match[str] | None:
+        """A control token in a message; None: it holds none, but for those that an answer may hold."""
+        for key, value in message.items():
+            pattern = self._of(message, key)
+            found = _find(value, pattern)
+            if found is None and key == "content" and type(value) is list:
+                found = pattern.search(_joined(value))
+            if found is not None:
+                return found
+        return None
+
+    def _of(self, message: Message, key: str) -> re.Pattern[str]:
+        return self._in_answers if key == "content" and message.get("role") == "assistant" else self._anywhere
+
+    def _message(self, message: Message, where: str) -> Message:
+        made = {key: self._guarded(value, f"{where}.{key}", self._of(message, key)) for key, value in message.items()}
+        if isinstance(made.get("content"), list):
+            made["content"] = self._parts(made["content"], f"{where}.content", self._of(message, "content"))
+        return made
+
+    def _parts(self, parts: list[Any], where: str, pattern: re.Pattern[str]) -> list[Any]:
+        """Parts of a content, of which several together may be a token: templates join them."""
+        parts = [*parts]
+        while (found := pattern.search(_joined(parts))) is not None:
+            self._check(found, where)
+            at, place = 0, -1
+            while at <= found.start():
+                place += 1
+                at += len(text_of_part(parts[place]))
+            text = text_of_part(parts[place]) + JOINER
+            parts[place] = text if isinstance(parts[place], str) else {**parts[place], "text": text}
+        return parts
+
+    def _guarded(self, value: Any, where: str, pattern: re.Pattern[str]) -> Any:
+        if isinstance(value, str):
+            return self._text(value, where, pattern)
+        if isinstance(value, list):
+            return [self._guarded(item, f"{where}[{place}]", pattern) for place, item in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        made = {}
+        for key, item in value.items():
+            inside = _inside(key, item)
+            try:
+                guarded = self._guarded(inside, f"{where}.{key}", pattern)
+            except RecursionError:
+                raise Reject("too_deep", f"'{where}.{key}' is nested too deep") from None
+            if inside is not item:
+                guarded = item if guarded == inside else json.dumps(guarded, ensure_ascii=False)
+            made[self._text(key, where, pattern)] = guarded
+        return made
+
+    def _text(self, text: str, where: str, pattern: re.Pattern[str]) -> str:
+        # After an escape, the rest may hold another token, which began inside the first.
+        place = 0
+        while (found := pattern.search(text, place)) is not None:
+            self._check(found, where)
+            place = found.start() + 1
+            text = text[:place] + JOINER + text[place:]
+        return text
+
+    def _check(self, found: re.Match[str], where: str) -> None:
+        if self.rule == "reject":
+            raise Reject(
+                "control_token",
+                f'{where!r} holds the control token {found[0]!r}, wanted none ("control_tokens": "escape" in '
+                '"preprocessing" makes it plain text)',
+            )
+
+
+def _find(value: Any, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    if type(value) is str:  # as most are
+        return pattern.search(value)
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, str):
+            if (found := pattern.search(each)) is not None:
+                return found
+        elif isinstance(each, list):
+            todo += each
+        elif isinstance(each, dict):
+            todo += each
+            todo += [_inside(key, item) for key, item in each.items()]
+    return None
+
+
+def _inside(key: str, value: Any) -> Any:
+    r"""Arguments of a call that are JSON in a text, parsed where an escape (`\u003c`) may hide what templates see."""
+    if key != "arguments" or not isinstance(value, str) or "\\" not in value:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _joined(parts: Sequence[Any]) -> str:
+    return "".join(map(text_of_part, parts))

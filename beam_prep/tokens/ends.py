@@ -1,0 +1,54 @@
+"""Whether what is trained of a role ends with an end token: a model that never sees one does not learn to stop."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import MaskPolicy
+
+NEAR = 3
+"""Tokens at the end of a turn among which its end token is: ChatML writes a line end after it."""
+_SHOWN = 16
+
+
+class Endless(NamedTuple):
+    """A trained turn without an end token.
+
+    Attributes:
+        tail: its last ids.
+        followed: an end token stands behind it, and is not trained.
+    """
+
+    tail: list[int]
+    followed: bool
+
+
+def endless_roles(batch: Batch, policy: MaskPolicy, ends: Collection[int]) -> dict[str, Endless]:
+    """The roles of which something is trained, and no turn ends with an end token; of each the first turn.
+
+    Args:
+        batch: of `tokenize`, with its segments.
+        policy: says what is trained.
+        ends: ids of tokens that may end a turn.
+    """
+    found, known, wanted = dict[str, Endless](), set[str](), np.array(sorted(ends), np.int64)
+    for output in batch.outputs:
+        if output.mask_name is None or output.name not in batch.segments:
+            continue
+        segments, flat = batch.segments[output.name], batch[output.name].flat
+        trained = np.asarray(policy(segments)) & (segments.stop > segments.start) & (segments.role >= 0)
+        is_end = np.isin(flat, wanted)
+        for place in np.flatnonzero(trained).tolist():
+            role, start, stop = (
+                segments.roles[segments.role[place]],
+                int(segments.start[place]),
+                int(segments.stop[place]),
+            )
+            if is_end[max(start, stop - NEAR) : stop].any():
+                known.add(role)
+            elif role not in found:
+                tail = flat[max(start, stop - _SHOWN) : stop].tolist()
+                found[role] = Endless(tail, bool(is_end[stop : stop + NEAR].any()))
+    return {role: each for role, each in found.items() if role not in known}

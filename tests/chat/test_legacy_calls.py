@@ -1,0 +1,144 @@
+"""`function_call`, the role `function` and `functions`: calls, results and tools, as OpenAI's API had them first."""
+
+import json
+from typing import Any
+
+import pytest
+
+from beam_prep.chat.checks import check_message, variables_of
+from beam_prep.data.block import Reject
+from tests.chat.trained import CHATML, outcome, runs, said
+from tests.conftest import shared
+
+TIDE = {"name": "get_tide", "parameters": {"type": "object", "properties": {"port": {"type": "string"}}}}
+CALL = {"name": "get_tide", "arguments": '{"port": "Brest"}'}
+OLD: list[dict[str, Any]] = [
+    {"role": "user", "content": "Tide at Brest?"},
+    {"role": "assistant", "content": None, "function_call": CALL},
+    {"role": "function", "name": "get_tide", "content": "09:00"},
+    {"role": "assistant", "content": "Nine."},
+]
+MARKS = ("<|im_user|>", "<|im_system|>", "<|im_assistant|>", "<|im_middle|>")
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|eot_id|>", "<|end|>", *MARKS)
+SCHEMA = '{"type": "function", "function": ' + json.dumps(TIDE) + "}"
+
+
+@pytest.mark.parametrize(
+    ("template", "trained", "written"),
+    [
+        (
+            "trl/qwen2_5.jinja",
+            ['<tool_call>\n{"name": "get_tide", "arguments": {"port": "Brest"}}\n</tool_call><|im_end|>'],
+            [f"<tools>\n{SCHEMA}\n</tools>", "<|im_start|>user\n<tool_response>\n09:00\n</tool_response><|im_end|>"],
+        ),
+        (
+            "models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja",
+            ['[TOOL_CALLS][{"name": "get_tide", "arguments": {"port": "Brest"}, "id": "call00001"}]</s>'],
+            [
+                f"[AVAILABLE_TOOLS][{SCHEMA}][/AVAILABLE_TOOLS]",
+                '[TOOL_RESULTS]{"content": 09:00, "call_id": "call00001"}[/TOOL_RESULTS]',
+            ],
+        ),
+        (
+            "models/hfjs-moonshotai_Kimi-K2-Thinking.jinja",
+            [
+                "<think></think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_tide:0"
+                '<|tool_call_argument_begin|>{"port": "Brest"}<|tool_call_end|><|tool_calls_section_end|><|im_end|>'
+            ],
+            ["functions.get_tide:0\n09:00<|im_end|>", SCHEMA.replace(": ", ":").replace(", ", ",")],
+        ),
+        (
+            "trl/llama3_1.jinja",
+            ['{"name": "get_tide", "parameters": {"port": "Brest"}}<|eot_id|>'],
+            ['<|start_header_id|>ipython<|end_header_id|>\n\n"09:00"<|eot_id|>'],
+        ),
+        (
+            "models/lcpp-Qwen3-Coder.jinja",
+            [
+                "<tool_call>\n<function=get_tide>\n<parameter=port>\nBrest\n</parameter>\n</function>\n</tool_call>"
+                "<|im_end|>"
+            ],
+            ["<|im_start|>user\n<tool_response>\n09:00\n</tool_response>\n<|im_end|>"],
+        ),
+    ],
+)
+def test_an_old_call_is_written_and_trained_as_a_call(template: str, trained: list[str], written: list[str]) -> None:
+    source = shared("templates", template).read_text(encoding="utf-8")
+    found = outcome(source, OLD, controls=CONTROLS, functions=[TIDE])
+    assert runs(found)[:-1] == trained
+    assert [text for text in written if text not in found[0]] == []
+
+
+@pytest.mark.parametrize("template", ["trl/qwen3.jinja", "trl/qwen3_5_think.jinja", "models/lcpp-GLM-4.7-Flash.jinja"])
+def test_an_old_conversation_is_as_a_new_one(template: str) -> None:
+    source = shared("templates", template).read_text(encoding="utf-8")
+    new = [
+        OLD[0],
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
+        {**OLD[2], "role": "tool"},
+        OLD[3],
+    ]
+    one = outcome(source, OLD, controls=CONTROLS, functions=json.dumps([TIDE]))
+    assert one == outcome(source, new, controls=CONTROLS, tools=[{"type": "function", "function": TIDE}])
+    assert "get_tide" in runs(one)[0]
+
+
+def test_calls_and_results_are_numbered() -> None:
+    source = shared("templates", "models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja").read_text(encoding="utf-8")
+    text, _ = outcome(source, [*OLD, *OLD], controls=CONTROLS, functions=[TIDE])
+    assert text.count('"id": "call00001"') == text.count('"call_id": "call00001"') == 1
+    assert text.count('"id": "call00002"') == text.count('"call_id": "call00002"') == 1
+
+
+def test_a_template_that_reads_the_old_form_gets_it() -> None:
+    source = CHATML.replace(
+        "{{ m.content }}", "{{ m.content }}{% if m.function_call %}!{{ m.function_call }}{% endif %}"
+    )
+    text, _ = outcome(source, OLD)
+    assert "!{'name': 'get_tide', 'arguments': '{\"port\": \"Brest\"}'}<|im_end|>\n<|im_start|>" in text
+
+
+def test_a_call_that_a_template_does_not_write_is_a_reject() -> None:
+    assert outcome(CHATML, OLD) == "not_rendered"
+    old = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.function_call if loop.index < 3 }}")
+    assert outcome(old, [OLD[0], OLD[3], *OLD]) == "not_rendered"
+
+
+def test_roles_of_masks_are_those_of_the_records() -> None:
+    source = shared("templates", "trl/qwen2_5.jinja").read_text(encoding="utf-8")
+    assert said(source, OLD, function="train") == ["09:00"]
+    assert said(source, OLD, tool="train") == []
+
+
+@pytest.mark.parametrize("empty", [None, "", {}])
+def test_no_call_is_none(empty: Any) -> None:
+    message = {**OLD[3], "function_call": empty}
+    assert outcome(CHATML, [OLD[0], message]) == outcome(CHATML, [OLD[0], OLD[3]])
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"function_call": "get_tide"}, "'m.function_call' is a string, wanted an object of 'name' and 'arguments'"),
+        ({"function_call": {"arguments": "{}"}}, "'m.function_call' is an object without a name, wanted an object"),
+        ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "'m' has both 'function_call' and 'tool_calls'"),
+    ],
+)
+def test_what_is_no_call_is_a_reject(message: dict[str, Any], says: str) -> None:
+    with pytest.raises(Reject) as found:
+        check_message({"role": "assistant", "content": "", **message}, "m")
+    assert found.value.reason == "bad_message"
+    assert found.value.message.startswith(says)
+
+
+def test_functions_are_tools_where_they_are_schemas() -> None:
+    tools = [{"type": "function", "function": TIDE}]
+    assert variables_of({"functions": [TIDE]}) == {"tools": tools}
+    assert variables_of({"functions": json.dumps([TIDE])}) == {"tools": tools}
+    assert variables_of({"functions": [TIDE], "tools": None}) == {"tools": tools}
+    assert variables_of({"functions": [TIDE], "tools": tools}) == {"tools": tools}
+    assert variables_of({"functions": [TIDE], "tools": [TIDE]}) == {"tools": [TIDE]}
+    for other in ("main, load", ["main"], [{"code": "x"}], {"main": 1}, [], None, 3):
+        assert variables_of({"functions": other}) == {}
+    with pytest.raises(Reject, match="fields 'tools' and 'functions' hold different schemas, wanted one of them"):
+        variables_of({"functions": [TIDE], "tools": [{"type": "function", "function": {"name": "other"}}]})

@@ -1,0 +1,97 @@
+"""A role that is trained without an end token in the first records is told at the start of a run."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import beam_prep as bp
+from beam_prep.config import PipelineConfig
+from beam_prep.recipe import missing_ends
+from tests.conftest import ROOT, shared
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+)
+BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+BARE += "{% if add_generation_prompt %}assistant: {% endif %}"
+ROWS = [
+    {"messages": [{"role": role, "content": text} for role, text in (("user", "Why?"), ("assistant", "For the sea."))]}
+] * 3
+SAYS = "no end token is trained behind what {!r} says in the first 3 records, so a model does not learn to stop: "
+
+
+def made(template: str | None = None, mask: Any = None, **more: Any) -> PipelineConfig:
+    sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
+    given: dict[str, Any] = {"sections": sections}
+    if template is not None:
+        given["chat_template"] = template
+    config = {"input": given, "mask": mask or {"assistant": "train"}, "output": {"columns": "labels"}, **more}
+    return PipelineConfig.model_validate(config)
+
+
+def found(tokenizer: Path, template: str | None, mask: Any = None, **more: Any) -> list[str]:
+    return missing_ends(made(template, mask, **more), bp.Tokenizer.load(tokenizer), bp.testing.records(ROWS))
+
+
+def test_a_mark_that_is_plain_text_is_told() -> None:
+    assert found(shared("tokenizers", "gpt2"), CHATML) == [
+        SAYS.format("assistant")
+        + "its turns end with 'For the sea.<|im_end|>'. To mend it: '<|im_end|>' is plain text "
+        'on this tokenizer: add it to the tokenizer as a special token; or "input": {"chat_template": ...} with a '
+        "template that writes '<|endoftext|>' behind each of its turns"
+    ]
+
+
+def test_a_template_without_an_end_is_told_of_each_role() -> None:
+    lines = found(ROOT / "examples" / "tokenizer", BARE, {"assistant": "train", "user": "train", "system": "train"})
+    mend = 'To mend it: "input": {"chat_template": ...} with a template that writes '
+    mend += "'<|im_end|>' behind each of its turns"
+    assert lines == [
+        SAYS.format("user") + f"its turns end with 'Why?'. {mend}",
+        SAYS.format("assistant") + f"its turns end with 'For the sea.'. {mend}",
+    ]
+
+
+def test_a_mark_before_the_end_token_is_told() -> None:
+    (line,) = found(ROOT / "examples" / "tokenizer", MARKED)
+    assert line.endswith("To mend it: move {% endgeneration %} of the chat template behind the end token")
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_nothing_is_told_of_turns_that_end(template: str | None) -> None:
+    assert found(ROOT / "examples" / "tokenizer", template) == []
+
+
+def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text(shared("tokenizers", "chatml-12k", name).read_text(encoding="utf-8"))
+    parsed = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in parsed["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in ("<|im_start|>", "<|im_end|>")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|endoftext|>"}))
+    assert found(tmp_path, CHATML) == []
+
+
+def test_ends_that_are_masked_on_purpose_are_not_told() -> None:
+    assert found(ROOT / "examples" / "tokenizer", CHATML, mask_options={"eos": "mask"}) == []
+
+
+def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    job = bp.Pipeline(made(BARE), tmp_path / "in.jsonl", tmp_path / "out", ROOT / "examples" / "tokenizer")
+    with caplog.at_level(logging.INFO, "beam_prep"):
+        job.run()
+    told = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("warning: " + SAYS.format("assistant"))
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told[0].removeprefix("warning: ")
