@@ -35,7 +35,6 @@ _FILES = (
 _REASON = 300  # characters
 _SHOWN = 6
 _NO_LENGTH = 10**20  # what transformers has for "no limit" is larger
-_PACKAGES = ("sentencepiece", "tiktoken", "protobuf", "mistral_common")
 _SAVE_FAST = (
     "load it with transformers yourself, and give the folder that `save_pretrained` of a fast tokenizer writes "
     "(one with tokenizer.json)"
@@ -103,9 +102,10 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
             raise TokenizerError(
                 f"the tokenizer in {path!r} is code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
             ) from None
+        known = _what_is_missing(path) if looks_local else ""
         raise TokenizerError(
-            f"no tokenizer in {path!r}: wanted {hint}. transformers says: {textwrap.shorten(reason, _REASON)}"
-            f"{_missing_package(reason)}"
+            f"no tokenizer in {path!r}: wanted {hint}. "
+            + (known or f"transformers says: {textwrap.shorten(reason, _REASON)}")
         ) from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
@@ -245,9 +245,22 @@ def _json_of(folder: str, name: str) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _missing_package(reason: str) -> str:
-    missing = [name for name in _PACKAGES if name in reason and importlib.util.find_spec(name) is None]
-    return f" Install it: pip install {' '.join(missing)}" if missing else ""
+def _what_is_missing(folder: str) -> str:
+    """What lets transformers read the files of a folder without a tokenizer.json; "" where that is not known."""
+    names = {*os.listdir(folder)} if os.path.isdir(folder) else set()
+    for name in sorted(names):
+        if name.endswith((".model", ".tiktoken")) and "tokenizer.json" not in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                package = "tiktoken" if _TIKTOKEN_LINE.match(file.readline(_REASON)) else "sentencepiece"
+            if importlib.util.find_spec(package) is None:
+                return f"Install what reads {name}: pip install {package}"
+    if {"vocab.json", "vocab.txt"} & names and "tokenizer_class" not in _json_of(folder, "tokenizer_config.json"):
+        return 'Say in tokenizer_config.json which class reads these files: {"tokenizer_class": "GPT2Tokenizer"}'
+    return ""
+
+
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*\Z")
+"""A token in base64, and its id."""
 
 
 def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, special_tokens: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """What a tokenizer's folder means is what transformers makes of it: settings, tokens, named templates."""
 
+import importlib.util
 import json
 import random
 import shutil
@@ -151,6 +152,37 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
     with pytest.raises(TokenizerError, match=r"code of its own \(`auto_map`\), which is never run here: load it"):
         Tokenizer.load(folder)
     assert "[y/N]" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "Install what reads tokenizer.model: pip install tiktoken"),
+        ({"qwen.tiktoken": "IQ== 0\nIg== 1\n", "vocab.txt": ""}, "pip install tiktoken"),
+        ({"tokenizer.model": "\n\x0e\n\x05<unk>\x18\x02"}, "pip install sentencepiece"),
+        ({"vocab.json": "{}", "merges.txt": ""}, "Say in tokenizer_config.json which class reads these files"),
+    ],
+)
+def test_files_that_are_no_tokenizer_json_say_what_reads_them(
+    files: dict[str, str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = importlib.util.find_spec
+    hidden = ("tiktoken", "sentencepiece")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else installed(name))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(TokenizerError, match=wanted):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: Path) -> None:
+    model = json.loads((OURS / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps({**model["vocab"], "<|endoftext|>": len(model["vocab"])}))
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    tokenizer, reference = Tokenizer.load(tmp_path), load_reference(tmp_path)
+    assert tokenizer.encode(["Hello there"], True).to_lists()[0] == reference("Hello there")["input_ids"] != []
 
 
 def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
