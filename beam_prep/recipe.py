@@ -358,7 +358,7 @@ def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records)
             mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
         lines.append(
             f"no end token is trained behind what {role!r} says in the first {len(records)} records, so a model "
-            f"does not learn to stop: its turns end with {tail[-40:]!r}. To mend it: {mend}"
+            f"does not learn to stop: its turns end with {tail.strip()[-40:]!r}. To mend it: {mend}"
         )
     return lines
 

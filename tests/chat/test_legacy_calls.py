@@ -119,7 +119,7 @@ def test_no_call_is_none(empty: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"function_call": "get_tide"}, "'m.function_call' is a string, wanted an object of 'name' and 'arguments'"),
+        ({"function_call": "get_tide"}, "'m.function_call' is a string (\"get_tide\"), wanted an object of 'name'"),
         ({"function_call": {"arguments": "{}"}}, "'m.function_call' is an object without a name, wanted an object"),
         ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "'m' has both 'function_call' and 'tool_calls'"),
     ],
