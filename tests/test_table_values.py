@@ -12,6 +12,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.reading.records import Record, parse
+from beam_prep.starter.shapes import find_shape
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import blocks_of, split_file
 from tests.conftest import ROOT
@@ -149,6 +150,17 @@ def test_messages_as_json_text_are_messages(adapter: str | None, tmp_path: Path,
         rows, given = [{"conversations": shared}], {**CHAT, "input": {**CHAT["input"], "adapter": adapter}}
     texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
     compared(rows, write(texts, tmp_path / "x"), given, tmp_path, tokenizer_path)
+
+
+def test_init_finds_messages_in_each_of_their_forms() -> None:
+    lists = {name: [message[name] for message in TALK] for name in ("role", "content")}
+    for value in (TALK, json.dumps(TALK), lists):
+        found = find_shape([{"id": "[not JSON", "messages": value}])
+        assert found is not None
+        assert (str(found.shape), found.records[0]["messages"]) == (
+            "conversations in 'messages': messages of role and content",
+            TALK,
+        )
 
 
 @pytest.mark.parametrize(

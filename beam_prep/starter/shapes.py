@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from beam_prep.data.block import Reject
+from beam_prep.reading.adapters import message_list
+
 Kind = Literal[
     "rollouts", "prompts", "tokenized", "preference", "unpaired", "sampled", "messages", "sharegpt", "completion",
     "pair", "text",
@@ -160,9 +163,23 @@ class Found:
     besides: Mapping[Shape, int]
 
 
+def _with_lists(record: Record) -> Record:
+    """The record, with messages in another form (JSON in a text, an object of lists) as a list, as a run reads them."""
+    lists = {}
+    for name, value in record.items():
+        try:
+            found = message_list(value, name)
+        except Reject:
+            continue
+        if _kind(found) is not None:
+            lists[name] = found
+    return {**record, **lists}
+
+
 def find_shape(records: Sequence[Record]) -> Found | None:
     """The shape that most records have as their most telling one; None if no known shape fits any."""
     first: dict[Shape, int] = {}
+    records = [*map(_with_lists, records)]
     each = [list(shapes_of(record)) or list(_guesses(record)) for record in records]
     for shapes in each:
         if shapes:
