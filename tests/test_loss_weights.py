@@ -38,6 +38,10 @@ def output(*sections: Section) -> Output:
     return Output("sequence", "ids", sections, "loss_mask", weights_name="loss_weights")
 
 
+BEFORE = {"prompt": [said("system", "q")]}
+"""A prompt that a conversation may follow, whoever begins it."""
+
+
 def masked(name: str, record: dict[str, Any]) -> Batch:
     record = {"prompt": [said("user", "q")], **record}
     batch = batch_of([record], output(*OUTPUTS[name]), template=TEMPLATE)
@@ -104,7 +108,7 @@ def test_a_weight_changes_no_mask_but_where_it_is_0(name: str, weights: list[Any
     ]
     if name == "last":
         messages = [said("user", "z"), *messages]
-    batch = masked(name, {"messages": messages} | ({} if whole is None else {"weight": whole}))
+    batch = masked(name, {**BEFORE, "messages": messages} | ({} if whole is None else {"weight": whole}))
     assert outcomes(batch) == [""]
     flat, mask = batch["loss_weights"].flat, batch["loss_mask"].flat
     assert flat.dtype == np.float32
@@ -141,7 +145,7 @@ BAD = [
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_what_is_no_weight_is_a_reject(name: str, weight: Any, reason: str, message: str, of: str) -> None:
     own = {"weight": weight}
-    record = {"messages": [said("user", "b"), said("assistant", "c", **(own if of == "message" else {}))]}
+    record = {**BEFORE, "messages": [said("user", "b"), said("assistant", "c", **(own if of == "message" else {}))]}
     ledger = masked(name, record | (own if of == "record" else {})).ledger
     assert ledger.outcomes[ledger.status[0] - 1] == ("rejected", reason)
     assert message in ledger.messages[0]

@@ -185,7 +185,7 @@ def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str
 
 
 def test_a_failure_names_the_row(tmp_path: Path, tokenizer_path: str) -> None:
-    path = write(pa.table({"text": ["a", "b"], "when": pa.array([1, 2**61], pa.timestamp("s"))}), tmp_path / "x")
+    path = write(pa.table({"text": ["a", "b"], "when": pa.array([1, 2**61], pa.timestamp("ms"))}), tmp_path / "x")
     with pytest.raises(
         bp.errors.RunError,
         match=r"the first reject is .*x\.parquet \(row 2\): not_json: column 'when': value out of range",

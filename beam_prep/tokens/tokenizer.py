@@ -487,6 +487,7 @@ class Tokenizer:
         """Ids of each text, int32. Each part is encoded alone, all but the first one of the document by `inside`.
 
         >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
+        >>> from beam_prep.data.fim import Parts
         >>> text = Parts(("<eos>", "Hello", "<eos>", " there"), 1)
         >>> tokenizer.decode(tokenizer.encode_parts([text], False)[0])
         '<eos>Hello<eos> there'
