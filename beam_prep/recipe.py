@@ -347,6 +347,7 @@ def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records)
     found = endless_roles(tokenize(block, tokenizer, tokenizer.bos_id), policy, end_ids(tokenizer))
     eos = tokenizer.special_tokens.get("eos_token")
     wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
+    first = "the first record" if len(records) == 1 else f"the first {len(records)} records"
     lines = []
     for role, turn in found.items():
         tail = tokenizer.decode(turn.tail)
@@ -354,10 +355,10 @@ def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records)
         mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
         if turn.followed:
             mend = "move {% endgeneration %} of the chat template behind the end token"
-        elif mark is not None and mark[1] in (config.input.chat_template or tokenizer.chat_template or ""):
+        elif mark is not None and mark[1] in (tokenizer.template_source(config.input.chat_template) or ""):
             mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
         lines.append(
-            f"no end token is trained behind what {role!r} says in the first {len(records)} records, so a model "
+            f"no end token is trained behind what {role!r} says in {first}, so a model "
             f"does not learn to stop: its turns end with {tail.strip()[-40:]!r}. To mend it: {mend}"
         )
     return lines

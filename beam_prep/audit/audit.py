@@ -141,7 +141,7 @@ def _checked(sample: Sample, today: str | None) -> Audit:
 
 def _with_date(config: PipelineConfig, tokenizer: Tokenizer) -> tuple[PipelineConfig, str | None]:
     """(the config with a date, that date) if the template asks for one and the config has none; else (config, None)."""
-    source = config.input.chat_template or tokenizer.chat_template or ""
+    source = tokenizer.template_source(config.input.chat_template) or ""
     templated = any(spec.has_template for spec in config.outputs())
     if not templated or config.input.date is not None or not asks_for_date(source):
         return config, None

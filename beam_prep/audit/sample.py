@@ -164,7 +164,7 @@ class Sample:
         """Its text; "" without one."""
         if self.template is None:
             return ""
-        return self.config.input.chat_template or self.tokenizer.chat_template or ""
+        return self.tokenizer.template_source(self.config.input.chat_template) or ""
 
     # Tokens.
 

@@ -164,13 +164,13 @@ def template_of(
 
     Args:
         tokenizer: its template, and its special tokens.
-        source: a template in place of the tokenizer's own.
+        source: a template in place of the tokenizer's own, see `Tokenizer.template_source`.
         date, tool_arguments: see `ChatTemplate`.
 
     Raises:
         TokenizerError: the tokenizer has none; or see `ChatTemplate`.
     """
-    source = source or tokenizer.chat_template
+    source = tokenizer.template_source(source)
     if source is None and tokenizer.chat_templates:
         raise TokenizerError(
             f"this tokenizer's chat templates are named {', '.join(map(repr, sorted(tokenizer.chat_templates)))}, and "

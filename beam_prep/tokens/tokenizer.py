@@ -344,25 +344,38 @@ class Tokenizer:
         """This tokenizer with another chat template; its fingerprint is another, too.
 
         Args:
-            source: the template, or the name of one of `chat_templates`.
+            source: see `template_source`.
 
         Raises:
             TokenizerError: there is none of this name.
         """
-        if "{{" not in source and "{%" not in source:
-            if source not in self.chat_templates:
-                raise TokenizerError(
-                    f"input.chat_template: found {source!r}, which is no template, and {_named(self.chat_templates)} "
-                    f"(a file beside the config has a dot in its path: {source}.jinja)"
-                )
-            source = self.chat_templates[source]
+        text = self.template_source(source)
 
         def derive() -> tokenizer_cache.ResolvedTokenizer:
-            text = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-            settings = {name: value for name, value in self._facts.settings.items() if name != "chat_templates"}
-            return write(text, self.special_tokens, source, settings)
+            rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
+            return write(rust, self.special_tokens, text, self._facts.settings)
 
-        return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{source}", derive))
+        return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
+
+    def template_source(self, given: str | None) -> str | None:
+        """The source of the chat template that a config asks for; None: it asks for none, and there is none.
+
+        Args:
+            given: the template itself, or the name of one of `chat_templates`; None: the tokenizer's own.
+
+        Raises:
+            TokenizerError: there is none of this name.
+        """
+        if not given:
+            return self.chat_template
+        if "{{" in given or "{%" in given:
+            return given
+        if given in self.chat_templates:
+            return self.chat_templates[given]
+        raise TokenizerError(
+            f"input.chat_template: found {given!r}, which is no template, and {_named(self.chat_templates)} "
+            f"(a file beside the config has a dot in its path: {given}.jinja)"
+        )
 
     @property
     def _facts(self) -> _Facts:

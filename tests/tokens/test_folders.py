@@ -4,11 +4,13 @@ import importlib.util
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import beam_prep as bp
 from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import resolver
@@ -108,6 +110,19 @@ def test_named_templates_without_a_default_one_are_listed(tmp_path: Path) -> Non
     with pytest.raises(TokenizerError, match=r"named 'rag', 'tool_use', and none is the default one: name one"):
         template_of(tokenizer)
     assert tokenizer.with_template("tool_use").chat_template == "{{ 2 }}"
+
+
+def test_a_run_renders_with_the_template_that_its_config_names(run: Callable[..., Any], tmp_path: Path) -> None:
+    named = {
+        "default": TEMPLATES["default"],
+        "brief": "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}",
+    }
+    folder = with_templates(tmp_path / "made", **named)
+    sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
+    config = {"input": {"sections": sections, "chat_template": "brief"}, "mask": {"assistant": "train"}}
+    rows: Any = bp.open(run(config, [{"messages": CHAT}], tokenizer_path=folder).output)
+    assert rows.tokenizer.decode(rows[0]["sequence"]) == "user=Hi  ;assistant=Hello.\n;"
+    assert rows.tokenizer.chat_template == named["brief"]
 
 
 def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> None:
