@@ -40,9 +40,11 @@ _PLACEHOLDER = re.compile(
     re.I,
 )
 _DATA_URL = re.compile(
-    r"(!\[[^\]]*\]\()?data:(image|audio|video|application)/[\w.+-]+(?:;[\w=.-]+)*;base64,[\w+/=%-]{40,}(?(1)\))", re.I
+    r"(!\[[^\]]*\]\()?data:(image|audio|video|application)/[\w.+-]+(?:;[\w=.-]+)*;base64,[\w+/=%-]{40,}+(?!\.\.)(?(1)\))",
+    re.I,
 )
-"""With the image of Markdown around it. What an explanation of data URLs gives as example is shorter than any image."""
+"""With the image of Markdown around it. What an explanation of data URLs gives as example is shorter than any image;
+what somebody cut (`...`) is none."""
 _BASE64 = ";base64,"
 _ADVICE = 'beam_prep is for text: leave such records out, or keep their text: "not_text": "drop_parts" in "input"'
 

@@ -135,6 +135,7 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
     "nulls of a table in a message": (CHAT, chat("Hi", own={"images": None, "name": None})),
     "nulls of a table in a part": (CHAT, chat([{"type": "text", "text": "Hi", "image_url": None}])),
     "the example of an explanation": (CHAT, chat('Write "data:image/png;base64,iVBORw0KGgo..." for it.')),
+    "an image that somebody cut": (CHAT, chat(f'The tool gave "{PNG[:-2]}... (truncated)"')),
     "a document with base64": (DOCUMENT, {"text": f'<img src="{PNG}">'}),
     "a text in base64": (CHAT, chat("data:text/plain;base64," + "QUJD" * 30)),
     "a field that is not read": (
