@@ -70,7 +70,7 @@ def test_a_weight_is_what_train_would_be(name: str, weights: list[Any], both: bo
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_weights_that_cannot_be_honoured_are_rejects(name: str, own: Any, reason: str, message: str) -> None:
     output = Output("sequence", "ids", tuple(OUTPUTS[name]), "loss_mask")
-    record = {"prompt": [said("user", "q")], "messages": [said("user", "b"), said("assistant", "c", **own)]}
+    record = {"prompt": [said("system", "q")], "messages": [said("user", "b"), said("assistant", "c", **own)]}
     ledger = batch_of([record], output, template=TEMPLATE).ledger
     assert ledger.outcomes[ledger.status[0] - 1] == ("rejected", reason)
     assert ledger.messages[0].startswith(message)
