@@ -471,6 +471,14 @@ class Pipeline:
             if (text := warning_of(verdicts(rows, part.field_use), len(rows))) is not None:
                 found[f"{firsts[group].path}: {text}"] = None
             found.update(dict.fromkeys(recipe.missing_ends(part, self.tokenizer, records)))
+            key = part.output.domain_key
+            numbers = [row[key] for row in rows if key is not None and isinstance(row.get(key), int | float)]
+            if numbers:
+                found[
+                    f"{firsts[group].path}: output.domain_key {key!r} is a number or a boolean (as "
+                    f"{json.dumps(numbers[0])}) in {len(numbers)} of the first {len(rows)} records: these are in the "
+                    "domain '__default__'; write it as a text for a domain of its own"
+                ] = None
         return list(found)
 
     @functools.cached_property

@@ -170,6 +170,8 @@ def _check_echo(sides: Sides, name: str, prompt: str, side: str) -> None:
         return
     text, asked = "".join(side.split()), "".join(words)
     if text == asked:
+        if len(sides.names) == 1:  # nothing to correct, nothing to translate
+            return
         raise _no_answer(name, side)
     if text.startswith(asked):
         raise _differs(sides, name, prompt, side, "it is not certain where the answer begins")
