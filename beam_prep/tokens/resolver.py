@@ -131,18 +131,13 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     written = json.dumps(source, ensure_ascii=False)
     copy = written.encode("utf-8", "surrogatepass")
     _compare(found, rust_tokenizer(copy, settings), template, special_tokens)
-    _resolved_here.clear()
-    _resolved_here[hashlib.sha256(copy).hexdigest()] = found
+    resolved_here.clear()
+    resolved_here[hashlib.sha256(copy).hexdigest()] = found
     return write(written, special_tokens, template, settings)
 
 
-_resolved_here: dict[str, Any] = {}
+resolved_here: dict[str, Any] = {}
 """sha256 of its tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
-
-
-def is_resolved_here(source: bytes) -> bool:
-    """True if `check_texts` has something to compare a tokenizer.json with."""
-    return bool(_resolved_here) and hashlib.sha256(source).hexdigest() in _resolved_here
 
 
 def check_texts(source: bytes, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
@@ -156,7 +151,7 @@ def check_texts(source: bytes, mine: "tokenizers.Tokenizer", texts: Iterable[str
     Raises:
         TokenizerError: they differ.
     """
-    found = _resolved_here.pop(hashlib.sha256(source).hexdigest(), None)
+    found = resolved_here.pop(hashlib.sha256(source).hexdigest(), None)
     if found is not None:
         _compare_ids(found, mine, texts)
 

@@ -7,6 +7,7 @@ into a folder: the backend's `tokenizer.json`, the special tokens, the chat temp
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import tempfile
@@ -21,7 +22,7 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
-from beam_prep.tokens.resolver import check_texts, expected_files, is_resolved_here, resolve, rust_tokenizer, write
+from beam_prep.tokens.resolver import check_texts, expected_files, resolve, resolved_here, rust_tokenizer, write
 
 if TYPE_CHECKING:
     import tokenizers
@@ -213,8 +214,6 @@ def _components(tokenizer: "Tokenizer") -> TokenizerComponents:
 @functools.lru_cache(maxsize=4)
 def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
     """See `Tokenizer.inside`."""
-    import tokenizers
-
     backend = tokenizer.reference
     before = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
     after = [_without_prefix(state) for state in before]
@@ -222,7 +221,7 @@ def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
         return backend
     made = json.loads(backend.to_str())
     made["normalizer"], made["pre_tokenizer"] = after
-    return tokenizers.Tokenizer.from_str(json.dumps(made))
+    return rust_tokenizer(json.dumps(made).encode(), tokenizer._facts.settings)
 
 
 def _without_prefix(state: Any) -> Any:
@@ -428,7 +427,8 @@ class Tokenizer:
     @property
     def resolved_here(self) -> bool:
         """True if transformers loaded it in this process, and `check_texts` was not called since."""
-        return is_resolved_here(self.contents()["tokenizer.json"])
+        # The files are read only where there is something to compare them with.
+        return bool(resolved_here) and hashlib.sha256(self.contents()["tokenizer.json"]).hexdigest() in resolved_here
 
     def check_texts(self, texts: Iterable[str]) -> None:
         """Compares the ids of texts with transformers' own, where it is `resolved_here`.

@@ -151,6 +151,16 @@ def test_a_named_token_that_the_vocabulary_lacks_is_an_error(key: str, value: An
         Tokenizer.load(folder)
 
 
+def test_parts_of_a_document_are_encoded_with_the_tokenizers_settings(tmp_path: Path) -> None:
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    folder = changed(tmp_path / "made", split_special_tokens=True)
+    source = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**source, "pre_tokenizer": metaspace}))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.inside is not tokenizer.reference
+    assert [each.encode_special_tokens for each in (tokenizer.reference, tokenizer.inside)] == [True, True]
+
+
 def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> None:
     rows = json.dumps({"model_type": "llama", "vocab_size": 1 << 17})
     folder = changed(tmp_path / "made", files={"config.json": rows}, pad_token="<pad_new>")
