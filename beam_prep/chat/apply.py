@@ -188,7 +188,7 @@ class ValueCollector:
 _READ = ("tools", "chat_template_kwargs")
 """Fields that a chat template sees beside those of the sections."""
 
-COMPARED = 16
+COMPARED = 8
 """Conversations of a block that are compared with transformers' own rendering."""
 
 

@@ -163,7 +163,8 @@ class Conversations:
             return None
         if rules.mask_options is not None and rules.mask_options.reasoning == "drop_history":
             messages, dropped = without_history_reasoning(messages)
-            self.counted["reasoning_dropped"] += dropped
+            if dropped:
+                self.counted["reasoning_dropped"] += dropped
         own = {name: guard(value, name) for name, value in variables_of(record).items()}
         variables = {**(rules.template_variables or {}), **own}
         actions = [section.action for section, given in zip(sections, lists, strict=True) for _ in given]
@@ -214,12 +215,13 @@ class Conversations:
                     f'({chat.messages[index]["role"]}): wanted a template that does ("chat_template" in "input"); '
                     '"not_rendered": "keep" in "input" takes the rest',
                 )
-        self.counted.update(_unlike_rule(rendered))
-        self.counted["texts_not_written"] += len(texts)
-        # Of several rows, the one that has the most.
-        self.counted["tool_arguments_changed"] = max(self.counted["tool_arguments_changed"], rendered.changed)
-        self.counted["reasoning_written"] = max(self.counted["reasoning_written"], rendered.reasoned)
-        self.counted = +self.counted  # without what was not found
+        if rendered.marked:
+            self.counted.update(_unlike_rule(rendered))
+        if texts:
+            self.counted["texts_not_written"] += len(texts)
+        for name, count in (("tool_arguments_changed", rendered.changed), ("reasoning_written", rendered.reasoned)):
+            if count:
+                self.counted[name] = max(self.counted[name], count)  # of several rows, the one that has the most
         return rendered
 
     def _compare(self, rendered: RenderedChat, chat: _Chat) -> None:
@@ -235,6 +237,8 @@ class Conversations:
         segments: Sequence[Segment] = [*self._trainable(rendered, chat, answer)]
         if self._chat_format.rules.mask_options is not None:
             segments = [*self._of_kinds(segments, rendered, chat, answer)]
+        if not cut:
+            return [*segments]
         return [
             each._replace(start=max(each.start - cut, 0), stop=max(each.stop - cut, 0)) if each[:2] != WHOLE else each
             for each in segments

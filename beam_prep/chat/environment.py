@@ -268,6 +268,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             value = dict.get(obj, argument, _MISSING)
             if value is not _MISSING:
                 return origins.read(obj, argument, value) if type(value) in RAW else value
+        if type(argument) is int and isinstance(obj, list) and -len(obj) <= argument < len(obj):
+            return obj[argument]
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -300,9 +302,12 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return made if type(made) is Text or type(owner) is Node else origins.derived(made, (owner, args))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" or (operator != "+" and not (_is_number(left) and _is_number(right))):
-            limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
-        made = self.binop_table[operator](left, right)
+        if operator == "+":
+            made = left + right
+        else:
+            if operator == "**" or not (_is_number(left) and _is_number(right)):
+                limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
+            made = self.binop_table[operator](left, right)
         kind = type(made)
         if kind is Text:  # it was bounded when it was made
             return made

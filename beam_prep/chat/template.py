@@ -260,14 +260,16 @@ class ChatTemplate:
 
     def facts(self, variables: Mapping[str, Any]) -> Facts:
         """What is known of the template with these variables."""
-        given = {**variables, "tools": _PROBE_TOOLS if variables.get("tools") else None}
+        has_tools = bool(variables.get("tools"))
+        others = sorted((name, value) for name, value in variables.items() if name != "tools")
         try:
-            key: Any = marshal.dumps(sorted(given.items()), 2)
+            key: Any = has_tools, marshal.dumps(others, 2)
         except ValueError:  # a class of the user's own
-            key = repr(sorted(given.items()))
+            key = has_tools, repr(others)
         found = self._facts.get(key)
         if found is None:
             if len(self._facts) >= _MOST_FACTS:
                 self._facts.clear()
+            given = {**dict(others), "tools": _PROBE_TOOLS if has_tools else None}
             found = self._facts[key] = Facts(self.with_variables(given))
         return found

@@ -89,6 +89,7 @@ class TurnPlace(NamedTuple):
             again; None: nothing.
         apart: why it is no turn, "" where it is one.
         goes_on: where more of it stands, behind what others say while it is at work.
+        again: it is written a second time within, and no loop says whose turn that is.
     """
 
     after: int
@@ -98,6 +99,7 @@ class TurnPlace(NamedTuple):
     said: Said | None
     apart: str = ""
     goes_on: tuple["TurnPlace", ...] = ()
+    again: bool = False
 
     @property
     def pieces(self) -> tuple["TurnPlace", ...]:
@@ -166,7 +168,10 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
             apart = f"between its texts stands {foreign}"
         seen |= keys
         goes_on.append(_place_of(rendering, piece, index))
-    return _place_of(rendering, first, index)._replace(apart=apart, goes_on=tuple(goes_on))
+    place = _place_of(rendering, first, index)
+    own = [each for each in segments[first[0] : first[-1] + 1] if each.index == index]
+    again = any(other.owner != index and one.end < other.begin for one, other in itertools.pairwise(own))
+    return place._replace(apart=apart, goes_on=tuple(goes_on), again=again)
 
 
 def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[list[int]]:

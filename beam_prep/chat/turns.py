@@ -327,12 +327,8 @@ class Turns:
             return ()
         if place.apart or place.goes_on:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
-        segments = self._trace.segments
-        there = itertools.islice(segments, bisect.bisect_left(segments, (place.begin,)), None)
-        own = itertools.takewhile(lambda each: each.begin < place.end, there)
-        for one, other in itertools.pairwise([each for each in own if each.index == index]):
-            if other.owner != index and one.end < other.begin:
-                raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
+        if place.again:
+            raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
         stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
         end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
@@ -344,8 +340,9 @@ class Turns:
 
     def _at_work_until(self, index: int, at: int) -> int:
         """Up to where a message is at work behind a place; far away where no marks tell."""
-        marks = itertools.islice(self._trace.marks, self._first_mark(at), None)
-        return next((begin for begin, who in marks if who != index), len(self._trace.text))
+        marks, k = self._trace.marks, self._first_mark(at)
+        k += k < len(marks) and marks[k][1] == index  # the next one is another's
+        return marks[k][0] if k < len(marks) else len(self._trace.text)
 
     # Begins
 

@@ -170,7 +170,7 @@ class _Search:
     def _message(self, message: dict[str, Any], field_name: str, place: int) -> dict[str, Any]:
         content = message.get("content")
         where, before = f"{field_name}[{place}]", self.dropped
-        own = _files({name: value for name, value in message.items() if name not in ("role", "content")})
+        own = _files(message)
         for kind, name in own.items():
             self._found(f"'{where}.{name}' holds {kind}")
         if isinstance(content, str):
