@@ -344,7 +344,7 @@ def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records)
     for work in text_steps(config, tokenizer):
         block = work(block)
     policy = RoleMask(config.mask, config.mask_default, text_rules(config).mask_options)
-    found = endless_roles(tokenize(block, tokenizer, tokenizer.bos_id), policy, end_ids(tokenizer))
+    found = endless_roles(tokenize(block, tokenizer, tokenizer.bos_id), policy, end_ids(tokenizer), tokenizer.decode)
     eos = tokenizer.special_tokens.get("eos_token")
     wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
     first = "the first record" if len(records) == 1 else f"the first {len(records)} records"

@@ -230,6 +230,28 @@ def test_a_tokenizer_that_loses_white_space_is_refused() -> None:
         batch_of(tokenizer, ["one two"], Fim(1.0, sentinels=named))
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((OURS[0], OURS[0], OURS[2]), r"are not three different tokens, wanted \[prefix, middle, suffix\]"),
+        ((OURS[0], OURS[2], OURS[1]), r"are sentinels of a known family in another order: wanted \['<\|fim_prefix"),
+    ],
+    ids=["two equal ones", "another order"],
+)
+def test_sentinels_that_cannot_be_meant_are_refused(given: tuple[str, str, str], says: str) -> None:
+    with pytest.raises(TokenizerError, match=says):
+        batch_of(changed("ours", OURS), ["fine"], Fim(1.0, sentinels=given))
+
+
+@pytest.mark.parametrize("named", [None, OURS])
+def test_sentinels_that_take_white_space_are_refused(named: tuple[str, str, str] | None) -> None:
+    backend = tokenizers.Tokenizer.from_str(changed("ours").reference.to_str())
+    backend.add_tokens([tokenizers.AddedToken(text, special=True, lstrip=True) for text in OURS])
+    tokenizer = changed("ours", added_tokens=json.dumps(json.loads(backend.to_str())["added_tokens"]))
+    with pytest.raises(TokenizerError, match=r"'<\|fim_prefix\|>' takes white space beside it"):
+        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=named))
+
+
 # Documents that hold a sentinel
 
 

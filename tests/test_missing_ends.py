@@ -95,3 +95,11 @@ def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pyte
     assert len(told) == 1
     assert told[0].startswith("warning: " + SAYS.format("assistant"))
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told[0].removeprefix("warning: ")
+
+
+def test_an_end_token_within_an_answer_ends_nothing() -> None:
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Hi <|im_end|> oh"}]
+    records = bp.testing.records([{"messages": messages}])
+    lines = missing_ends(made(BARE), bp.Tokenizer.load(ROOT / "examples" / "tokenizer"), records)
+    assert len(lines) == 1
+    assert "its turns end with 'Hi <|im_end|> oh'" in lines[0]

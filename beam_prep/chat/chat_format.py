@@ -1,11 +1,11 @@
 """`ChatFormat`: the chat template, tokens and rules that records are rendered with."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from beam_prep.chat import limits
-from beam_prep.chat.control import JOINER, Guard, Rule, control_tokens, parsed_tokens
+from beam_prep.chat.control import JOINER, Guard, Rule, Search, control_tokens, parsed_tokens, search_of
 from beam_prep.chat.messages import ToolArguments
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.block import Reject
@@ -28,7 +28,7 @@ class ChatFormat:
         bos, eos: texts of these tokens, "" where there are none.
         rules: see `TextRules`.
         fim: `rules.fim` with the tokenizer's sentinels.
-        normalised: the text in which the tokenizer looks for sentinels; None: in the text as it is.
+        sentinels: finds those of `fim`.
         plain: conversations are rendered in the plain way, see `ChatTemplate.render_plainly`.
     """
 
@@ -38,7 +38,7 @@ class ChatFormat:
     eos: str = ""
     rules: TextRules = field(default_factory=TextRules)
     fim: Fim | None = None
-    normalised: Callable[[str], str] | None = None
+    sentinels: Search | None = None
     plain: bool = False
 
     def cut_bos(self, text: str) -> tuple[str, int, bool]:
@@ -54,13 +54,13 @@ class ChatFormat:
             Reject: `control_token`: it holds a sentinel, so nobody could tell where its parts begin.
         """
         assert self.fim is not None
-        for found in self.fim.tokens:
-            if found in document or (self.normalised and self.normalised(found) in self.normalised(document)):
-                raise Reject(
-                    "control_token",
-                    f"the document holds {found!r}, a sentinel of output.fim, wanted none "
-                    "(preprocessing.control_tokens: 'escape' keeps it text)",
-                )
+        assert self.sentinels is not None
+        if (found := self.sentinels(document)) is not None:
+            raise Reject(
+                "control_token",
+                f"the document holds {found[0]!r}, a sentinel of output.fim, wanted none "
+                "(preprocessing.control_tokens: 'escape' keeps it text)",
+            )
         return self.fim(document)
 
 
@@ -75,22 +75,20 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
     Raises:
         TokenizerError: a section wants a template, or a rule special tokens, that the tokenizer does not have.
     """
-    tokens, template, fim, normalised = tokenizer.special_tokens, None, None, None
+    tokens, template, fim, sentinels = tokenizer.special_tokens, None, None, None
     if rules.eos != "never" and "eos_token" not in tokens:
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     if rules.fim is not None:
-        # A token that takes white space beside it would change the document.
-        exact = [each for each in tokenizer.components.added if not (each.lstrip or each.rstrip or each.single_word)]
-        fim = rules.fim.of([each.content for each in exact])
+        added = tokenizer.components.added
+        greedy = [each.content for each in added if each.lstrip or each.rstrip or each.single_word]
+        fim = rules.fim.of([each.content for each in added if each.content not in greedy], greedy)
         _check_parts(tokenizer, fim.tokens[0])
-        normaliser = tokenizer.inside.normalizer
-        if normaliser is not None and any(each.normalized and each.content in fim.tokens for each in exact):
-            normalised = normaliser.normalize_str
+        sentinels = search_of(fim.tokens, tokenizer)
     if any(output.has_template for output in outputs):
         template = template_of(tokenizer, rules.chat_template, rules.date, rules.tool_arguments)
     bos, eos = tokens.get("bos_token", ""), tokens.get("eos_token", "")
     guard = guard_of(tokenizer, template, rules.control_tokens)
-    return ChatFormat(template, guard, bos, eos, rules, fim, normalised)
+    return ChatFormat(template, guard, bos, eos, rules, fim, sentinels)
 
 
 _CUT = ("  ab  c\n\td e.\n ", "ab c")
@@ -136,9 +134,9 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
         written = {*template.special_tokens.values()}
         some = [token for token in controls if token in template.source or token in written]
         parsed = parsed_tokens(template.with_answer, some, controls)
-    guard = Guard(rule, controls, tuple(parsed))
+    guard = Guard(rule, controls, tuple(parsed), tokenizer)
     if rule == "escape":
-        _check_escapes(guard, tokenizer)
+        _check_escapes(Guard(rule, controls), tokenizer)
     return guard
 
 

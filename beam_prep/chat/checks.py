@@ -5,7 +5,7 @@ from typing import Any
 from beam_prep.chat.messages import Message, are_plain
 from beam_prep.data.block import Reject
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import check_loss_weight, template_kwargs, tools
+from beam_prep.reading.adapters import check_loss_weight, parsed_field, template_kwargs, tools
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
 
@@ -44,10 +44,38 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
         return []
     if not isinstance(value, list):
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
-    if not are_plain(value):
-        for turn, message in enumerate(value):
-            check_message(message, f"{where}[{turn}]", loss_weights)
-    return value
+    if are_plain(value):
+        return value
+    messages = [with_calls(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
+    for turn, message in enumerate(messages):
+        check_message(message, f"{where}[{turn}]", loss_weights)
+    return messages
+
+
+def with_calls(message: Any, where: str) -> Any:
+    """A message whose calls are objects: in tables they are JSON in a text, all together or each for itself.
+
+    >>> with_calls({"role": "assistant", "tool_calls": '[{"name": "find"}]'}, "m")["tool_calls"]
+    [{'name': 'find'}]
+
+    Raises:
+        Reject: `bad_json`: the text is no JSON.
+    """
+    if type(message) is not dict:
+        return message
+    calls, function = message.get("tool_calls"), message.get("function_call")
+    if type(calls) is str:
+        calls = parsed_field(calls, f"{where}.tool_calls")
+    if type(calls) is list and str in map(type, calls):
+        calls = [
+            parsed_field(call, f"{where}.tool_calls[{place}]") if type(call) is str else call
+            for place, call in enumerate(calls)
+        ]
+    if calls is not message.get("tool_calls"):
+        message = {**message, "tool_calls": calls}
+    if type(function) is str:
+        message = {**message, "function_call": parsed_field(function, f"{where}.function_call")}
+    return message
 
 
 def variables_of(record: Record) -> dict[str, Any]:
@@ -66,7 +94,7 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
 
     Raises:
         Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a
-            `function_call` that is none, a weight that may not be, or that is not what `train` says;
+            `function_call` or `tool_calls` that are none, a weight that may not be, or that is not what `train` says;
             `unsupported_part`: see `check_messages`.
     """
     if not isinstance(message, dict):
@@ -83,6 +111,8 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
         raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string")
     if message.get("function_call"):
         _check_function_call(message, where)
+    if message.get("tool_calls"):
+        _check_tool_calls(message["tool_calls"], f"{where}.tool_calls")
     if not isinstance(message.get("train"), bool | None):
         raise Reject("wrong_type", f"'{where}.train' is {describe(message['train'])}, wanted true or false")
     if message.get("weight") is not None:
@@ -96,6 +126,14 @@ def _check_function_call(message: Message, where: str) -> None:
         raise Reject("bad_message", f"'{where}.function_call' is {what}, wanted an object of 'name' and 'arguments'")
     if message.get("tool_calls"):
         raise Reject("bad_message", f"{where!r} has both 'function_call' and 'tool_calls', wanted one of them")
+
+
+def _check_tool_calls(calls: Any, where: str) -> None:
+    if not isinstance(calls, list):
+        raise Reject("bad_message", f"{where!r} is {describe(calls)}, wanted a list of calls (objects)")
+    for place, call in enumerate(calls):
+        if not isinstance(call, dict):
+            raise Reject("bad_message", f"'{where}[{place}]' is {describe(call)}, wanted a call (an object)")
 
 
 def _check_part(part: Any, where: str) -> None:

@@ -1,18 +1,21 @@
 """Texts of control tokens in what people wrote: they become the tokens, are escaped, or reject the record.
 
-A control token is an added token that is flagged `special`, or that holds a sign: anything but letters, digits and
-blanks. Words and runs of blanks that a vocabulary was given besides control nothing. One rule is for all texts:
-contents of messages, names, calls, results, tools, documents. But an assistant's own content may hold the tokens that
-the chat template itself parses there, as `</think>` is by those that split the reasoning off.
+A control token is an added token that is flagged `special`, or that has several characters and holds a sign: anything
+but letters, digits and blanks. Words, signs and runs of blanks that a vocabulary was given besides control nothing. One
+rule is for all texts: contents of messages, names, calls, results, tools, documents. But an assistant's own content may
+hold the tokens that the chat template itself parses there, as `</think>` is by those that split the reasoning off.
 """
 
+import bisect
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from beam_prep.chat.messages import Message, text_of_part
+from beam_prep.chat.origins import CONTENT
+from beam_prep.chat.trace import SourceSpan
 from beam_prep.chat.turns import shared
 from beam_prep.data.block import Reject
 from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
@@ -28,7 +31,8 @@ _SIGN = re.compile(r"[^\w\s\u2581]|_")
 
 def control_tokens(added: Iterable[AddedToken]) -> tuple[str, ...]:
     """The texts of the control tokens among a tokenizer's added tokens, the longest first."""
-    found = {token.content for token in added if token.content and (token.special or _SIGN.search(token.content))}
+    given = {token.content: token.special for token in added}
+    found = {text for text, special in given.items() if text and (special or (len(text) > 1 and _SIGN.search(text)))}
     return tuple(sorted(found, key=lambda text: (-len(text), text)))
 
 
@@ -78,6 +82,38 @@ def _pattern(texts: Collection[str]) -> re.Pattern[str]:
     return re.compile(_any_of(texts) if texts else r"(?!)")
 
 
+class Search(NamedTuple):
+    """Finds control tokens in a text: as it is, and as the tokenizer's normaliser makes it.
+
+    Attributes:
+        exact: of the texts of the tokens.
+        normal: of what the normaliser makes of those that are looked for behind it; None: there are none.
+        normalise: the normaliser.
+    """
+
+    exact: re.Pattern[str]
+    normal: re.Pattern[str] | None = None
+    normalise: Callable[[str], str] = str
+
+    def __call__(self, text: str) -> re.Match[str] | None:
+        """The first that is found."""
+        return self.exact.search(text) or self.behind(text)
+
+    def behind(self, text: str) -> re.Match[str] | None:
+        """The first that is there only behind the normaliser."""
+        return None if self.normal is None else self.normal.search(self.normalise(text))
+
+
+def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Search:
+    """What finds these control tokens of a tokenizer."""
+    normaliser = None if tokenizer is None else tokenizer.inside.normalizer
+    if tokenizer is None or normaliser is None:
+        return Search(_pattern(texts))
+    looked_for = [each.content for each in tokenizer.components.added if each.normalized and each.content in texts]
+    behind = {*map(normaliser.normalize_str, looked_for)} - {""}
+    return Search(_pattern(texts), _pattern(behind) if behind else None, normaliser.normalize_str)
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     r"""The rule for texts of control tokens in what people wrote.
@@ -90,18 +126,20 @@ class Guard:
             their first one makes them plain text; `reject`: the record is rejected (`control_token`).
         controls: texts of the control tokens.
         parsed: those that an assistant's own content may hold.
+        tokenizer: its normaliser may make control tokens of other texts.
     """
 
     rule: Rule = "keep"
     controls: tuple[str, ...] = ()
     parsed: tuple[str, ...] = ()
-    _anywhere: re.Pattern[str] = field(init=False, repr=False, compare=False)
-    _in_answers: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    tokenizer: Tokenizer | None = None
+    _anywhere: Search = field(init=False, repr=False, compare=False)
+    _in_answers: Search = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_anywhere", _pattern(self.controls))
+        object.__setattr__(self, "_anywhere", search_of(self.controls, self.tokenizer))
         others = [token for token in self.controls if token not in self.parsed]
-        object.__setattr__(self, "_in_answers", _pattern(others))
+        object.__setattr__(self, "_in_answers", search_of(others, self.tokenizer))
 
     def __call__(self, value: Any, where: str) -> Any:
         """The value with all its strings guarded; keys of objects too, as templates write them.
@@ -130,15 +168,42 @@ class Guard:
     def find_in(self, message: Message) -> re.Match[str] | None:
         """A control token in a message; None: it holds none, but for those that an answer may hold."""
         for key, value in message.items():
-            pattern = self._of(message, key)
-            found = _find(value, pattern)
+            search = self._of(message, key)
+            found = _find(value, search)
             if found is None and key == "content" and type(value) is list:
-                found = pattern.search(_joined(value))
+                found = search(_joined(value))
             if found is not None:
                 return found
         return None
 
-    def _of(self, message: Message, key: str) -> re.Pattern[str]:
+    def check_seams(self, text: str, said: Sequence[SourceSpan], where: str) -> None:
+        """Checks a text that was put together: control tokens of which people wrote a part.
+
+        Args:
+            text: the text.
+            said: what people wrote of it, each piece guarded.
+            where: its place, for messages of rejects.
+
+        Raises:
+            Reject: `control_token`: a token begins or ends within a piece, or is put together from several.
+        """
+        if self.rule == "keep":
+            return
+        begins = [each.begin for each in said]
+        for found in self._anywhere.exact.finditer(text):
+            start, stop = found.span()
+            first = bisect.bisect_right(begins, start) - 1
+            there = said[max(first, 0) : bisect.bisect_left(begins, stop)]
+            there = [each for each in there if each.begin < stop and start < each.end]
+            whole = len(there) == 1 and there[0].begin <= start and stop <= there[0].end
+            if there and not whole and not (found[0] in self.parsed and all(each.keys == CONTENT for each in there)):
+                raise Reject(
+                    "control_token",
+                    f"in {where!r} the control token {found[0]!r} comes about where texts are put together: "
+                    f"{text[max(start - 20, 0) : stop + 20]!r}; change the texts",
+                )
+
+    def _of(self, message: Message, key: str) -> Search:
         return self._in_answers if key == "content" and message.get("role") == "assistant" else self._anywhere
 
     def _message(self, message: Message, where: str) -> Message:
@@ -147,10 +212,10 @@ class Guard:
             made["content"] = self._parts(made["content"], f"{where}.content", self._of(message, "content"))
         return made
 
-    def _parts(self, parts: list[Any], where: str, pattern: re.Pattern[str]) -> list[Any]:
+    def _parts(self, parts: list[Any], where: str, search: Search) -> list[Any]:
         """Parts of a content, of which several together may be a token: templates join them."""
         parts = [*parts]
-        while (found := pattern.search(_joined(parts))) is not None:
+        while (found := search.exact.search(_joined(parts))) is not None:
             self._check(found, where)
             at, place = 0, -1
             while at <= found.start():
@@ -160,32 +225,38 @@ class Guard:
             parts[place] = text if isinstance(parts[place], str) else {**parts[place], "text": text}
         return parts
 
-    def _guarded(self, value: Any, where: str, pattern: re.Pattern[str]) -> Any:
+    def _guarded(self, value: Any, where: str, search: Search) -> Any:
         if isinstance(value, str):
-            return self._text(value, where, pattern)
+            return self._text(value, where, search)
         if isinstance(value, list):
-            return [self._guarded(item, f"{where}[{place}]", pattern) for place, item in enumerate(value)]
+            return [self._guarded(item, f"{where}[{place}]", search) for place, item in enumerate(value)]
         if not isinstance(value, dict):
             return value
         made = {}
         for key, item in value.items():
             inside = _inside(key, item)
             try:
-                guarded = self._guarded(inside, f"{where}.{key}", pattern)
+                guarded = self._guarded(inside, f"{where}.{key}", search)
             except RecursionError:
                 raise Reject("too_deep", f"'{where}.{key}' is nested too deep") from None
             if inside is not item:
                 guarded = item if guarded == inside else json.dumps(guarded, ensure_ascii=False)
-            made[self._text(key, where, pattern)] = guarded
+            made[self._text(key, where, search)] = guarded
         return made
 
-    def _text(self, text: str, where: str, pattern: re.Pattern[str]) -> str:
+    def _text(self, text: str, where: str, search: Search) -> str:
         # After an escape, the rest may hold another token, which began inside the first.
         place = 0
-        while (found := pattern.search(text, place)) is not None:
+        while (found := search.exact.search(text, place)) is not None:
             self._check(found, where)
             place = found.start() + 1
             text = text[:place] + JOINER + text[place:]
+        if (found := search.behind(text)) is not None:
+            raise Reject(
+                "control_token",
+                f"{where!r} holds a text of which the tokenizer's normaliser makes the control token {found[0]!r}, "
+                "wanted none: change the text",
+            )
         return text
 
     def _check(self, found: re.Match[str], where: str) -> None:
@@ -197,14 +268,14 @@ class Guard:
             )
 
 
-def _find(value: Any, pattern: re.Pattern[str]) -> re.Match[str] | None:
+def _find(value: Any, search: Search) -> re.Match[str] | None:
     if type(value) is str:  # as most are
-        return pattern.search(value)
+        return search(value)
     todo = [value]
     while todo:
         each = todo.pop()
         if isinstance(each, str):
-            if (found := pattern.search(each)) is not None:
+            if (found := search(each)) is not None:
                 return found
         elif isinstance(each, list):
             todo += each

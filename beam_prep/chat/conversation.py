@@ -194,6 +194,7 @@ class Conversations:
             rendered = render(chat.messages, **chat.variables)
             if self.compares:
                 self._compare(rendered, chat)
+            self._chat_format.guard.check_seams(rendered.text, rendered.said, fields)
         except Reject as reject:
             empty = [place for place, message in enumerate(chat.messages) if message.get("content") is None]
             lacks = f" (message {empty[0]} has no content)" if empty else ""

@@ -176,6 +176,8 @@ class Replay:
             elif value:
                 order.append(_number(numbers, value))
                 parts += (value, "")
+        if "" in parts[2:-1:2]:
+            raise _NotReplayable  # a control token may begin in one text, and end in the next
         begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in it, and end in what is said

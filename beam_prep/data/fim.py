@@ -92,13 +92,17 @@ class Fim:
     sentinels: tuple[str, str, str] | None = None
     end: str | None = None
 
-    def of(self, tokens: Sequence[str]) -> "Fim":
-        """The rule with sentinels of a tokenizer, whose tokens that are never split are `tokens`.
+    def of(self, tokens: Sequence[str], greedy: Sequence[str] = ()) -> "Fim":
+        """The rule with sentinels of a tokenizer.
+
+        Args:
+            tokens: texts of its tokens that are never split.
+            greedy: texts of those that take white space beside them, which would change the document.
 
         Raises:
             TokenizerError: it has none, or not those that are given.
         """
-        known = _known(tokens, self.sentinels)
+        known = _known(tokens, self.sentinels, greedy)
         end = known.end if known.end in tokens else None
         return replace(self, sentinels=known[:3], mode=self.mode or known.mode, end=end)
 
@@ -135,16 +139,31 @@ class Fim:
         return Parts(texts if self.end is None else (*texts, self.end), first)
 
 
-def _known(tokens: Sequence[str], given: tuple[str, str, str] | None) -> Known:
+def _known(tokens: Sequence[str], given: tuple[str, str, str] | None, greedy: Sequence[str]) -> Known:
     """The family whose sentinels are given, or else of those that are among the tokens the first."""
     there = {*tokens}
+    for some in [known[:3] for known in KNOWN] if given is None else [given]:
+        if {*some} <= there | {*greedy} and (taken := [token for token in some if token in greedy]):
+            raise TokenizerError(
+                f"output.fim: this tokenizer's sentinel {taken[0]!r} takes white space beside it, which would change "
+                "documents: set its lstrip, rstrip and single_word to false"
+            )
     if given is not None:
         if missing := [token for token in given if token not in there]:
             raise TokenizerError(
                 f"output.fim.sentinels: this tokenizer has no token {missing[0]!r} that it keeps in one piece; "
                 f"it has {', '.join(map(repr, tokens[:20])) or 'none'}"
             )
-        return next((known for known in KNOWN if known[:3] == given), Known(*given))
+        if len({*given}) < len(given):
+            wanted = "wanted [prefix, middle, suffix]"
+            raise TokenizerError(f"output.fim.sentinels: {[*given]} are not three different tokens, {wanted}")
+        family = next((known for known in KNOWN if {*known[:3]} == {*given}), Known(*given))
+        if family[:3] != given:
+            raise TokenizerError(
+                f"output.fim.sentinels: {[*given]} are sentinels of a known family in another order: "
+                f"wanted {[*family[:3]]}, which stand before prefix, middle and suffix"
+            )
+        return family
     found = [known for known in KNOWN if there.issuperset(known[:3])]
     if not found:
         raise TokenizerError(

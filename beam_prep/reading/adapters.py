@@ -449,6 +449,18 @@ def _parsed(text: str) -> Any:
         raise Reject("bad_tools", message) from None
 
 
+def parsed_field(text: str, where: str) -> Any:
+    """The value of a field that is JSON in a text; None where it is blank.
+
+    Raises:
+        Reject: `bad_json`: it is none.
+    """
+    try:
+        return _json(text) if text.strip() else None
+    except Reject as reject:
+        raise Reject("bad_json", f"{where!r} is a string that is no JSON ({reject.message})") from None
+
+
 def template_kwargs(record: Record) -> dict[str, Any]:
     """The record's `chat_template_kwargs`, variables for its template; {} where absent or null."""
     found = record.get("chat_template_kwargs")

@@ -131,7 +131,7 @@ def _no_answer(name: str, value: Any) -> Reject:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value[:_SHOWN], ensure_ascii=False) + "..." * (len(value) > _SHOWN)
-    told = [f"{message['role']}: {_shown(str(message.get('content')))}" for message in value[:3]]
+    told = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
     return f"[{', '.join(told)}{', ...' * (len(value) > 3)}]"
 
 
@@ -187,9 +187,7 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     if not all(lists) or not all(chats):
         return record
     asked = [message for each in lists for message in each]
-    if values and isinstance(values[0], str) and isinstance(question := asked[-1].get("content"), str):
-        for name, value in zip(sides.names, values, strict=True):
-            _check_echo(sides, name, question, value)
+    chats = _without_echo(sides, asked[-1], chats)
     found = [_found(asked, chat) for chat in chats]
     for name, chat, place in zip(sides.names, chats, found, strict=True):
         if place is None and not _is_answer(asked, chat):
@@ -208,6 +206,35 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
         more, answers = _shared(sides, answers)
         prompt = [*prompt, *more]
     return _with(record, sides, prompt, answers)
+
+
+def _without_echo(sides: Sides, question: _Message, chats: list[list[_Message]]) -> list[list[_Message]]:
+    """The sides without the words of the question with which each, one answer, begins.
+
+    Of a question of few words that is no certain repetition: an answer to "Hello" may be "Hello Anna".
+    """
+    asked, texts = _text_of(question), [_text_of(chat[0]) if _is_one_answer(chat) else None for chat in chats]
+    if asked is None or None in texts:
+        return chats
+    said = [text or "" for text in texts]
+    if len(asked.split()) >= _ECHO and all(begins(text, asked) for text in said):
+        rests = [text[len(asked) :].lstrip() for text in said]
+        return [[{**chat[0], "content": rest}] for chat, rest in zip(chats, rests, strict=True)]
+    for name, text in zip(sides.names, said, strict=True):
+        _check_echo(sides, name, asked, text)
+    return chats
+
+
+def _is_one_answer(chat: list[_Message]) -> bool:
+    return len(chat) == 1 and _speaker(chat[0]) == "assistant"
+
+
+def _text_of(message: _Message) -> str | None:
+    """A content that is text, or parts of text; None: it is neither."""
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text")) for part in content)
+    return content if isinstance(content, str) else None
 
 
 def _messages(value: Any, role: str) -> list[_Message]:
@@ -247,7 +274,7 @@ def _is_answer(asked: list[_Message], chat: list[_Message]) -> bool:
 
 
 def _speaker(message: _Message) -> str:
-    role: str = message["role"]
+    role: str = message["role"].lower()
     return "system" if role == "developer" else ROLES.get(role, role)
 
 
@@ -262,13 +289,14 @@ def _same(ones: Sequence[_Message], others: Sequence[_Message]) -> bool:
 
 
 def _same_message(one: _Message, other: _Message) -> bool:
-    """True if two messages say the same: a table has nulls for keys, and white space around a content says nothing."""
+    """True if two messages say the same. Other keys, names of one role, blanks around a content say nothing."""
     return one == other or _compared(one) == _compared(other)
 
 
-def _compared(message: _Message) -> _Message:
-    return {
-        key: value.strip() if key == "content" and isinstance(value, str) else value
-        for key, value in message.items()
-        if value is not None
-    }
+_SAID = ("name", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+
+
+def _compared(message: _Message) -> list[Any]:
+    text = _text_of(message)
+    content = message.get("content") if text is None else text.strip()
+    return [_speaker(message), content, *(message.get(key) or None for key in _SAID)]

@@ -1,6 +1,6 @@
 """Whether what is trained of a role ends with an end token: a model that never sees one does not learn to stop."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +25,16 @@ class Endless(NamedTuple):
     followed: bool
 
 
-def endless_roles(batch: Batch, policy: MaskPolicy, ends: Collection[int]) -> dict[str, Endless]:
+def endless_roles(
+    batch: Batch, policy: MaskPolicy, ends: Collection[int], decode: Callable[[list[int]], str]
+) -> dict[str, Endless]:
     """The roles of which something is trained, and no turn ends with an end token; of each the first turn.
 
     Args:
         batch: of `tokenize`, with its segments.
         policy: says what is trained.
-        ends: ids of tokens that may end a turn.
+        ends: ids of tokens that may end a turn, where nothing but blanks stands behind them in it.
+        decode: ids -> text.
     """
     found, known, wanted = dict[str, Endless](), set[str](), np.array(sorted(ends), np.int64)
     for output in batch.outputs:
@@ -41,12 +44,10 @@ def endless_roles(batch: Batch, policy: MaskPolicy, ends: Collection[int]) -> di
         trained = np.asarray(policy(segments)) & (segments.stop > segments.start) & (segments.role >= 0)
         is_end = np.isin(flat, wanted)
         for place in np.flatnonzero(trained).tolist():
-            role, start, stop = (
-                segments.roles[segments.role[place]],
-                int(segments.start[place]),
-                int(segments.stop[place]),
-            )
-            if is_end[max(start, stop - NEAR) : stop].any():
+            role = segments.roles[segments.role[place]]
+            start, stop = int(segments.start[place]), int(segments.stop[place])
+            near = np.flatnonzero(is_end[max(start, stop - NEAR) : stop][::-1])  # tokens behind each end token
+            if len(near) and not decode(flat[stop - near[0] : stop].tolist()).strip():
                 known.add(role)
             elif role not in found:
                 tail = flat[max(start, stop - _SHOWN) : stop].tolist()

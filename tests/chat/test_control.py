@@ -3,12 +3,14 @@
 import functools
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
@@ -301,3 +303,58 @@ def test_an_escape_that_the_tokenizer_takes_away_is_an_error(tmp_path: Path) -> 
     tokenizer = Tokenizer.load(folder)
     with pytest.raises(TokenizerError, match="because its normalizer takes the escape away: use 'reject'"):
         chat_format_of((TEXT,), tokenizer, TextRules(control_tokens="escape"))
+
+
+# Tokens that no single text holds
+
+
+def with_added(*added: tokenizers.AddedToken, **parts: Any) -> Tokenizer:
+    """The example's tokenizer with tokens added to it, and with other parts."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "tokenizer")
+        shutil.copytree(ROOT / "examples" / "tokenizer", copy)
+        made = json.loads((copy / "tokenizer.json").read_text())
+        backend = tokenizers.Tokenizer.from_str(json.dumps({**made, **parts}))
+        backend.add_tokens([*added])
+        backend.save(str(copy / "tokenizer.json"))
+        return Tokenizer.load(copy)
+
+
+@pytest.mark.parametrize("rule", ["reject", "escape"])
+@pytest.mark.parametrize(
+    ("kind", "text"), [("NFKC", "a \uff1cfind\uff1e b"), ("Lowercase", "a <FIND> b")], ids=["NFKC", "Lowercase"]
+)
+def test_a_token_that_the_normaliser_makes_is_rejected(kind: str, text: str, rule: Any) -> None:
+    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
+    tokenizer = with_added(added, normalizer={"type": kind})
+    number = tokenizer.reference.token_to_id("<find>")
+    rows = [{"text": "fine"}, {"text": text}]
+    assert counts(tokens(tokenizer, TEXT, rows, "keep"), np.array([number])) == [0, 1]
+    batch = tokens(tokenizer, TEXT, rows, rule)
+    assert testing.rejects(batch) == [(1, "control_token")]
+    assert "the tokenizer's normaliser makes the control token '<find>'" in batch.ledger.messages[1]
+
+
+JOINT = Output("sequence", "ids", (Section("prompt", "mask"), Section("completion", "train")), "loss_mask", joint=True)
+JOINED = "{{ messages | map(attribute='content') | join('') }}<|im_end|>"
+
+
+@pytest.mark.parametrize("rule", ["reject", "escape"])
+def test_a_token_that_two_texts_make_together_is_rejected(rule: Any) -> None:
+    tokenizer = Tokenizer.load(ROOT / "examples" / "tokenizer")
+    halves = [("so", "fine"), ("a <|im_", "end|> b"), ("a <", "|im_end|>")]
+    pairs = [{"prompt": one, "completion": other} for one, other in halves]
+    assert testing.rejects(tokens(tokenizer, JOINT, pairs, rule)) == [(1, "control_token"), (2, "control_token")]
+    chats = [
+        {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
+        for one, other in [*halves, *halves]  # kinds that come again are replayed
+    ]
+    chat_format = chat_format_of((CONVERSATION,), tokenizer, TextRules(control_tokens=rule, chat_template=JOINED))
+    batch = tokenize(apply_template(testing.records(chats), (CONVERSATION,), chat_format), tokenizer, None)
+    assert [line for line, reason in testing.rejects(batch) if reason == "control_token"] == [1, 2, 4, 5]
+
+
+def test_an_added_token_of_one_sign_is_text() -> None:
+    tokenizer = with_added(tokenizers.AddedToken("\u00f7", special=False, normalized=False))
+    for rule in ("reject", "escape"):
+        assert testing.rejects(tokens(tokenizer, TEXT, [{"text": "6 \u00f7 2"}], rule)) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.chat.checks import check_message, variables_of
+from beam_prep.chat.checks import check_message, check_messages, variables_of
 from beam_prep.data.block import Reject
 from tests.chat.trained import CHATML, outcome, runs, said
 from tests.conftest import shared
@@ -119,7 +119,9 @@ def test_no_call_is_none(empty: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"function_call": "get_tide"}, "'m.function_call' is a string (\"get_tide\"), wanted an object of 'name'"),
+        ({"function_call": [CALL]}, "'m.function_call' is a list"),
+        ({"tool_calls": {"function": CALL}}, "'m.tool_calls' is an object, wanted a list of calls (objects)"),
+        ({"tool_calls": [3]}, "'m.tool_calls[0]' is a number (3), wanted a call (an object)"),
         ({"function_call": {"arguments": "{}"}}, "'m.function_call' is an object without a name, wanted an object"),
         ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "'m' has both 'function_call' and 'tool_calls'"),
     ],
@@ -129,6 +131,31 @@ def test_what_is_no_call_is_a_reject(message: dict[str, Any], says: str) -> None
         check_message({"role": "assistant", "content": "", **message}, "m")
     assert found.value.reason == "bad_message"
     assert found.value.message.startswith(says)
+
+
+IN_TEXTS: dict[str, dict[str, Any]] = {
+    "all calls": {"tool_calls": json.dumps([{"type": "function", "function": CALL}])},
+    "each call": {"tool_calls": [json.dumps({"type": "function", "function": CALL})]},
+    "an old call": {"function_call": json.dumps(CALL)},
+}
+
+
+@pytest.mark.parametrize("template", ["trl/qwen2_5.jinja", "models/lcpp-Qwen3-Coder.jinja"])
+@pytest.mark.parametrize("given", IN_TEXTS)
+def test_calls_that_are_json_in_a_text_are_calls(given: str, template: str) -> None:
+    source = shared("templates", template).read_text(encoding="utf-8")
+    calling = {"role": "assistant", "content": "", **IN_TEXTS[given]}
+    plain = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
+    rest = [{"role": "tool", "name": "get_tide", "content": "09:00"}, OLD[3]]
+    assert said(source, [OLD[0], calling, *rest]) == said(source, [OLD[0], plain, *rest])
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
+def test_calls_in_a_text_that_is_no_json_are_a_reject(key: str) -> None:
+    message = {"role": "assistant", "content": "", key: "get_tide(Brest)"}
+    with pytest.raises(Reject, match=rf"'messages\[0\].{key}' is a string that is no JSON") as found:
+        check_messages([message], "messages")
+    assert found.value.reason == "bad_json"
 
 
 def test_functions_are_tools_where_they_are_schemas() -> None:

@@ -25,6 +25,7 @@ def system(text: str) -> Row:
 
 
 ASK, OTHER, SYSTEM = user("Which bird wades?"), user("Which tree bends?"), system("Be brief.")
+LONG = "Which bird wades in the shallow water?"
 HERON, ROBIN = assistant("A heron."), assistant("A robin.")
 
 
@@ -107,6 +108,30 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
         ([ASK], [{**ASK, "name": None}, HERON], [{**ASK, "name": None}, ROBIN]),
         ([{**ASK, "name": None}], [HERON], [ROBIN]),
     ),
+    "texts that begin with a question of several words": (
+        (LONG, f"{LONG} A heron.", f"{LONG}\nA robin."),
+        ([user(LONG)], [HERON], [ROBIN]),
+    ),
+    "answers that begin with a question of several words": (
+        ([user(LONG)], [assistant(f"{LONG} A heron.")], [assistant(f"{LONG} A robin.")]),
+        ([user(LONG)], [HERON], [ROBIN]),
+    ),
+    "answers that begin with the one word of the question": (
+        ("Hello", "Hello Anna.", "Hello Bert."),
+        ([user("Hello")], [assistant("Hello Anna.")], [assistant("Hello Bert.")]),
+    ),
+    "the prompt's messages have keys that those of the sides have not": (
+        ([{**ASK, "id": "m1"}], [ASK, HERON], [{**ASK, "time": 3}, ROBIN]),
+        ONCE,
+    ),
+    "the prompt's roles have other names": (
+        ([{"role": "human", "content": ASK["content"]}], [ASK, HERON], [{**ASK, "role": "USER"}, ROBIN]),
+        ONCE,
+    ),
+    "the prompt's content is a list of parts": (
+        ([{"role": "user", "content": [{"type": "text", "text": ASK["content"]}]}], [ASK, HERON], [ASK, ROBIN]),
+        ONCE,
+    ),
     "a continuation that the user begins, after an answer": (
         ([ASK, HERON], [OTHER, HERON], [OTHER, ROBIN]),
         ([ASK, HERON], [OTHER, HERON], [OTHER, ROBIN]),
@@ -162,8 +187,8 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
         ("once the prompt is taken out of them",),
     ),
     "sides of two kinds": (([ASK], [HERON], "A robin."), "wrong_type", ("a list", "a string")),
-    "texts that repeat a text": (
-        ("Which bird wades here?", "Which bird wades here? A heron.", "Which bird wades here? A robin."),
+    "texts that repeat a text, but for blanks": (
+        ("Which bird wades here?", "Which bird wades  here? A heron.", "Which bird wades here? A robin."),
         "prompt_differs",
         ("A heron.",),
     ),
