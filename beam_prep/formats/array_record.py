@@ -36,15 +36,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import (
-    FilesOfShard,
-    Format,
-    OpenFile,
-    Row,
-    check_rows,
-    in_temporary_folder,
-    row_number,
-)
+from beam_prep.formats.contract import FileFormat, FileReader, OpenFile, Row, check_rows, in_temporary_folder
 from beam_prep.formats.example import decode_example, encode_examples, stored_in_example
 
 __all__ = ["ArrayRecord", "ArrayRecordReader", "ArrayRecordWriter"]
@@ -62,10 +54,11 @@ _AT_ONCE = 1000
 """Records that are read at once for their sizes."""
 
 
-class ArrayRecord(Format):
+class ArrayRecord(FileFormat):
     """The format `array_record`; see the module."""
 
     name = "array_record"
+    file_name = "shard_{shard:04d}.array_record"
     sizes_in = "bytes"
     libraries = ("array_record",)
 
@@ -83,11 +76,7 @@ class ArrayRecord(Format):
         Raises:
             ImportError: array_record is not installed.
         """
-        return ArrayRecordWriter(open_file, columns, _file_name(shard))
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
-        return {_file_name(shard): None}
+        return ArrayRecordWriter(open_file, columns, self.file(shard, shards))
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordReader":
         """See `Format.read`.
@@ -95,11 +84,7 @@ class ArrayRecord(Format):
         Raises:
             ImportError: array_record is not installed.
         """
-        return ArrayRecordReader(folder / _file_name(shard), columns)
-
-
-def _file_name(shard: int) -> str:
-    return f"shard_{shard:04d}.array_record"
+        return ArrayRecordReader(folder / self.file(shard, shards), columns)
 
 
 def _library() -> Any:
@@ -150,39 +135,22 @@ class ArrayRecordWriter:
         self._file.close()
 
 
-class ArrayRecordReader:
+class ArrayRecordReader(FileReader):
     """Rows of one shard, read and decoded one by one; see `ShardReader`."""
 
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
-        """Opens the file.
+    kind = "ArrayRecord"
 
-        Raises:
-            FormatError: it is missing, cut, or no ArrayRecord file.
-            ImportError: array_record is not installed.
-        """
-        self._path = path
-        self._columns = tuple(columns)
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
+    def _open(self) -> None:
+        status = self._path.stat()
         self._version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        self._rows = int(self._open().num_records())
-
-    def __reduce__(self) -> tuple[type["ArrayRecordReader"], tuple[Path, tuple[Column, ...]]]:
-        return ArrayRecordReader, (self._path, self._columns)
+        self._rows = int(self._library().num_records())
 
     def __len__(self) -> int:
         return self._rows
 
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`; the record's checksum has been checked."""
-        number = row_number(index, self._rows)
+    def _row(self, number: int) -> Row:
         (record,) = self._read(number, number + 1)
-        try:
-            return decode_example(record, self._columns)
-        except FormatError as error:
-            raise FormatError(f"{self._path}: record {number}: {error}") from None
+        return decode_example(record, self._columns)
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`. Reads the file."""
@@ -195,12 +163,12 @@ class ArrayRecordReader:
     def _read(self, start: int, stop: int) -> list[bytes]:
         """Records from `start` to `stop`."""
         try:
-            records: list[bytes] = self._open().read(list(range(start, stop)))
+            records: list[bytes] = self._library().read(list(range(start, stop)))
         except (RuntimeError, ValueError, IndexError) as error:
             raise FormatError(f"{self._path}: records {start} to {stop - 1} are damaged: {error}") from None
         return records
 
-    def _open(self) -> Any:
+    def _library(self) -> Any:
         # A forked process opens the file itself: it would share the place at which its parent reads.
         return _opened(self._path, self._version, os.getpid())
 
@@ -210,15 +178,11 @@ def _opened(path: Path, version: tuple[int, int, int], process: int) -> Any:
     """The library's reader of a file.
 
     Raises:
-        FormatError: the file cannot be opened.
+        RuntimeError, ValueError, OSError: the file cannot be opened.
         ImportError: array_record is not installed.
     """
-    library = _library()
-    try:
-        reader = library.ArrayRecordReader(str(path), READ)
-        if not reader.ok():
-            reader.close()  # which raises the reason, if there is one
-            raise ValueError("it is empty")
-    except (RuntimeError, ValueError, OSError) as error:
-        raise FormatError(f"{path}: not a complete ArrayRecord file: {error}") from None
+    reader = _library().ArrayRecordReader(str(path), READ)
+    if not reader.ok():
+        reader.close()  # which raises the reason, if there is one
+        raise ValueError("it is empty")
     return reader

@@ -18,7 +18,6 @@ and `load_from_disk`; datasets/arrow_writer.py, `_build_metadata` (the schema's 
 """
 
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -30,9 +29,8 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats.batches import Batches, BatchView, check_types, features, sizes_of
-from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, row_number
+from beam_prep.formats.batches import Batches, BatchReader, check_types, features
+from beam_prep.formats.contract import FileFormat, FilesOfShard, OpenFile
 from beam_prep.formats.manifest import DATASET_DICT, ShardReceipt, dump
 
 __all__ = ["Arrow", "ArrowReader", "ArrowWriter"]
@@ -48,18 +46,19 @@ BATCH_BYTES = 1 << 22
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-class Arrow(Format):
+class Arrow(FileFormat):
     """The format `arrow`; see the module."""
 
     name = "arrow"
+    file_name = "data-{shard:05d}-of-{shards:05d}.arrow"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrowWriter":
         """See `Format.writer`. Shard 0 writes the domain's `state.json` and `dataset_info.json` as well."""
-        return ArrowWriter(open_file, columns, shard, shards)
+        return ArrowWriter(open_file, columns, self.file(shard, shards), _described(columns, shard, shards))
 
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
         """See `Format`."""
-        return {_file_name(shard, shards): None, **_described(columns, shard, shards)}
+        return {self.file(shard, shards): None, **_described(columns, shard, shards)}
 
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
@@ -70,7 +69,7 @@ class Arrow(Format):
         of_part = Counter(shard.part for shard in shards)
         for split in splits:
             names = [
-                f"{domains[shard.domain]}/{_file_name(shard.shard, of_part[shard.part])}"
+                f"{domains[shard.domain]}/{self.file(shard.shard, of_part[shard.part])}"
                 for shard in shards
                 if shard.split == split
             ]
@@ -80,7 +79,7 @@ class Arrow(Format):
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrowReader":
         """See `Format.read`. Reads the heads of the record batches; values are read when they are touched."""
-        return ArrowReader(folder / _file_name(shard, shards), columns)
+        return ArrowReader(folder / self.file(shard, shards), columns)
 
 
 def _dataset_dict(folders: Sequence[str]) -> dict[str, list[str]]:
@@ -91,13 +90,9 @@ def _dataset_dict(folders: Sequence[str]) -> dict[str, list[str]]:
     return {"splits": list(folders)}
 
 
-def _file_name(shard: int, shards: int) -> str:
-    return f"data-{shard:05d}-of-{shards:05d}.arrow"
-
-
 def _state(shards: int) -> dict[str, Any]:
     return {
-        "_data_files": [{"filename": _file_name(shard, shards)} for shard in range(shards)],
+        "_data_files": [{"filename": Arrow.file_name.format(shard=shard, shards=shards)} for shard in range(shards)],
         "_fingerprint": None,
         "_format_columns": None,
         "_format_kwargs": {},
@@ -120,10 +115,11 @@ def _described(columns: Sequence[Column], shard: int, shards: int) -> dict[str, 
 class ArrowWriter:
     """Writes record batches as they fill; at most one that is not full stays in memory. See `ShardWriter`."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
-        self._open_file = open_file
-        self._described = _described(columns, shard, shards)
-        self._file = open_file(_file_name(shard, shards))
+    def __init__(
+        self, open_file: OpenFile, columns: Sequence[Column], name: str, described: Mapping[str, bytes]
+    ) -> None:
+        self._open_file, self._described = open_file, described
+        self._file = open_file(name)
         self._batches = Batches(columns, BATCH_ROWS, BATCH_BYTES, self._put)
         self._file.write(memoryview(self._batches.schema.serialize()))
 
@@ -154,48 +150,17 @@ class ArrowWriter:
             file.close()
 
 
-class ArrowReader:
+class ArrowReader(BatchReader):
     """Rows of one shard, as views of its memory-mapped file (bools are copied); see `ShardReader`."""
 
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
-        """Maps the file.
+    kind = "Arrow stream"
 
-        Raises:
-            FormatError: it is missing, cut, damaged in what describes its batches, or does not hold these columns. (A
-                changed value shows only in the manifest's sha256.)
-        """
-        self._path = path
-        self._columns = tuple(columns)
-        self._views: dict[int, BatchView] = {}
-        try:
-            self._batches = _batches(path, self._columns)
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete Arrow stream of these columns: {error}") from None
-        self._starts: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
+    def _open(self) -> None:
+        self._batches = _batches(self._path, self._columns)
+        self._starts = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
 
-    def __reduce__(self) -> tuple[type["ArrowReader"], tuple[Path, tuple[Column, ...]]]:
-        # A pickled batch is a copy of its part of the file.
-        return ArrowReader, (self._path, self._columns)
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = row_number(index, len(self))
-        which = bisect_right(self._starts, number) - 1
-        try:
-            if which not in self._views:
-                self._views[which] = BatchView(self._batches[which])
-            return self._views[which].row(number - self._starts[which])
-        except ValueError as error:
-            raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
-
-    def sizes(self) -> Array:
-        """See `ShardReader.sizes`."""
-        return np.concatenate([np.zeros(0, np.int64), *map(sizes_of, self._batches)])
+    def _batch(self, number: int) -> pa.RecordBatch:
+        return self._batches[number]
 
     def lengths(self, name: str) -> Array:
         """int64 [rows]: see `contract.ShardReader`."""

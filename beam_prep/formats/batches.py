@@ -7,6 +7,7 @@ Metadata is no list: `string`, or `dtype`; in a packed row it is a list of these
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.formats.contract import Row, cast, check_rows
+from beam_prep.formats.contract import FileReader, Row, cast, check_rows
 
 MAX_VALUES = 2**31 - 1
 """Values of a record batch that the borders of an Arrow list, int32, can count."""
@@ -164,7 +165,40 @@ def unpacked(bits: Array, start: int, stop: int) -> Array:
     return found[start - 8 * first : stop - 8 * first].view(bool)
 
 
-def sizes_of(batch: pa.RecordBatch) -> Array:
+class BatchReader(FileReader):
+    """A `FileReader` of rows in record batches. A subclass sets `_starts`, and reads a batch.
+
+    Attributes:
+        _starts: the first row of each batch, and the end.
+    """
+
+    _starts: list[int]
+    _viewed: tuple[int, "BatchView"] | None = None
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        """A record batch.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _row(self, number: int) -> Row:
+        which = bisect_right(self._starts, number) - 1
+        if self._viewed is None or self._viewed[0] != which:
+            self._viewed = which, BatchView(self._batch(which))
+        return self._viewed[1].row(number - self._starts[which])
+
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        sizes = (_sizes_of(self._batch(number)) for number in range(len(self._starts) - 1))
+        return np.concatenate([np.zeros(0, np.int64), *sizes])
+
+
+def _sizes_of(batch: pa.RecordBatch) -> Array:
     """int64 [rows]: innermost values of each, of all columns but those of strings, and of single numbers."""
     return np.zeros(batch.num_rows, np.int64) + sum(map(_sizes, batch.columns))
 

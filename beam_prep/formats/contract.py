@@ -85,54 +85,6 @@ class ShardReader(Protocol):
         ...
 
 
-class ColumnsReader:
-    """A `ShardReader` of a format whose columns lie over mapped files.
-
-    Args:
-        columns: every column, by name.
-        differ: what to say if they have different numbers of rows.
-        schema: of these columns.
-
-    Attributes:
-        columns: every column, by name; absent where the file has another dtype than a column says.
-
-    Raises:
-        FormatError: the columns have different numbers of rows, or a row has not one value where it must.
-    """
-
-    def __init__(self, columns: dict[str, Ragged], differ: str, schema: Sequence[Column]) -> None:
-        self.columns = self._mapped = columns
-        self._measured = [column.name for column in schema if not column.metadata]
-        for column in schema:
-            if column.depth == 0 and column.role != "string" and (columns[column.name].lengths != 1).any():
-                raise FormatError(f"{differ}: a row has not one value of {column.name!r}")
-        counts = {name: len(rows) for name, rows in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise FormatError(f"{differ}: {counts}")
-        self._rows = max(counts.values(), default=0)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = row_number(index, self._rows)
-        return {name: rows[number] for name, rows in self._mapped.items()}
-
-    def rows(self, start: int, stop: int) -> dict[str, Ragged]:
-        """Rows from `start` to `stop`."""
-        return {name: rows[start:stop] for name, rows in self._mapped.items()}
-
-    def lengths(self, name: str) -> Array:
-        """int64 [rows]: of each row, the length of a column."""
-        return self._mapped[name].lengths
-
-    def sizes(self) -> Array:
-        """See `ShardReader.sizes`."""
-        lengths = (self._mapped[name].flat_lengths for name in self._measured)
-        return sum(lengths, start=np.zeros(self._rows, np.int64))
-
-
 FilesOfShard = dict[str, bytes | None]
 """The files of a shard, by path relative to the domain's folder: their content; None where that is a function of the
 rows and the columns alone. Always in the same order."""
@@ -205,6 +157,82 @@ class Format:
         raise NotImplementedError
 
 
+class FileFormat(Format):
+    """A format of one file a shard.
+
+    Attributes:
+        file_name: of a shard, to be formatted with `shard` and `shards`.
+    """
+
+    file_name: str
+
+    def file(self, shard: int, shards: int) -> str:
+        """The name of a shard's file."""
+        return self.file_name.format(shard=shard, shards=shards)
+
+    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
+        """See `Format`."""
+        return {self.file(shard, shards): None}
+
+
+class FileReader:
+    """A `ShardReader` over one file. A subclass opens it, reads one row, and says the sizes of all.
+
+    Args:
+        path, columns: the file, and the columns that it must hold.
+
+    Attributes:
+        kind: of file, for the message.
+
+    Raises:
+        FormatError: it is missing, cut, damaged in what describes its rows, or does not hold these columns. (A changed
+            value shows only in the manifest's sha256.)
+    """
+
+    kind: str
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        self._path, self._columns = path, tuple(columns)
+        try:
+            self._open()
+        except FileNotFoundError:
+            raise FormatError(f"{path}: no such file") from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise FormatError(f"{path}: not a complete {self.kind} file of these columns: {error}") from None
+
+    def __reduce__(self) -> tuple[Any, tuple[Path, tuple[Column, ...]]]:
+        # A pickled map is a copy of the file.
+        return type(self), (self._path, self._columns)
+
+    def _open(self) -> None:
+        """Opens the file.
+
+        Raises:
+            OSError, RuntimeError, ValueError: it is not as a writer leaves it.
+        """
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Rows."""
+        raise NotImplementedError
+
+    def row(self, index: int) -> Row:
+        """See `ShardReader.row`."""
+        number = row_number(index, len(self))
+        try:
+            return self._row(number)
+        except ValueError as error:
+            raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
+
+    def _row(self, number: int) -> Row:
+        """A row, by its number from 0 on.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        raise NotImplementedError
+
+
 @contextmanager
 def in_temporary_folder() -> Iterator[None]:
     """Around writes to a temporary file: says where it is, and how another folder is given.
@@ -264,9 +292,14 @@ def map_file(path: Path) -> Array:
     """A file's bytes, read-only uint8, mapped into memory.
 
     Not by numpy: its maps keep a file descriptor each, and an output may have more shards than a process has those.
+
+    Raises:
+        FileNotFoundError: there is no such file.
     """
     import pyarrow as pa
 
+    if not path.stat().st_size:
+        return np.zeros(0, np.uint8)  # an empty file cannot be mapped
     with pa.memory_map(str(path)) as file:
         return np.frombuffer(file.read_buffer(), np.uint8)
 

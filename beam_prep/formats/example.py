@@ -19,7 +19,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 from beam_prep.data.ragged import Array, Ragged, changes, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats.contract import Row, cast
 
 MAX_SIZE = 2**31 - 1
@@ -179,13 +178,13 @@ def decode_example(payload: bytes | bytearray | memoryview | Array, columns: Seq
         Column name to values [length] in the column's dtype, or to a `Ragged` where the column's depth is 2.
 
     Raises:
-        FormatError: no Example, or a column's feature is missing, of another type, or holds what its dtype cannot.
+        ValueError: no Example, or a column's feature is missing, of another type, or holds what its dtype cannot.
     """
     try:
         found = _EXAMPLE.FromString(bytes(payload)).features.feature
         return {column.name: _column(column, found) for column in columns}
     except (message.DecodeError, ValueError) as error:
-        raise FormatError(f"not the tf.train.Example of a row: {error}") from None
+        raise ValueError(f"not the tf.train.Example of a row: {error}") from None
 
 
 def _column(column: Column, found: Mapping[str, Any]) -> Array | Ragged:

@@ -1,26 +1,22 @@
-"""What the flat formats share: a file of values for each column, mapped to be read, and what says where rows begin.
+"""What the flat formats share: all values of a column in one piece, mapped to be read, and what says where rows begin.
 
-`bin`, `npy` and `megatron` differ in names and in how they write the borders of rows: see `FlatFormat`.
+`bin`, `npy` and `megatron` have a file for each column, `h5` has one for all. They differ in names and in how they
+write the borders of rows: see `FlatFormat`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import (
-    ColumnsReader,
-    Format,
-    OpenFile,
-    Row,
-    cast,
-    check_rows,
-    map_file,
-)
+from beam_prep.formats.contract import Format, OpenFile, Row, cast, check_rows, map_file, row_number
+
+OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
+"""Borders of rows in values; of rows in lists, and of lists in values, where rows are lists of lists."""
 
 
 class FlatFormat(Format):
@@ -66,10 +62,17 @@ class FlatColumn:
         lists, inner: of a column of lists of lists, the lengths of rows in lists, and of lists in values.
     """
 
-    def __init__(self, column: Column, dtype: str, file: BinaryIO) -> None:
+    def __init__(self, column: Column, dtype: str, file: IO[bytes]) -> None:
         self.column, self.file, self.size = column, file, 0
         self.rows, self.lists, self.inner = list[Array](), list[Array](), list[Array]()
         self._dtype = dtype
+
+    def borders(self) -> dict[str, Array]:
+        """int64, of rows in values; and of lists of lists, of the lists in values, and of rows in lists."""
+        lengths = {OFFSETS: self.rows}
+        if self.column.levels == 2:
+            lengths |= {INNER: self.inner, LISTS: self.lists}
+        return {name: offsets_of(np.concatenate([np.zeros(0, np.int64), *parts])) for name, parts in lengths.items()}
 
     def append(self, rows: Ragged) -> None:
         """Writes the values of rows, and keeps their lengths."""
@@ -87,7 +90,12 @@ class FlatWriter:
     """Appends every column's values to its file as they come; only lengths stay in memory until `close`."""
 
     def __init__(
-        self, format: FlatFormat, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int
+        self,
+        format: FlatFormat,
+        open_file: Callable[[str], IO[bytes]],
+        columns: Sequence[Column],
+        shard: int,
+        shards: int,
     ) -> None:
         self._format, self._open_file, self._place = format, open_file, (shard, shards)
         self._columns = [
@@ -113,42 +121,84 @@ class FlatWriter:
             file.close()
 
 
-class FlatReader(ColumnsReader):
+class FlatReader:
     """Rows of one shard, as views of its memory-mapped files; see `ShardReader`. What is cast is a copy.
 
+    Attributes:
+        columns: every column, by name; absent where the file has another dtype than a column says: masks of `npy`.
+
     Raises:
-        FormatError: see `FlatFormat.open_columns`. (A changed value shows only in the manifest's sha256.)
+        FormatError: see `FlatFormat.open_columns`; or the columns have different numbers of rows, or a row has not one
+            value where it must. (A changed value shows only in the manifest's sha256.)
     """
 
     def __init__(self, format: FlatFormat, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._given = format, folder, tuple(columns), shard, shards
-        # What has another dtype in its file than its column says: masks of `npy`.
         self._cast = {each.name: each.dtype for each in columns if format.stored(each) != each.dtype}
-        opened = format.open_columns(folder, columns, shard, shards)
-        super().__init__(opened, f"{folder}: shard {shard}: columns of different row counts", columns)
-        if self._cast:
-            del self.columns
+        self._measured = [column.name for column in columns if not column.metadata]
+        self._mapped = format.open_columns(folder, columns, shard, shards)
+        if not self._cast:
+            self.columns = self._mapped
+        try:
+            self._rows = check_rows(columns, self._mapped)
+        except ValueError as error:
+            raise FormatError(f"{folder}: shard {shard}: {error}") from None
 
     def __reduce__(self) -> tuple[type["FlatReader"], tuple[FlatFormat, Path, tuple[Column, ...], int, int]]:
         # A pickled map is a copy of the file.
         return FlatReader, self._given
 
+    def __len__(self) -> int:
+        return self._rows
+
     def row(self, index: int) -> Row:
         """See `ShardReader.row`."""
-        found = super().row(index)
-        for name, dtype in self._cast.items():
-            row = found[name]
-            found[name] = row.with_flat(_as(row.flat, dtype)) if isinstance(row, Ragged) else _as(row, dtype)
-        return found
+        number = row_number(index, self._rows)
+        found: Row = {name: rows[number] for name, rows in self._mapped.items()}
+        return found | {name: _as(found[name], dtype) for name, dtype in self._cast.items()}
 
     def rows(self, start: int, stop: int) -> dict[str, Ragged]:
         """Rows from `start` to `stop`, in the columns' dtypes."""
-        found = super().rows(start, stop)
-        return found | {name: found[name].with_flat(_as(found[name].flat, dtype)) for name, dtype in self._cast.items()}
+        found = {name: rows[start:stop] for name, rows in self._mapped.items()}
+        return found | {name: _as(found[name], dtype) for name, dtype in self._cast.items()}
+
+    def lengths(self, name: str) -> Array:
+        """int64 [rows]: of each row, the length of a column."""
+        return self._mapped[name].lengths
+
+    def sizes(self) -> Array:
+        """See `ShardReader.sizes`."""
+        lengths = (self._mapped[name].flat_lengths for name in self._measured)
+        return sum(lengths, start=np.zeros(self._rows, np.int64))
 
 
-def _as(values: Array, dtype: str) -> Array:
+def _as(values: Any, dtype: str) -> Any:
+    if isinstance(values, Ragged):
+        return values.with_flat(_as(values.flat, dtype))
     return values.astype(np.dtype(dtype).newbyteorder("<"), copy=False)
+
+
+def rows_over(values: Array, column: Column, borders: Callable[[str], Array]) -> Ragged:
+    """A column over its values, with the borders that `FlatColumn.borders` gave.
+
+    Raises:
+        ValueError: they do not rise from 0 to the end, or contradict each other.
+    """
+
+    def rising(name: str, end: int) -> Array:
+        found = borders(name)
+        if len(found) == 0 or found[0] != 0 or found[-1] != end or (np.diff(found) < 0).any():
+            raise ValueError(f"{name} do not rise from 0 to {end}")
+        return found
+
+    offsets = rising(OFFSETS, len(values))
+    if column.levels == 1:
+        return Ragged(values, offsets)
+    lists = Ragged(values, rising(INNER, len(values)))
+    rows = Ragged(lists, rising(LISTS, len(lists)))
+    if not np.array_equal(lists.offsets[rows.offsets], offsets):
+        raise ValueError(f"{LISTS} and {INNER} give other rows than {OFFSETS}")
+    return rows
 
 
 def mapped(path: Path, dtype: str, size: int, said_by: str) -> Array:
@@ -170,4 +220,4 @@ def mapped(path: Path, dtype: str, size: int, said_by: str) -> Array:
         raise FormatError(f"{path}: no such file") from None
     if found != wanted:
         raise FormatError(f"{path}: found {found} bytes, wanted {wanted} ({size} of {dtype}, says {said_by})")
-    return map_file(path).view(stored) if size else np.zeros(0, stored)  # an empty file cannot be mapped
+    return map_file(path).view(stored)

@@ -21,37 +21,29 @@ creation, and `libver` begins with the oldest version, in which groups have no t
 Source: HDF5 File Format Specification 3.0, IV.A.2.i "The Data Layout Message", contiguous storage.
 """
 
+import io
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import (
-    ColumnsReader,
-    FilesOfShard,
-    Format,
-    OpenFile,
-    cast,
-    check_rows,
-    map_file,
-)
+from beam_prep.formats.contract import FilesOfShard, OpenFile, map_file
+from beam_prep.formats.flat import INNER, LISTS, OFFSETS, FlatFormat, FlatWriter, rows_over
 
-__all__ = ["HDF5", "HDF5Reader", "HDF5Writer"]
+__all__ = ["HDF5", "HDF5Writer"]
 
 PIECE = 1 << 20
 """Bytes that are copied at once, and that a dataset may take before it moves from memory to disk."""
 
-_OFFSETS, _LISTS, _INNER = "offsets", "list_offsets", "inner_offsets"
 
-
-class HDF5(Format):
+class HDF5(FlatFormat):
     """The format `h5`; see the module."""
 
     name = "h5"
@@ -65,19 +57,33 @@ class HDF5(Format):
             ValueError: a column has the name of one of the format's own groups.
         """
         _h5py()
-        return HDF5Writer(open_file, columns, _file_name(shard))
+        if taken := sorted({column.name for column in columns} & {OFFSETS, LISTS, INNER}):
+            raise ValueError(f"the format h5 has groups of its own named {', '.join(taken)}: rename these columns")
+        return HDF5Writer(self, open_file, columns, shard, shards)
 
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
         """See `Format`."""
         return {_file_name(shard): None}
 
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Reader":
-        """See `Format.read`. Maps the datasets; values are read when they are touched.
+    def values_file(self, column: Column, shard: int, shards: int) -> str:
+        return column.name
+
+    def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
+        """See `FlatFormat`. The file is open for the time of this call only, so processes may fork.
 
         Raises:
+            FormatError: the file is missing, cut, or does not hold these columns as our writer leaves them.
             ImportError: h5py is not installed.
         """
-        return HDF5Reader(folder / _file_name(shard), columns)
+        h5py, path = _h5py(), folder / _file_name(shard)
+        try:
+            with h5py.File(path, "r") as file:
+                data = map_file(path)
+                return {column.name: _open_column(data, file, column) for column in columns}
+        except FileNotFoundError:
+            raise FormatError(f"{path}: no such file") from None
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{path}: not a complete HDF5 file of these columns: {error}") from None
 
 
 def _file_name(shard: int) -> str:
@@ -92,42 +98,44 @@ def _h5py() -> Any:
         raise ImportError(f"the format h5 needs h5py ({error}): pip install 'beam-prep[hdf5]'") from None
 
 
-class HDF5Writer:
-    """Keeps every dataset in a temporary file until `close`; 1 MB of each is in memory. See `ShardWriter`."""
+class _Dataset(NamedTuple):
+    """A dataset, and where its values wait."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
-        taken = sorted({column.name for column in columns} & {_OFFSETS, _LISTS, _INNER})
-        if taken:
-            raise ValueError(f"the format h5 has groups of its own named {', '.join(taken)}: rename these columns")
-        self._columns = tuple(columns)
-        self._file = open_file(name)
-        self._values = {column.name: _Dataset(column.name, column.dtype) for column in columns}
-        self._borders = {
-            (group, column.name): _Borders(f"{group}/{column.name}")
-            for column in columns
-            for group in ([_OFFSETS] if column.levels == 1 else [_OFFSETS, _LISTS, _INNER])
-        }
+    name: str
+    dtype: np.dtype[Any]
+    size: int
+    file: IO[bytes]
 
-    def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`."""
-        check_rows(self._columns, columns)
-        for column in self._columns:
-            name, rows = column.name, columns[column.name]
-            self._values[name].append(cast(rows.flat, column.dtype, name))
-            self._borders[_OFFSETS, name].append_lengths(rows.flat_lengths)
-            if isinstance(rows.values, Ragged):
-                self._borders[_LISTS, name].append_lengths(rows.lengths)
-                self._borders[_INNER, name].append_lengths(rows.values.lengths)
+
+def _waiting(name: str) -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(max_size=PIECE)  # closed by the writer
+
+
+class HDF5Writer(FlatWriter):
+    """Keeps the values of every column in a temporary file until `close`; 1 MB of each is in memory."""
+
+    def __init__(self, format: HDF5, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
+        self._file = open_file(_file_name(shard))
+        super().__init__(format, _waiting, columns, shard, shards)
 
     def close(self) -> None:
         """Writes the file and closes it; removes the temporary files."""
-        datasets: list[_Dataset] = [*self._values.values(), *self._borders.values()]
+        datasets = [
+            _Dataset(each.column.name, np.dtype(each.column.dtype).newbyteorder("<"), each.size, each.file)
+            for each in self._columns
+        ]
+        for each in self._columns:
+            found = each.borders()
+            for group in [name for name in (OFFSETS, LISTS, INNER) if name in found]:
+                borders = found[group].astype("<i8", copy=False)
+                name = f"{group}/{each.column.name}"
+                datasets.append(_Dataset(name, borders.dtype, len(borders), io.BytesIO(borders.data)))
         with tempfile.TemporaryFile() as empty:
             at = 0
             for offset, dataset in _lay_out(empty, datasets):
                 self._copy(empty, at, offset)
-                self._copy(dataset.file, 0, dataset.bytes)
-                at = offset + dataset.bytes
+                self._copy(dataset.file, 0, dataset.size * dataset.dtype.itemsize)
+                at = offset + dataset.size * dataset.dtype.itemsize
             self._copy(empty, at, empty.seek(0, os.SEEK_END))
         for dataset in datasets:
             dataset.file.close()
@@ -140,41 +148,7 @@ class HDF5Writer:
             self._file.write(source.read(min(PIECE, stop - at)))
 
 
-class _Dataset:
-    """A dataset that grows; its values wait in `file`."""
-
-    def __init__(self, name: str, dtype: str) -> None:
-        self.name = name
-        self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.size = 0
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=PIECE)  # noqa: SIM115  (closed by the writer)
-
-    @property
-    def bytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def append(self, values: Array) -> None:
-        """Adds values, which are contiguous and of the dataset's dtype."""
-        self.size += len(values)
-        if len(values):
-            self.file.write(values.view(np.uint8).data)
-
-
-class _Borders(_Dataset):
-    """The running sum of lengths."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, "int64")
-        self._end = np.zeros(1, self.dtype)
-        self.append(self._end)
-
-    def append_lengths(self, lengths: Array) -> None:
-        ends = np.cumsum(lengths, dtype=self.dtype) + self._end
-        self.append(ends)
-        self._end = np.append(self._end, ends)[-1:]
-
-
-def _lay_out(file: BinaryIO | IO[bytes], datasets: Sequence[_Dataset]) -> list[tuple[int, _Dataset]]:
+def _lay_out(file: IO[bytes], datasets: Sequence[_Dataset]) -> list[tuple[int, _Dataset]]:
     """Makes `file` an HDF5 file with these datasets, without their values.
 
     Returns:
@@ -201,38 +175,6 @@ def _lay_out(file: BinaryIO | IO[bytes], datasets: Sequence[_Dataset]) -> list[t
     return sorted(places, key=lambda place: place[0])
 
 
-class HDF5Reader(ColumnsReader):
-    """Rows of one shard, as views of its memory-mapped file; see `ShardReader`.
-
-    Attributes:
-        columns: every column, by name.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
-        """Maps the datasets; the file is open for the time of this call only, so processes may fork.
-
-        Raises:
-            FormatError: the file is missing, cut, or does not hold these columns as our writer leaves them. (A changed
-                value shows only in the manifest's sha256.)
-            ImportError: h5py is not installed.
-        """
-        self._given = (path, tuple(columns))
-        h5py = _h5py()
-        try:
-            with h5py.File(path, "r") as file:
-                data = map_file(path)
-                opened = {column.name: _open_column(data, file, column) for column in columns}
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete HDF5 file of these columns: {error}") from None
-        super().__init__(opened, f"{path}: columns of different row counts", columns)
-
-    def __reduce__(self) -> tuple[type["HDF5Reader"], tuple[Path, tuple[Column, ...]]]:
-        # A pickled memmap is a copy of the file.
-        return HDF5Reader, self._given
-
-
 def _open_column(data: Array, file: Any, column: Column) -> Ragged:
     """The column over `data`, the mapped bytes of `file`.
 
@@ -240,22 +182,10 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
         ValueError: it is not as the writer leaves it.
     """
     values = _values(data, file, column.name, column.dtype)
-    offsets = _rising(data, file, f"{_OFFSETS}/{column.name}", len(values))
-    if column.levels == 1:
-        return Ragged(values, offsets)
-    lists = Ragged(values, _rising(data, file, f"{_INNER}/{column.name}", len(values)))
-    rows = Ragged(lists, _rising(data, file, f"{_LISTS}/{column.name}", len(lists)))
-    if not np.array_equal(lists.offsets[rows.offsets], offsets):
-        raise ValueError(f"column {column.name!r}: {_LISTS} and {_INNER} give other rows than {_OFFSETS}")
-    return rows
-
-
-def _rising(data: Array, file: Any, name: str, end: int) -> Array:
-    """The borders in the dataset `name`, which must rise from 0 to `end`."""
-    borders = _values(data, file, name, "int64")
-    if len(borders) == 0 or borders[0] != 0 or borders[-1] != end or (np.diff(borders) < 0).any():
-        raise ValueError(f"{name} do not rise from 0 to {end}")
-    return borders
+    try:
+        return rows_over(values, column, lambda group: _values(data, file, f"{group}/{column.name}", "int64"))
+    except ValueError as error:
+        raise ValueError(f"column {column.name!r}: {error}") from None
 
 
 def _values(data: Array, file: Any, name: str, dtype: str) -> Array:

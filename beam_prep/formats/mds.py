@@ -33,15 +33,14 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import (
-    FilesOfShard,
-    Format,
+    FileFormat,
+    FileReader,
     OpenFile,
     Row,
     cast,
     check_rows,
     in_temporary_folder,
     map_file,
-    row_number,
 )
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
 from beam_prep.shards.domains import part_of
@@ -57,10 +56,11 @@ _COPY_BYTES = 1 << 20
 _MAX_BYTES = 2**32 - 1
 
 
-class MDS(Format):
+class MDS(FileFormat):
     """The format `mds`; see the module."""
 
     name = "mds"
+    file_name = "shard.{shard:05d}.mds"
     sizes_in = "bytes"
     strings = "single"
     largest = 7 << 29
@@ -68,11 +68,7 @@ class MDS(Format):
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
         """See `Format.writer`."""
-        return MDSWriter(open_file, columns, _file_name(shard))
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
-        return {_file_name(shard): None}
+        return MDSWriter(open_file, columns, self.file(shard, shards))
 
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
@@ -87,18 +83,14 @@ class MDS(Format):
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "MDSReader":
         """See `Format.read`. The file is mapped; rows are decoded when they are asked for."""
-        return MDSReader(folder / _file_name(shard), columns)
-
-
-def _file_name(shard: int) -> str:
-    return f"shard.{shard:05d}.mds"
+        return MDSReader(folder / self.file(shard, shards), columns)
 
 
 def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
     """The content of a domain's `index.json`; `folder`: of the domain, in the output."""
     entries = []
     for shard in shards:
-        name = _file_name(shard.shard)
+        name = MDS.file_name.format(shard=shard.shard)
         file = {file.path: file for file in shard.files}.get(f"{folder}/{name}")
         if file is None:
             raise FormatError(f"{MANIFEST}: does not list {folder}/{name}, which {folder}/{INDEX} is about")
@@ -229,59 +221,41 @@ def _slices(values: Array, lengths: Array) -> list[memoryview]:
     return [data[start:stop] for start, stop in pairwise((offsets_of(lengths) * values.itemsize).tolist())]
 
 
-class MDSReader:
+class MDSReader(FileReader):
     """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
 
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
-        """Maps the file and reads the offsets.
+    kind = "MDS"
 
-        Raises:
-            FormatError: it is missing, cut, damaged before its rows, or does not hold these columns. (A changed value
-                shows only in the manifest's sha256.)
-        """
-        self._path = path
-        self._columns = tuple(columns)
-        self._fields = _fields(columns)
-        try:
-            self._data = map_file(path) if path.stat().st_size else np.zeros(0, np.uint8)
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
+    def _open(self) -> None:
+        self._fields = _fields(self._columns)
+        self._data = map_file(self._path)
         self._starts = self._offsets()
-
-    def __reduce__(self) -> tuple[type["MDSReader"], tuple[Path, tuple[Column, ...]]]:
-        # A pickled memmap is a copy of the file.
-        return MDSReader, (self._path, self._columns)
 
     def _offsets(self) -> Array:
         """Where rows begin, and the end of the file, int64 [rows + 1]."""
         data = self._data
         rows = int(data[:4].view(_U4)[0]) if len(data) >= 4 else 0
         if len(data) < _rows_begin(rows, 0):
-            raise FormatError(f"{self._path}: found {len(data)} bytes, too few for the offsets of {rows} rows")
+            raise ValueError(f"found {len(data)} bytes, too few for the offsets of {rows} rows")
         offsets = data[4 : _rows_begin(rows, 0)].view(_U4).astype(np.int64)
         if offsets[-1] != len(data) or offsets[0] < _rows_begin(rows, 0) or (np.diff(offsets) < 0).any():
-            raise FormatError(f"{self._path}: the offsets do not rise to the end of the file, {len(data)}")
+            raise ValueError(f"the offsets do not rise to the end of the file, {len(data)}")
         try:
             found = json.loads(data[_rows_begin(rows, 0) : offsets[0]].tobytes())
         except ValueError as error:
-            raise FormatError(f"{self._path}: its description is not JSON: {error}") from None
+            raise ValueError(f"its description is not JSON: {error}") from None
         wanted = _description(self._columns)
         if found != wanted:
-            raise FormatError(f"{self._path}: does not hold these columns: found {found}, wanted {wanted}")
+            raise ValueError(f"found {found}, wanted {wanted}")
         return offsets
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`."""
-        number = row_number(index, len(self))
+    def _row(self, number: int) -> Row:
         data = self._data[self._starts[number] : self._starts[number + 1]]
-        try:
-            arrays = dict(zip(self._fields, self._arrays(data), strict=True))
-            return {column.name: _value(column, arrays) for column in self._columns}
-        except ValueError as error:
-            raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
+        arrays = dict(zip(self._fields, self._arrays(data), strict=True))
+        return {column.name: _value(column, arrays) for column in self._columns}
 
     def _arrays(self, row: Array) -> Iterator[Array]:
         """The fields of a row.

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import FilesOfShard
-from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
+from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped, rows_over
 
 META = "meta.json"
 _SLICE = 1 << 16
@@ -60,12 +60,9 @@ def _meta(columns: Sequence[FlatColumn]) -> Iterator[bytes]:
     for index, each in enumerate(columns):
         yield b", " if index else b"{"
         yield f'{json.dumps(each.column.name)}: {{"shape": [{each.size}], "dtype": "{each.column.dtype}"'.encode()
-        lengths = {"offsets": each.rows}
-        if each.column.levels == 2:
-            lengths |= {"inner_offsets": each.inner, "list_offsets": each.lists}
-        for key, parts in lengths.items():
+        for key, borders in each.borders().items():
             yield f', "{key}": ['.encode()
-            yield from _numbers(offsets_of(np.concatenate(parts) if parts else []))
+            yield from _numbers(borders)
             yield b"]"
         yield b"}"
     yield b"}" if columns else b"{}"
@@ -104,14 +101,10 @@ def _open_column(folder: Path, column: Column, meta: Any) -> Ragged:
     if len(shape) != 1 or shape[0] < 0:
         raise FormatError(f"{where}: found shape {shape.tolist()}, wanted one size")
     values = mapped(folder / f"{column.name}.bin", column.dtype, int(shape[0]), META)
-    offsets = _borders(entry, "offsets", len(values), where)
-    if column.levels == 1:
-        return Ragged(values, offsets)
-    lists = Ragged(values, _borders(entry, "inner_offsets", len(values), where))
-    rows = Ragged(lists, _borders(entry, "list_offsets", len(lists), where))
-    if not np.array_equal(lists.offsets[rows.offsets], offsets):
-        raise FormatError(f"{where}: list_offsets and inner_offsets give other rows than offsets")
-    return rows
+    try:
+        return rows_over(values, column, lambda key: _integers(entry, key, where))
+    except ValueError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
 def _integers(entry: dict[str, Any], key: str, where: str) -> Array:
@@ -119,10 +112,3 @@ def _integers(entry: dict[str, Any], key: str, where: str) -> Array:
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != np.int64:
         raise FormatError(f"{where}: {key} is missing or no list of integers")
     return array
-
-
-def _borders(entry: dict[str, Any], key: str, end: int, where: str) -> Array:
-    borders = _integers(entry, key, where)
-    if len(borders) == 0 or borders[0] != 0 or borders[-1] != end or (np.diff(borders) < 0).any():
-        raise FormatError(f"{where}: {key} do not rise from 0 to {end}")
-    return borders

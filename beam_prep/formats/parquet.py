@@ -29,20 +29,18 @@ For random rows `bin` and `arrow` are better: a row costs the reading of its row
 Source: parquet.apache.org/docs/file-format.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.batches import Batches, BatchView, check_types, sizes_of
-from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, row_number
+from beam_prep.formats.batches import Batches, BatchReader, check_types
+from beam_prep.formats.contract import FileFormat, OpenFile
 
 __all__ = ["Parquet", "ParquetReader", "ParquetWriter"]
 
@@ -53,26 +51,19 @@ GROUP_BYTES = 1 << 23
 """Bytes of a row group's values, at most (a bool counted as one); a row that has more is a row group of its own."""
 
 
-class Parquet(Format):
+class Parquet(FileFormat):
     """The format `parquet`; see the module."""
 
     name = "parquet"
+    file_name = "shard_{shard:04d}.parquet"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ParquetWriter":
         """See `Format.writer`."""
-        return ParquetWriter(open_file, columns, _file_name(shard))
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
-        return {_file_name(shard): None}
+        return ParquetWriter(open_file, columns, self.file(shard, shards))
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ParquetReader":
         """See `Format.read`. Reads the footer; a row group is read when one of its rows is asked for."""
-        return ParquetReader(folder / _file_name(shard), columns)
-
-
-def _file_name(shard: int) -> str:
-    return f"shard_{shard:04d}.parquet"
+        return ParquetReader(folder / self.file(shard, shards), columns)
 
 
 class ParquetWriter:
@@ -151,58 +142,25 @@ class _Sink:
         """Does nothing: our writer closes the file."""
 
 
-class ParquetReader:
-    """Rows of one shard; the row group of the last one stays in memory. See `ShardReader`."""
+class ParquetReader(BatchReader):
+    """Rows of one shard; the row group of the last one stays in memory, and its first row costs the reading of it.
 
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
-        """Reads the footer; the file is open for the time of a call only.
+    The file is open for the time of a call only.
+    """
 
-        Raises:
-            FormatError: the file is missing, cut, damaged in its footer, or does not hold these columns.
-        """
+    kind = "Parquet"
+
+    def _open(self) -> None:
         import pyarrow.parquet as pq
 
-        self._path = path
-        self._columns = tuple(columns)
-        self._held: tuple[int, BatchView] | None = None
-        try:
-            self._metadata = pq.read_metadata(str(path))
-            check_types(self._metadata.schema.to_arrow_schema(), self._columns)
-            groups = range(self._metadata.num_row_groups)
-            sizes = (self._metadata.row_group(group).num_rows for group in groups)
-            self._starts: list[int] = list(accumulate(sizes, initial=0))
-            if self._starts[-1] != self._metadata.num_rows:
-                raise ValueError(f"its row groups have {self._starts[-1]} rows of {self._metadata.num_rows}")
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete Parquet file of these columns: {error}") from None
+        self._metadata = pq.read_metadata(str(self._path))
+        check_types(self._metadata.schema.to_arrow_schema(), self._columns)
+        sizes = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
+        self._starts = list(accumulate(sizes, initial=0))
+        if self._starts[-1] != self._metadata.num_rows:
+            raise ValueError(f"its row groups have {self._starts[-1]} rows of {self._metadata.num_rows}")
 
-    def __reduce__(self) -> tuple[type["ParquetReader"], tuple[Path, tuple[Column, ...]]]:
-        return ParquetReader, (self._path, self._columns)
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`. The first row of a row group costs the reading of the group."""
-        number = row_number(index, len(self))
-        group = bisect_right(self._starts, number) - 1
-        if self._held is None or self._held[0] != group:
-            self._held = group, BatchView(self._read(group))
-        return self._held[1].row(number - self._starts[group])
-
-    def sizes(self) -> Array:
-        """See `ShardReader.sizes`. Reads the file."""
-        sizes = (sizes_of(self._read(group)) for group in range(len(self._starts) - 1))
-        return np.concatenate([np.zeros(0, np.int64), *sizes])
-
-    def _read(self, group: int) -> pa.RecordBatch:
-        """The rows of a row group.
-
-        Raises:
-            FormatError: they are damaged.
-        """
+    def _batch(self, group: int) -> pa.RecordBatch:
         import pyarrow.parquet as pq
 
         rows = self._starts[group + 1] - self._starts[group]

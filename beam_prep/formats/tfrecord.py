@@ -34,7 +34,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, Format, OpenFile, Row, check_rows, map_file, row_number
+from beam_prep.formats.contract import FileFormat, FileReader, OpenFile, Row, check_rows, map_file
 from beam_prep.formats.example import decode_example, encode_examples, feature_type, lengths_key, stored_in_example
 from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
@@ -46,10 +46,11 @@ PIECE = 1 << 20
 _HEAD, _FOOT = 12, 4
 
 
-class TFRecord(Format):
+class TFRecord(FileFormat):
     """The format `tfrecord`; see the module."""
 
     name = "tfrecord"
+    file_name = "shard_{shard:04d}.tfrecord"
     sizes_in = "bytes"
 
     def stored(self, column: Column) -> str:
@@ -69,19 +70,11 @@ class TFRecord(Format):
             ImportError: google_crc32c runs without its C extension.
         """
         require_fast_crc32c()
-        return TFRecordWriter(open_file, columns, _file_name(shard))
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
-        return {_file_name(shard): None}
+        return TFRecordWriter(open_file, columns, self.file(shard, shards))
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordReader":
         """See `Format.read`. The file is walked through once, on first use."""
-        return TFRecordReader(folder / _file_name(shard), columns)
-
-
-def _file_name(shard: int) -> str:
-    return f"shard_{shard:04d}.tfrecord"
+        return TFRecordReader(folder / self.file(shard, shards), columns)
 
 
 def require_fast_crc32c() -> None:
@@ -153,26 +146,13 @@ def _crc(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-class TFRecordReader:
+class TFRecordReader(FileReader):
     """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
 
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
-        """Maps the file.
+    kind = "TFRecord"
 
-        Raises:
-            FormatError: there is no such file.
-        """
-        self._path = path
-        self._columns = tuple(columns)
-        try:
-            # An empty file, a shard without rows, cannot be mapped.
-            self._data = map_file(path) if path.stat().st_size else np.zeros(0, np.uint8)
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
-
-    def __reduce__(self) -> tuple[type["TFRecordReader"], tuple[Path, tuple[Column, ...]]]:
-        # A pickled memmap is a copy of the file.
-        return TFRecordReader, (self._path, self._columns)
+    def _open(self) -> None:
+        self._data = map_file(self._path)
 
     def __len__(self) -> int:
         """Rows.
@@ -182,21 +162,12 @@ class TFRecordReader:
         """
         return len(self._starts) - 1
 
-    def row(self, index: int) -> Row:
-        """See `ShardReader.row`; both crcs of the record have been checked.
-
-        Raises:
-            FormatError: the row is damaged, or the file is cut or a length damaged anywhere.
-        """
-        number = row_number(index, len(self))
+    def _row(self, number: int) -> Row:
         begin, end = int(self._starts[number]) + _HEAD, int(self._starts[number + 1]) - _FOOT
         payload = self._data[begin:end].tobytes()
         if _crc(payload) != self._data[end : end + _FOOT].tobytes():
-            raise FormatError(f"{self._path}: record {number} is damaged: its crc differs")
-        try:
-            return decode_example(payload, self._columns)
-        except FormatError as error:
-            raise FormatError(f"{self._path}: record {number}: {error}") from None
+            raise ValueError("its crc differs")
+        return decode_example(payload, self._columns)
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
@@ -209,7 +180,7 @@ class TFRecordReader:
         while starts[-1] < len(data):
             begin = starts[-1] + _HEAD
             head = bytes(data[begin - _HEAD : begin])
-            where = f"{self._path}: record {len(starts) - 1}"
+            where = f"{self._path}: row {len(starts) - 1}"
             if len(head) < _HEAD:
                 raise FormatError(f"{where} is cut")
             if _crc(head[:8]) != head[8:]:

@@ -10,7 +10,8 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, ShardReader
-from beam_prep.formats.contract import ColumnsReader, Row
+from beam_prep.formats.contract import Row
+from beam_prep.formats.flat import FlatReader
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
 from beam_prep.verify.rows import Promises, RowChecks, trained_of
 
@@ -24,7 +25,7 @@ def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[st
     Raises:
         FormatError: a row is damaged.
     """
-    if isinstance(reader, ColumnsReader):  # their columns are arrays
+    if isinstance(reader, FlatReader):  # their columns are arrays
         ends = offsets_of(reader.sizes())
         start = 0
         while start < len(reader):

@@ -23,7 +23,8 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import Format, hdf5
-from beam_prep.formats.hdf5 import HDF5, HDF5Reader
+from beam_prep.formats.flat import FlatReader
+from beam_prep.formats.hdf5 import HDF5
 
 h5py = pytest.importorskip("h5py")
 
@@ -58,7 +59,7 @@ def write(folder: Path, columns: Sequence[Column], slices: Sequence[dict[str, Ra
     return folder / f"shard_{shard:04d}.h5"
 
 
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> HDF5Reader:
+def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> FlatReader:
     return HDF5().read(folder, columns, shard, 20_000)
 
 
@@ -395,9 +396,9 @@ def test_other_columns_are_refused(tmp_path: Path, column: Column, message: str)
 @pytest.mark.parametrize(
     ("name", "borders", "message"),
     [
-        ("offsets/sequence", [0, 3, 3, 4], "offsets/sequence do not rise from 0 to 5"),
-        ("offsets/sequence", [1, 3, 3, 5], "offsets/sequence do not rise from 0 to 5"),
-        ("offsets/sequence", [0, 4, 3, 5], "offsets/sequence do not rise from 0 to 5"),
+        ("offsets/sequence", [0, 3, 3, 4], "column 'sequence': offsets do not rise from 0 to 5"),
+        ("offsets/sequence", [1, 3, 3, 5], "column 'sequence': offsets do not rise from 0 to 5"),
+        ("offsets/sequence", [0, 4, 3, 5], "column 'sequence': offsets do not rise from 0 to 5"),
         ("offsets/responses", [0, 2, 3, 3], "list_offsets and inner_offsets give other rows than offsets"),
     ],
 )
