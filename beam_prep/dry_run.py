@@ -1,6 +1,7 @@
 """What a run would do, without doing it: the blocks that it would tokenise, and why; the shards that stay; the room."""
 
 import dataclasses
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from beam_prep import recipe
-from beam_prep.data.block import InputFile, Origin, Split
+from beam_prep.data.block import Origin, Split
 from beam_prep.data.hashing import tree_digest
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import TokenCacheError
 from beam_prep.formats.cached_block import encode_block
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.layout import CUT
-from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.row_index import RowIndexes
 from beam_prep.shards.slices import Shards, input_end, shard_borders
 from beam_prep.storage.output import output_at
@@ -42,7 +44,7 @@ class Block:
     """A block of the input: its origin, its receipt in the token cache, or the reason why that is not used."""
 
     origin: Origin
-    receipt: CachedBlock | None
+    receipt: BlockReceipt | None
     why: str = ""
 
 
@@ -158,26 +160,22 @@ def _block(origin: Origin, token_cache: TokenCache) -> Block:
         return Block(origin, None, DAMAGED)
     if receipt is None:
         return Block(origin, None, OTHER_FACTS if token_cache.has_other(digest) else NEW)
-    if not token_cache.trust.holds(receipt.made):
+    if not token_cache.trust.holds(receipt.counts("made")):
         return Block(origin, None, UNTRUSTED)
-    return Block(origin, CachedBlock(origin, name, True, receipt, receipt.made))
+    return Block(origin, placed(receipt, origin, name, True))
 
 
 def _shards_that_stay(job: Pipeline, token_cache: TokenCache, blocks: list[Block], earlier: EarlierOutput) -> list[str]:
     """The keys of the shards before the first block that is tokenised, as far as the earlier output has them."""
-    known: list[CachedBlock] = []
-    for block in blocks:
-        if block.receipt is None:
-            break
-        known.append(block.receipt)
+    known = list(itertools.takewhile(lambda block: block.receipt is not None, blocks))
     if not known or not len(earlier) or earlier.manifest is None:
         return []
     complete = len(known) == len(blocks)
+    last, of_known = known[-1].origin, [block.receipt for block in known if block.receipt is not None]
     if not complete:  # for the plan the last file ends here
-        last = known[-1].origin
-        ends = dataclasses.replace(last.source, size=last.start + last.size)
-        known = [_of_source(each, ends) if each.origin.file == last.file else each for each in known]
-    receipts = Receipts([pack_receipts(known)])
+        ends = last.start + last.size
+        of_known = [each.updated(path_size=ends) if each["file"] == last.file else each for each in of_known]
+    receipts = Receipts([pack_receipts(of_known)])
     row_indexes, config = RowIndexes(token_cache.row_indexes, receipts), job.config
     end = input_end(receipts, row_indexes, config.preprocessing.max_items)
     borders = shard_borders(receipts, row_indexes, config.output.max_tokens_per_shard, end)
@@ -191,10 +189,6 @@ def _shards_that_stay(job: Pipeline, token_cache: TokenCache, blocks: list[Block
     shards = Shards(receipts, borders)
     found = (keys.of(dataclasses.replace(shard, cut=cut)) for shard in shards)
     return [key for key in found if key in earlier]
-
-
-def _of_source(receipt: CachedBlock, source: InputFile) -> CachedBlock:
-    return dataclasses.replace(receipt, origin=dataclasses.replace(receipt.origin, source=source))
 
 
 def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Mapping[str, Any] | None) -> str:

@@ -17,6 +17,7 @@ from beam_prep.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes, d
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of
+from beam_prep.data.receipts import ROLE_COUNTS
 from beam_prep.formats.manifest import count_tokens
 from beam_prep.inspect.left_out import LeftOut, left_out_text
 from beam_prep.inspect.output import columns_line, no_reason, or_nothing, rows_to_show
@@ -30,7 +31,6 @@ from beam_prep.reading.records import CONTAMINATED, Records
 from beam_prep.recipe import chain, files_of_groups, inputs_of, layout, read_config, references_of, run_steps
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
-from beam_prep.shards.receipts import ROLE_COUNTS
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines, warnings
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import FIRST_BYTES, first_records, is_stream, records_at

@@ -45,16 +45,17 @@ from apache_beam import coders
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.combiners import ToListCombineFn
 
-from beam_prep.data.block import BlockReceipt, InputFile, Ledger, Origin, Split
+from beam_prep.data.block import InputFile, Ledger, Origin, Split
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import Column
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, encode_block, read_rejects, read_row_index
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.shards.compose import Compose, Splits, view_receipt
 from beam_prep.shards.mix import DomainMix
 from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import CachedBlock
+from beam_prep.shards.receipts import placed
 from beam_prep.shards.row_index import Copies, RowIndex
 from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
 from beam_prep.shards.slices import RejectsPlan
@@ -116,9 +117,7 @@ def viewed(family: int, kind: int) -> BlockReceipt:
     """The receipt of a block as the plan of `COMPOSE` sees it."""
     receipt, files = block(family, kind)
     row_index = read_row_index(pa.BufferReader(files[ROW_INDEX]), "simulated")
-    origin = Origin(0, InputFile("", BLOCK_BYTES, 0.0), 0, 0, BLOCK_BYTES, (), "")
-    cached = CachedBlock(origin, "", False, receipt)
-    return view_receipt(cached, row_index, Copies(), "", COMPOSE.splits).block
+    return view_receipt(receipt, row_index, Copies(), "", COMPOSE.splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class Job:
     files: int
     compose: bool = False
 
-    def blocks(self, start: int, stop: int) -> Iterator[CachedBlock]:
+    def blocks(self, start: int, stop: int) -> Iterator[BlockReceipt]:
         """The receipts of blocks [start, stop)."""
         for number in range(start, stop):
             file = number * self.files // self.receipts
@@ -149,7 +148,7 @@ class Job:
             receipt = viewed(digest[1], digest[2]) if self.compose else block(digest[1], digest[2])[0]
             origin = Origin(file, source, place * BLOCK_BYTES, place and content[1], BLOCK_BYTES, nodes, digest.hex())
             name = CACHE.name(digest.hex())
-            yield CachedBlock(origin, name, False, receipt, {"encoded_by_gigatoken": receipt.kept})
+            yield placed(receipt, origin, name, False, {"encoded_by_gigatoken": receipt.kept})
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +232,7 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
             packed = [each for receipt in receipts for each in fn.process(receipt)]
             packed += [each.value for each in fn.finish_bundle()]
         # What the workers were sent before, and still is the larger part of all that is shuffled.
-        splits += [len(CODER.encode(split_of(receipt.origin))) for receipt in receipts]
+        splits += [len(CODER.encode(split_of(receipt))) for receipt in receipts]
         for part, blob in packed:
             sent.setdefault(part, []).append(blob)
     (folder / "parts").write_bytes(pickle.dumps(sent))
@@ -253,9 +252,10 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     }
 
 
-def split_of(origin: Origin) -> Split:
+def split_of(receipt: BlockReceipt) -> Split:
     """Of which the block came."""
-    return Split(origin.file, origin.source, origin.start, origin.start + origin.size)
+    file, path, size, start = (receipt[name] for name in ("file", "path", "path_size", "start"))
+    return Split(file, InputFile(path, size, 1.7e9), start, start + receipt["size"])
 
 
 def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -398,7 +398,7 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
         parts = (
             pipeline
             | beam.Create(bundles)
-            | beam.FlatMapTuple(job.blocks).with_output_types(CachedBlock)
+            | beam.FlatMapTuple(job.blocks).with_output_types(BlockReceipt)
             | beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
             | beam.GroupByKey()
         )

@@ -118,10 +118,10 @@ def contents(token_cache: TokenCache, names: list[str]) -> list[Any]:
             row_index.roles.line, row_index.roles.role, row_index.roles.counts.T, strict=True
         ):
             roles[line][row_index.roles.names[role]] = counts.tolist()
-        rejects = next(iter(token_cache.rejects([name]))) if receipt.counts["rejected"] else []
-        counters = {key: count for key, count in receipt.counters.items() if count}
-        receipt = dataclasses.replace(receipt, made={}, counters=counters)
-        found.append((dataclasses.asdict(receipt), [*zip(lines, roles, strict=True)], rejects, row_index.drops))
+        rejects = next(iter(token_cache.rejects([name]))) if receipt.counts("rejected") else []
+        numbers = receipt.as_dict()
+        numbers["counts"] = [each for each in numbers["counts"] if not each["what"].startswith('["made"')]
+        found.append((numbers, [*zip(lines, roles, strict=True)], rejects, row_index.drops))
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from beam_prep import errors
-from beam_prep.data.block import BlockReceipt
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.formats import cached_block as files
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.shards.plan import make_plan

@@ -14,12 +14,12 @@ from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile, count_outcomes
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.receipts import ROLE_COUNTS
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import CUTTING, Output
 from beam_prep.reading.records import LOST, Record, Records
 from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
 from beam_prep.shards.plan import Dropped, dropped_in
-from beam_prep.shards.receipts import ROLE_COUNTS
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView
 from beam_prep.storage.foreign import advice_on
 from beam_prep.tokens.batch import Batch

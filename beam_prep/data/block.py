@@ -7,17 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
 from beam_prep.data.hashing import Node
-from beam_prep.data.lengths import Histogram
 from beam_prep.data.metadata import Metadata
 from beam_prep.data.ragged import Array
 from beam_prep.data.reasons import Reason
-from beam_prep.data.schema import Column
 from beam_prep.errors import RunError, UserFunctionError
+
+if TYPE_CHECKING:
+    from beam_prep.data.receipts import BlockReceipt
 
 
 def sample(digest: str, count: int, limit: int) -> Array:
@@ -238,39 +239,6 @@ def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> di
 
 
 @dataclass(frozen=True, slots=True)
-class BlockReceipt:
-    """The contents of a cached block in numbers. A function of the block's content and the config: no paths, no times.
-
-    Attributes:
-        lines: lines of the block, blank ones too.
-        counts: see `count_outcomes`.
-        domains: per domain in order of first appearance: (domain, rows, tokens).
-        counters: other counts over kept rows (`truncated_rows`, `double_bos` ...).
-        columns: what each row has.
-        made: see `Block`. Of whoever made the block first: no byte of an output, nor a manifest, depends on it.
-        roles: role -> (messages, tokens, trained tokens), see `tokens.segments`.
-        lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
-    """
-
-    lines: int
-    counts: dict[str, Any]
-    domains: list[tuple[str, int, int]]
-    counters: dict[str, int]
-    columns: tuple[Column, ...]
-    made: dict[str, int] = field(default_factory=dict)
-    roles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    lengths: tuple[Histogram, Histogram] = ((), ())
-
-    @property
-    def kept(self) -> int:
-        return sum(rows for _, rows, _ in self.domains)
-
-    @property
-    def tokens(self) -> int:
-        return sum(tokens for _, _, tokens in self.domains)
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
     """The source of a block: its byte range in the input, and the digests of these bytes. Of a table: its rows.
 
@@ -332,7 +300,7 @@ class Block:
     origin: Origin
     ledger: Ledger
     line: Array
-    receipt: BlockReceipt | None = None
+    receipt: "BlockReceipt | None" = None
     made: dict[str, int] = field(default_factory=dict, kw_only=True)
     row: Array | None = field(default=None, kw_only=True)
 

@@ -11,17 +11,16 @@ rows proves the rows of its domain.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.block import BlockReceipt, count_outcomes, of_this_run
+from beam_prep.data.block import count_outcomes, of_this_run
 from beam_prep.data.lengths import histogram
 from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
-from beam_prep.data.schema import Column
+from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Sealed, seal_batches
@@ -56,18 +55,20 @@ def encode_block(
     rows_of = np.bincount(domain, minlength=len(names))
     tokens_of = np.bincount(domain, tokens, len(names)).astype(np.int64)
     roles = batch.roles.count(batch.line, len(batch.ledger.status))
-    receipt = BlockReceipt(
-        lines=len(batch.ledger.status),
-        counts=count_outcomes(batch.ledger.status, batch.ledger.outcomes),
-        domains=[*zip(names, rows_of.tolist(), tokens_of.tolist(), strict=True)],
-        counters={name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
-        columns=tuple(batch.schema.values()),
-        made={name: count for name, count in batch.made.items() if not of_this_run(name)},
-        roles=roles.sums(),
-        lengths=(histogram(batch.lengths), histogram(batch.uncut)),
-    )
+    by_role = roles.sums()
+    outcomes = count_outcomes(batch.ledger.status, batch.ledger.outcomes)
+    counts = {
+        **outcomes,
+        "blank": {"": outcomes["blank"]},
+        "counter": {name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
+        "made": {name: count for name, count in batch.made.items() if not of_this_run(name)},
+        **{kind: {role: found[place] for role, found in by_role.items()} for place, kind in enumerate(ROLE_COUNTS)},
+    }
+    domains = list(zip(names, rows_of.tolist(), tokens_of.tolist(), strict=True))
+    lengths = histogram(batch.lengths), histogram(batch.uncut)
+    receipt = BlockReceipt.of(len(batch.ledger.status), counts, domains, tuple(batch.schema.values()), lengths)
     files: dict[str, tuple[Data, bytes]] = {}
-    if receipt.counts["rejected"]:
+    if receipt.counts("rejected"):
         files[REJECTS] = _rejects(batch, text_limit, name)
     files[ROW_INDEX] = _row_index(batch, domain, tokens, roles, text_limit, name)
     files[ROWS] = _rows(batch, domain, receipt, name)
@@ -76,17 +77,12 @@ def encode_block(
 
 def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tuple[Data, bytes]:
     rows = {name: batch[name] for name in batch.schema}
-    if len(receipt.domains) > 1:
+    count = domain.max(initial=-1) + 1
+    if count > 1:
         rows = joined([rows], np.argsort(domain, kind="stable"))
-    borders = offsets_of(np.bincount(domain, minlength=len(receipt.domains)))
+    borders = offsets_of(np.bincount(domain, minlength=count))
     parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
-    return encode_rows(rows, parts, {"receipt": _as_dict(receipt)}, block + ROWS)
-
-
-def _as_dict(receipt: BlockReceipt) -> dict[str, Any]:
-    """`asdict`, which would copy every number of every domain one by one."""
-    found = {each.name: getattr(receipt, each.name) for each in fields(receipt)}
-    return found | {"columns": [asdict(column) for column in receipt.columns]}
+    return encode_rows(rows, parts, {"receipt": receipt.as_dict()}, block + ROWS)
 
 
 def encode_rows(
@@ -202,12 +198,7 @@ def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
     Raises:
         FormatError: the file is cut or damaged, or it is another block's.
     """
-    found = Sealed(source, name + ROWS).fact("receipt")
-    found["domains"] = [tuple(entry) for entry in found["domains"]]
-    found["columns"] = tuple(Column(**column) for column in found["columns"])
-    found["lengths"] = tuple(map(tuple, found["lengths"]))
-    found["roles"] = {role: tuple(counts) for role, counts in found["roles"].items()}
-    return BlockReceipt(**found)
+    return BlockReceipt.from_dict(Sealed(source, name + ROWS).fact("receipt"))
 
 
 def read_rows(

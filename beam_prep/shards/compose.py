@@ -4,18 +4,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_prep.data.lengths import histogram
 from beam_prep.data.ragged import Array
+from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt, counts_list
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import Mix, Taken
-from beam_prep.shards.receipts import CachedBlock
 from beam_prep.shards.row_index import Copies, RowIndex, View
 from beam_prep.tokens.batch import CUT_TOKENS
 
@@ -141,7 +141,7 @@ class Place(NamedTuple):
 
     Attributes:
         name: in the token cache.
-        copies: the file of its copies, see `CachedBlock`.
+        copies: the file of its copies, see `STATISTICS`.
         file, first_byte, first_line: of its first line in the input.
         parts: the code of each of its parts in the plan.
         rows: of its rows the first so many; -1: all.
@@ -341,23 +341,22 @@ def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
 
 
 def view_receipt(
-    receipt: CachedBlock, row_index: RowIndex, copies: Copies, file: str, splits: Splits | None
-) -> CachedBlock:
-    """The receipt of a block as the plan sees it; `file`: of its copies."""
-    seen, block = view(row_index, copies, splits).row_index, receipt.block
-    names = parts_of([name for name, _, _ in block.domains], splits)
+    receipt: BlockReceipt, row_index: RowIndex, copies: Copies, file: str, splits: Splits | None
+) -> BlockReceipt:
+    """The statistics of a block as the plan sees it; `file`: of its copies."""
+    seen = view(row_index, copies, splits).row_index
+    names = parts_of([domain for domain, _, _ in receipt.domains], splits)
     rows = np.bincount(seen.domain, minlength=len(names)).tolist()
     tokens = np.zeros(len(names), np.int64)
     np.add.at(tokens, seen.domain, seen.tokens)
-    block = replace(block, domains=list(zip(names, rows, tokens.tolist(), strict=True)))
+    changed: dict[str, Any] = {"domains": list(zip(names, rows, tokens.tolist(), strict=True)), "copies": file}
     if len(copies):
         lost = seen.counters.get(CUT_TOKENS, np.zeros(len(seen.length), np.int64))
-        dropped = {**block.counts["dropped"], DUPLICATE: len(copies)}
-        block = replace(
-            block,
-            counts={**block.counts, "dropped": dropped},
-            counters={name: int(counts.sum()) for name, counts in seen.counters.items()},
-            lengths=(histogram(seen.length), histogram(seen.length + lost)),
-            roles=seen.roles.sums(),
-        )
-    return replace(receipt, block=block, copies=file)
+        roles = seen.roles.sums()
+        counts = {kind: receipt.counts(kind) for kind in ("blank", "dropped", "rejected", "made")}
+        counts["dropped"][DUPLICATE] = len(copies)
+        counts["counter"] = {name: int(per_row.sum()) for name, per_row in seen.counters.items()}
+        counts |= {kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)}
+        kept, uncut = histogram(seen.length), histogram(seen.length + lost)
+        changed |= {"counts": counts_list(counts), "kept": kept, "uncut": uncut}
+    return receipt.updated(**changed)

@@ -16,6 +16,7 @@ import numpy as np
 from beam_prep.data.block import Block, at_offset, count_outcomes, drawn, is_table
 from beam_prep.data.lengths import Histogram, add, histogram
 from beam_prep.data.ragged import Array
+from beam_prep.data.receipts import ROLE_COUNTS
 from beam_prep.data.schema import Column
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
@@ -24,7 +25,7 @@ from beam_prep.shards.compose import Compose, Splits, domain_of, view
 from beam_prep.shards.domains import folders
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
-from beam_prep.shards.receipts import ROLE_COUNTS, Receipts
+from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, SplitRowIndexes, View
 from beam_prep.shards.runs import RunGroup, Runs, plan_runs
 from beam_prep.shards.shuffle import Parts
@@ -197,7 +198,7 @@ def make_plan(
         max_tokens: a shard is flushed when the tokens since the last flush reach this.
         max_items: kept records, at most, before a mix.
         compose: what is made of the rows.
-        copies: reads a file of copies, see `CachedBlock`.
+        copies: reads a file of copies, see `STATISTICS`.
 
     Raises:
         RunError: a mix cannot be made of what is there.

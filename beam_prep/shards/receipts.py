@@ -1,181 +1,70 @@
-"""Receipts of all cached blocks: packed as Arrow blobs for the way to the plan, there read as arrays."""
+"""The block statistics of all blocks of a job: packed as Arrow blobs for the way to the plan, there one table."""
 
 import copy
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_prep.data.block import BlockReceipt, InputFile, Origin, is_table
+from beam_prep.data.block import Origin, is_table
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.lengths import Histogram, add
 from beam_prep.data.ragged import Array, Ragged, changes
-from beam_prep.data.schema import Column
+from beam_prep.data.receipts import STATISTICS, BlockReceipt, columns_of, count_of, counts_list
 from beam_prep.errors import EngineError
 
-ROLE_COUNTS = ("messages", "tokens", "trained")
-"""The counts of each role, in the order of `BlockReceipt.roles`."""
-_AT_A_TIME = 10_000
 
+def placed(
+    receipt: BlockReceipt, origin: Origin, name: str, reused: bool, made: Mapping[str, int] | None = None
+) -> BlockReceipt:
+    """The statistics of a block in this run.
 
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
-    """A block in the token cache, and its source.
-
-    Attributes:
+    Args:
+        receipt: of its content.
         origin: its place in the input.
-        name: its file in the token cache, without ending.
-        reused: it was there already: from an earlier run, or because the input has the same bytes twice.
-        block: its contents.
-        made: how many of its records were made in which way, in whichever run: see `Block`.
-        copies: the file of its rows that are copies of earlier records, and not in `block`; "": it has none. See
-            `shards.compose`.
+        name, reused: see `STATISTICS`.
+        made: how many of its records were made in which way, in whichever run; None: as the receipt has it.
     """
-
-    origin: Origin
-    name: str
-    reused: bool
-    block: BlockReceipt
-    made: dict[str, int] = field(default_factory=dict)
-    copies: str = ""
-
-
-def pack_receipts(receipts: Sequence[CachedBlock]) -> bytes:
-    """Receipts as one Arrow blob; 1.2 million of them must fit a worker, which objects would not."""
-    columns: dict[str, list[Any]] = {
-        "file": [r.origin.file for r in receipts],
-        "start": [r.origin.start for r in receipts],
-        "first_byte": [r.origin.first_byte for r in receipts],
-        "size": [r.origin.size for r in receipts],
-        "nodes": [[node.digest for node in r.origin.nodes] for r in receipts],
-        "levels": [[(node.index << 8) | node.level for node in r.origin.nodes] for r in receipts],
-        "source": [_source_text(r.origin.source) for r in receipts],
-        "name": [r.name for r in receipts],
-        "reused": [r.reused for r in receipts],
-        "lines": [r.block.lines for r in receipts],
-        "domains": [[name for name, _, _ in r.block.domains] for r in receipts],
-        "rows": [[rows for _, rows, _ in r.block.domains] for r in receipts],
-        "tokens": [[tokens for _, _, tokens in r.block.domains] for r in receipts],
-        "counted": [[_key(kind, what) for kind, what, _ in _counts(r)] for r in receipts],
-        "counts": [[count for _, _, count in _counts(r)] for r in receipts],
-        "columns": [_columns_text(r.block.columns) for r in receipts],
-        "kept": [r.block.lengths[0] for r in receipts],
-        "uncut": [r.block.lengths[1] for r in receipts],
-        "copies": [r.copies for r in receipts],
-    }
-    return _blob(pa.table(columns, schema=_RECEIPTS))
+    source = origin.source
+    counts = [(each["what"], each["count"]) for each in receipt["counts"]]
+    if made is not None:
+        counts = [each for each in counts if count_of(each[0])[0] != "made"] + counts_list({"made": made})
+    return receipt.updated(
+        counts=counts,
+        name=name,
+        reused=reused,
+        file=origin.file,
+        start=origin.start,
+        first_byte=origin.first_byte,
+        size=origin.size,
+        nodes=[astuple(node) for node in origin.nodes],
+        path=source.path,
+        path_size=source.size,
+        plain=source.compression is None and not is_table(source.path),
+        copies="",
+    )
 
 
-def _blob(table: pa.Table) -> bytes:
+def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
+    """Statistics as one Arrow blob: a stream of one batch, zstd."""
     sink = pa.BufferOutputStream()
+    table = pa.Table.from_batches([receipt.row for receipt in receipts], STATISTICS).combine_chunks()
     # The schema is compressed too: it is most of a blob of few receipts.
-    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, _RECEIPTS) as writer:
+    with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, STATISTICS) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
 
 
-def _tables(blobs: Iterable[bytes]) -> Iterator[pa.Table]:
-    """The receipts, `_AT_A_TIME` or more at a time. The last table may be empty, so that there always is one."""
-    found: list[pa.Table] = []
-    rows = 0
-    for blob in blobs:
-        found.append(pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")).read_all())
-        rows += found[-1].num_rows
-        if rows >= _AT_A_TIME:
-            yield pa.concat_tables(found).combine_chunks()
-            found, rows = [], 0
-    yield pa.concat_tables([*found, _RECEIPTS.empty_table()]).combine_chunks()
-
-
-def _counts(receipt: CachedBlock) -> Iterator[tuple[str, str, int]]:
-    """All that is counted of a block: (kind, what, count)."""
-    found = receipt.block.counts
-    yield "blank", "", found["blank"]
-    for kind, counts in (
-        ("dropped", found["dropped"]),
-        ("rejected", found["rejected"]),
-        ("counter", receipt.block.counters),
-        ("made", receipt.made),
-        *((what, _of_roles(receipt.block.roles, place)) for place, what in enumerate(ROLE_COUNTS)),
-    ):
-        for what, count in counts.items():
-            yield kind, what, count
-
-
-def _of_roles(roles: dict[str, tuple[int, int, int]], place: int) -> dict[str, int]:
-    return {role: counts[place] for role, counts in roles.items() if counts[place]}
-
-
-# The same few in every block; and as JSON, since a reason that a user's function gives may be no UTF-8.
-
-
-@lru_cache
-def _key(kind: str, what: str) -> str:
-    return json.dumps([kind, what])
-
-
-@lru_cache
-def _source_text(file: InputFile) -> str:
-    plain = file.compression is None and not is_table(file.path)  # its blocks end at its size
-    return json.dumps([file.path, file.size, plain])
-
-
-@lru_cache
-def _columns_text(columns: tuple[Column, ...]) -> str:
-    return json.dumps([astuple(column) for column in columns])
-
-
-_RECEIPTS = pa.schema(
-    [
-        ("file", pa.int32()),
-        ("start", pa.int64()),
-        ("first_byte", pa.int64()),
-        ("size", pa.int64()),
-        ("nodes", pa.list_(pa.binary(32))),
-        ("levels", pa.list_(pa.int64())),
-        ("source", pa.string()),
-        ("name", pa.string()),
-        ("reused", pa.bool_()),
-        ("lines", pa.int64()),
-        ("domains", pa.list_(pa.string())),
-        ("rows", pa.list_(pa.int64())),
-        ("tokens", pa.list_(pa.int64())),
-        ("counted", pa.list_(pa.string())),
-        ("counts", pa.list_(pa.int64())),
-        ("columns", pa.string()),
-        ("kept", pa.list_(pa.uint32())),
-        ("uncut", pa.list_(pa.uint32())),
-        ("copies", pa.string()),
-    ]
-)
-
-
-class _Codes:
-    """Strings -> numbers, the same in all blobs."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
-
-    def of(self, strings: pa.StringArray) -> Array:
-        """int32 [strings]."""
-        encoded = strings.dictionary_encode()
-        codes = [self._known.setdefault(string, len(self._known)) for string in encoded.dictionary.to_pylist()]
-        found: Array = np.array(codes, np.int32)[encoded.indices.to_numpy()]
-        return found
-
-    @property
-    def strings(self) -> list[str]:
-        return list(self._known)
+def _unpacked(blob: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.CompressedInputStream(pa.BufferReader(blob), "zstd")).read_all()
 
 
 class Receipts:
-    """All receipts of a job, in input order, as arrays.
+    """The statistics of all blocks of a job, in input order.
 
     Args:
         blobs: see `pack_receipts`.
@@ -184,7 +73,7 @@ class Receipts:
 
     Attributes:
         names: Arrow strings [blocks], files in the token cache.
-        file, start, size, first_byte, lines: int64 [blocks], see `Origin`, `BlockReceipt` and `CachedBlock`.
+        file, start, size, first_byte, lines: int64 [blocks], see `STATISTICS`.
         reused: how many blocks were in the token cache already.
         columns: what each row has; the same in every block.
         domains: names by code, sorted.
@@ -195,60 +84,43 @@ class Receipts:
     Raises:
         EngineError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
             file, or all of the last file's, are missing cannot be seen here.)
+        ValueError: blocks differ in their columns.
     """
 
     def __init__(self, blobs: Iterable[bytes], lengths_by_block: bool = True) -> None:
-        self._lengths: dict[str, Histogram] = {"kept": (), "uncut": ()}
-        self._lengths_of: dict[str, Ragged] = {}
-        # A few at a time, so that repeated texts are never all in memory at once.
-        domains, counted, sources, columns, copies = _Codes(), _Codes(), _Codes(), _Codes(), _Codes()
-        parts: dict[str, list[Any]] = {}
-        self.reused = 0
-        for table in _tables(blobs):
-            found = {name: _values(table[name]) for name in _RECEIPTS.names}
-            self.reused += found["reused"].true_count
-            for name in ("file", "start", "first_byte", "size", "lines"):
-                parts.setdefault(name, []).append(found[name].to_numpy().astype(np.int64))
-            for name, codes in (("source", sources), ("columns", columns), ("copies", copies)):
-                parts.setdefault(name, []).append(codes.of(found[name]))
-            for name, codes in (("domains", domains), ("counted", counted)):
-                parts.setdefault(name, []).append(_ragged(found[name], codes.of(found[name].flatten())))
-            for name in ("rows", "tokens", "counts", "levels"):
-                parts.setdefault(name, []).append(_ragged(found[name], found[name].flatten().to_numpy()))
-            for name in ("kept", "uncut"):
-                lengths = _ragged(found[name], found[name].flatten().to_numpy())
-                if lengths_by_block:
-                    parts.setdefault(name, []).append(lengths)
-                else:
-                    self._lengths[name] = add(self._lengths[name], _sum(lengths))
-            parts.setdefault("nodes", []).append(_ragged(found["nodes"], _digests(found["nodes"].flatten())))
-            parts.setdefault("name", []).append(found["name"])
-        file, start = np.concatenate(parts["file"]), np.concatenate(parts["start"])
-        order = np.lexsort((start, file))
-
-        def array(name: str) -> Array:
-            return np.concatenate(parts.pop(name))[order]
-
-        def ragged(name: str) -> Ragged:
-            return Ragged.concat(parts.pop(name)).take(order)
-
-        self.names: pa.StringArray = pa.concat_arrays(parts.pop("name")).take(pa.array(order))
-        self.file, self.start, self.size = array("file"), array("start"), array("size")
-        self.first_byte, self.lines = array("first_byte"), array("lines")
-        self._copies, self._copy_files = array("copies"), copies.strings
-        self._nodes, self._levels = ragged("nodes"), ragged("levels")
-        self._source, self._sources = array("source"), [tuple(json.loads(text)) for text in sources.strings]
-        by_name = sorted(range(len(domains.strings)), key=domains.strings.__getitem__)
-        self.domains = sorted(domains.strings)
-        entries = ragged("domains")
-        self.entry_domain = entries.with_flat(np.argsort(np.array(by_name, np.int64))[entries.flat])
-        self.entry_rows, self.entry_tokens = ragged("rows"), ragged("tokens")
+        sums: dict[str, Histogram] = {"kept": (), "uncut": ()}
+        tables = [STATISTICS.empty_table()]
+        for blob in blobs:
+            table = _unpacked(blob)
+            if not lengths_by_block:
+                for name in sums:
+                    sums[name] = add(sums[name], _sum(_ragged(_values(table[name]))))
+                table = table.drop_columns([*sums])
+            tables.append(table)
+        table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+        tables.clear()
+        table = table.take(pc.sort_indices(table, [("file", "ascending"), ("start", "ascending")])).combine_chunks()
+        found = {name: _values(table[name]) for name in STATISTICS.names}
+        self.names: pa.StringArray = found["name"]
+        self.file, self.start, self.size, self.first_byte, self.lines = (
+            found[name].to_numpy().astype(np.int64) for name in ("file", "start", "size", "first_byte", "lines")
+        )
+        self.reused = found["reused"].true_count
+        self._paths, self._copies = (_Texts(found[name]) for name in ("path", "copies"))
+        self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
+        if len(texts := found["columns"].unique().to_pylist()) > 1:
+            raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
+        self.columns = columns_of(texts[0]) if texts else ()
+        domains = _ragged(found["domains"], "domain")
+        names = found["domains"].values.field("domain").dictionary
+        order = pc.sort_indices(names).to_numpy()
+        self.domains: list[str] = names.take(order).to_pylist()
+        self.entry_domain = domains.with_flat(np.argsort(order)[domains.flat])
+        self.entry_rows, self.entry_tokens = (_ragged(found["domains"], name) for name in ("rows", "tokens"))
         self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
-        self._counted, self._keys = ragged("counted"), [tuple(json.loads(key)) for key in counted.strings]
-        self._counts = ragged("counts")
-        if lengths_by_block:
-            self._lengths_of = {name: ragged(name) for name in ("kept", "uncut")}
-        self.columns = _one_of(columns.strings)
+        self._counted, self._counts = (_ragged(found["counts"], name) for name in ("what", "count"))
+        self._keys = [count_of(what) for what in found["counts"].values.field("what").dictionary.to_pylist()]
+        self._lengths = {name: _ragged(found[name]) if lengths_by_block else sums[name] for name in sums}
         self._check()
 
     @property
@@ -269,12 +141,12 @@ class Receipts:
                 f"after byte {stops[block]} of {self.path(block)} the next block begins at byte {self.start[block + 1]}"
             )
         for number, (first, stop) in enumerate(self._files()):
-            path, size, plain = self._sources[self._source[first]]
+            path = self.path(first)
             if self.file[first] != number:
                 raise _lost(f"all blocks of input file {number + 1} are missing")
             if self.start[first] != 0:
                 raise _lost(f"the first block of {path} is missing")
-            if plain and stops[stop - 1] < size:
+            if self._plain[first].as_py() and stops[stop - 1] < self._path_size[first].as_py():
                 raise _lost(f"the blocks after byte {stops[stop - 1]} of {path} are missing")
 
     def _files(self) -> Iterator[tuple[int, int]]:
@@ -285,22 +157,18 @@ class Receipts:
         """Per file: path, size in the store, digest of its content."""
         result = []
         for first, stop in self._files():
-            path, size, _ = self._sources[self._source[first]]
-            digests = self._nodes[first:stop].flat.tobytes()
-            places = self._levels[first:stop].flat.tolist()
-            tree = (Node(place >> 8, place & 255, digests[32 * i : 32 * i + 32]) for i, place in enumerate(places))
-            result.append({"path": path, "size": size, "digest": tree_digest(tree)})
+            nodes = self._nodes.slice(first, stop - first).flatten().flatten()
+            digest = tree_digest(itertools.starmap(Node, zip(*(each.to_pylist() for each in nodes), strict=True)))
+            result.append({"path": self.path(first), "size": self._path_size[first].as_py(), "digest": digest})
         return result
 
     def path(self, block: int) -> str:
         """The file of a block, as given."""
-        path: str = self._sources[self._source[block]][0]
-        return path
+        return self._paths[block]
 
     def copies(self, block: int) -> str:
-        """The file of a block's copies, see `CachedBlock`."""
-        name: str = self._copy_files[self._copies[block]]
-        return name
+        """The file of a block's copies, see `STATISTICS`."""
+        return self._copies[block]
 
     def of_parts(self, wanted: Array) -> "Receipts":
         """The same blocks with some of their domains alone; `wanted`: bool [domains]."""
@@ -319,11 +187,9 @@ class Receipts:
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
 
     def lengths(self, blocks: int) -> tuple[Histogram, Histogram]:
-        """Lengths of the rows of the first blocks, see `BlockReceipt.lengths`."""
-        if blocks < len(self) or self._lengths_of:
-            kept, uncut = (_sum(self._lengths_of[name][:blocks]) for name in ("kept", "uncut"))
-            return kept, uncut
-        return self._lengths["kept"], self._lengths["uncut"]
+        """Lengths of the rows of the first blocks, see `STATISTICS`; those of all, if they are not kept by block."""
+        kept, uncut = (_sum(each[:blocks]) if isinstance(each, Ragged) else each for each in self._lengths.values())
+        return kept, uncut
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: what each counts of a kind; `of`: of these alone."""
@@ -336,24 +202,28 @@ def _sum(histograms: Ragged) -> Histogram:
     return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
+class _Texts:
+    """Texts of a dictionary: the same object for the same text, so that a pickle has it once."""
+
+    def __init__(self, texts: pa.DictionaryArray) -> None:
+        self._texts: list[str] = texts.dictionary.to_pylist()
+        self._codes: Array = texts.indices.to_numpy()
+
+    def __getitem__(self, block: int) -> str:
+        return self._texts[int(self._codes[block])]
+
+
 def _values(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-def _ragged(rows: pa.ListArray, values: Array) -> Ragged:
-    return Ragged.from_lengths(values, rows.value_lengths().to_numpy())
-
-
-def _digests(digests: pa.FixedSizeBinaryArray) -> Array:
-    """uint8 [digests, 32]."""
-    data = np.frombuffer(digests.buffers()[1] or b"", np.uint8).reshape(-1, 32)
-    return data[digests.offset : digests.offset + len(digests)]
-
-
-def _one_of(texts: Sequence[str]) -> tuple[Column, ...]:
-    if len(texts) > 1:
-        raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
-    return tuple(Column(*entry) for entry in json.loads(texts[0])) if texts else ()
+def _ragged(rows: pa.ListArray, field: str = "") -> Ragged:
+    """Lists of numbers, or a field of lists of structs: numbers, or codes of a dictionary."""
+    flat = rows.flatten()
+    values = flat.field(field) if field else flat
+    if pa.types.is_dictionary(values.type):
+        values = values.indices
+    return Ragged.from_lengths(values.to_numpy(), rows.value_lengths().to_numpy())
 
 
 def _lost(what: str) -> EngineError:

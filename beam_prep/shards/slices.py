@@ -115,7 +115,7 @@ class Slice(NamedTuple):
     """Rows [start, stop) of one domain of a cached block; or of one part of a view of it.
 
     With provenance it has its place in the input, see `placed`; the block in the token cache does not. `copies` is the
-    file of the block's copies, see `CachedBlock`.
+    file of the block's copies, see `STATISTICS`.
     """
 
     name: str

@@ -61,7 +61,7 @@ MakePage = Callable[[Mapping[str, Any], Mapping[str, Any], Tokenizer | None, str
 _CHAIN_LEASE = 60.0
 """Seconds; of chains written by hand. Every shard renews it, and without a launcher nobody ends it."""
 _ENCODER = "encoder: "
-"""Prefix of the counters of `BlockReceipt.made` that name an encoder and its version."""
+"""Prefix of the counters of `made` that name an encoder and its version."""
 
 
 def write_shard(

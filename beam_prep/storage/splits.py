@@ -186,7 +186,7 @@ def _block(raw: RawBlock, origin: Origin, token_cache: TokenCache | None = None)
     except TokenCacheError as error:
         log.warning("%s; the block is made again", error)
         made = {"blocks_damaged": 1}
-    if receipt is not None and token_cache is not None and not token_cache.trust.holds(receipt.made):
+    if receipt is not None and token_cache is not None and not token_cache.trust.holds(receipt.counts("made")):
         receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
         part = (

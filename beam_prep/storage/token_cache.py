@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, BlockReceipt, Ledger, Origin, is_table
+from beam_prep.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, Ledger, Origin, is_table
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, FormatError, TokenCacheError
 from beam_prep.formats.cached_block import (
     REJECTS,
@@ -125,7 +126,7 @@ class TokenCache:
             return None
         try:
             receipt = read_receipt(check_whole(rows, name, ROWS), name)
-            for ending in (ROW_INDEX, REJECTS) if receipt.counts["rejected"] else (ROW_INDEX,):
+            for ending in (ROW_INDEX, REJECTS) if receipt.counts("rejected") else (ROW_INDEX,):
                 check_whole(read_file(self._path(name, ending)), name, ending)
         except (FormatError, OSError) as error:
             raise TokenCacheError(str(error)) from None
@@ -283,7 +284,7 @@ class EarlierBlocks:
         if self.recheck is None:
             return None
         receipt = self._find(origin)
-        if receipt is None or not receipt.kept or not self.token_cache.trust.holds(receipt.made):
+        if receipt is None or not receipt.kept or not self.token_cache.trust.holds(receipt.counts("made")):
             return None
         (row_index,) = self.token_cache.row_indexes([self.token_cache.name(self.token_cache.digest(origin))])
         sizes = line_sizes(raw.data)
@@ -329,7 +330,7 @@ class EarlierBlocks:
             return batch
         entire = merged(batch, kept)
         entire.made = dict(made)
-        for name, count in receipt.made.items():
+        for name, count in receipt.counts("made").items():
             if name != IN_FULL:
                 entire.made[name] = entire.made.get(name, 0) + count
         return entire
@@ -371,7 +372,8 @@ def _rows_of(token_cache: TokenCache, receipt: BlockReceipt, origin: Origin) -> 
     """The rows of a block that is in a token cache."""
     name = token_cache.name(token_cache.digest(origin))
     (row_index,) = token_cache.row_indexes([name])
-    parts = [token_cache.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(receipt.domains)]
+    domains = receipt.domains
+    parts = [token_cache.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(domains)]
     # Rows are stored domain by domain.
     order = np.argsort(np.argsort(row_index.domain, kind="stable"), kind="stable")
     columns = {
@@ -383,7 +385,7 @@ def _rows_of(token_cache: TokenCache, receipt: BlockReceipt, origin: Origin) -> 
         origin,
         Ledger(b"", nothing, nothing, notes={mark.line: mark.note for mark in row_index.marks}),
         row_index.line,
-        domain=[receipt.domains[code][0] for code in row_index.domain.tolist()],
+        domain=[domains[code][0] for code in row_index.domain.tolist()],
         columns=columns,
         schema={column.name: column for column in receipt.columns},
         counters=dict(row_index.counters),

@@ -32,7 +32,7 @@ class CachePolicy:
         """True if a block may be used.
 
         Args:
-            made: see `BlockReceipt`.
+            made: see `Block`.
         """
         if IN_FULL in made:
             return True

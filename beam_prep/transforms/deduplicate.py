@@ -10,10 +10,10 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.data.ragged import Array, changes
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Splits, view_receipt
-from beam_prep.shards.receipts import CachedBlock
 from beam_prep.shards.row_index import Copies
 from beam_prep.storage.arrange import Scratch
 from beam_prep.storage.token_cache import TokenCache
@@ -60,14 +60,14 @@ class ReadDigests(beam.DoFn):
     def start_bundle(self) -> None:
         self._held: list[Digests] = []
 
-    def process(self, receipt: CachedBlock) -> Iterable[tuple[int, Digests]]:
-        if not receipt.block.kept:
+    def process(self, receipt: BlockReceipt) -> Iterable[tuple[int, Digests]]:
+        if not receipt.kept:
             return
-        (row_index,) = self.token_cache.row_indexes([receipt.name])
+        (row_index,) = self.token_cache.row_indexes([receipt["name"]])
         if DUPLICATE not in row_index.digests:
             raise ConfigError("Shard deduplicates, and the blocks have no digests: put KeyRecords(duplicate=...) first")
         count = len(row_index.line)
-        file, start = (np.full(count, number, np.int64) for number in (receipt.origin.file, receipt.origin.start))
+        file, start = (np.full(count, number, np.int64) for number in (receipt["file"], receipt["start"]))
         found = Digests(row_index.digests[DUPLICATE], file, start, row_index.line.astype(np.int64), row_index.offset)
         self._held.append(found)
         if sum(len(each.line) for each in self._held) >= _MOST:
@@ -124,8 +124,8 @@ class ViewBlock(beam.DoFn):
     def setup(self) -> None:
         self.token_cache.options.activate()
 
-    def process(self, element: CachedBlock | tuple[BlockKey, Mapping[str, Iterable[Any]]]) -> Iterable[CachedBlock]:
-        if isinstance(element, CachedBlock):
+    def process(self, element: BlockReceipt | tuple[BlockKey, Mapping[str, Iterable[Any]]]) -> Iterable[BlockReceipt]:
+        if isinstance(element, BlockReceipt):
             receipt, copies = element, Copies()
         else:
             (receipt,) = element[1]["receipts"]
@@ -133,13 +133,13 @@ class ViewBlock(beam.DoFn):
         if self.splits is None and not len(copies):
             yield receipt
             return
-        (row_index,) = self.token_cache.row_indexes([receipt.name])
+        (row_index,) = self.token_cache.row_indexes([receipt["name"]])
         yield view_receipt(receipt, row_index, copies, self.scratch.write_copies(copies), self.splits)
 
 
 @dataclasses.dataclass(eq=False)
 class ViewBlocks(beam.PTransform):
-    """`CachedBlock` -> the receipts as the plan sees them: by split, and without copies of earlier records.
+    """`BlockReceipt` -> the receipts as the plan sees them: by split, and without copies of earlier records.
 
     Attributes:
         token_cache, scratch: where blocks and copies are.
@@ -155,10 +155,10 @@ class ViewBlocks(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, receipts: beam.PCollection[CachedBlock]) -> beam.PCollection[CachedBlock]:
+    def expand(self, receipts: beam.PCollection[BlockReceipt]) -> beam.PCollection[BlockReceipt]:
         see = ViewBlock(self.token_cache, self.scratch, self.splits)
         if self.buckets is None:
-            return receipts | "View" >> beam.ParDo(see).with_output_types(CachedBlock)
+            return receipts | "View" >> beam.ParDo(see).with_output_types(BlockReceipt)
         copies = (
             receipts
             | "Digests"
@@ -166,10 +166,10 @@ class ViewBlocks(beam.PTransform):
             | "Buckets" >> beam.GroupByKey()
             | "Copies" >> beam.ParDo(FindCopies()).with_output_types(tuple[BlockKey, Copies])
         )
-        by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, CachedBlock])
+        by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
         joined = {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey()
-        return joined | "View" >> beam.ParDo(see).with_output_types(CachedBlock)
+        return joined | "View" >> beam.ParDo(see).with_output_types(BlockReceipt)
 
 
-def _by_block(receipt: CachedBlock) -> tuple[BlockKey, CachedBlock]:
-    return (receipt.origin.file, receipt.origin.start), receipt
+def _by_block(receipt: BlockReceipt) -> tuple[BlockKey, BlockReceipt]:
+    return (receipt["file"], receipt["start"]), receipt

@@ -14,6 +14,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.data.block import of_this_run
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
@@ -21,7 +22,7 @@ from beam_prep.progress import Counts, Reports, report_block, reported_rows
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
@@ -65,7 +66,7 @@ class CacheBlocks(beam.DoFn):
         self._next_check, self._output_ratio = 0.0, 0.0
         self._reports = None if self.progress is None else Reports(self.progress)
 
-    def process(self, batch: Batch) -> Iterable[CachedBlock]:
+    def process(self, batch: Batch) -> Iterable[BlockReceipt]:
         started = time.perf_counter()
         if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
             self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
@@ -85,7 +86,7 @@ class CacheBlocks(beam.DoFn):
                 done.trained, done.maybe_trained = _trained(batch)
             if self.preflight is not None and not self._output_ratio and len(batch):
                 self._output_ratio = output_ratio(batch, cached, self.formats, self.layout)
-        rejected = sum(receipt.counts["rejected"].values())
+        rejected = sum(receipt.counts("rejected").values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
         count("beam_prep", "kept").inc(receipt.kept)
@@ -100,10 +101,9 @@ class CacheBlocks(beam.DoFn):
             report_block(self.progress, done)
             self._check_room()
         batch.spent("TokenCache", time.perf_counter() - started)
-        made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.made
-        yield CachedBlock(
-            batch.origin, self.token_cache.name(self.token_cache.digest(batch.origin)), reused, receipt, made
-        )
+        made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.counts("made")
+        name = self.token_cache.name(self.token_cache.digest(batch.origin))
+        yield placed(receipt, batch.origin, name, reused, made)
 
     def _check_room(self) -> None:
         """Checks now and then whether the disks have room for the rest."""
@@ -134,9 +134,9 @@ class PackReceipts(beam.DoFn):
     MOST = 2_000
 
     def start_bundle(self) -> None:
-        self._pending: list[CachedBlock] = []
+        self._pending: list[BlockReceipt] = []
 
-    def process(self, receipt: CachedBlock) -> Iterable[tuple[int, bytes]]:
+    def process(self, receipt: BlockReceipt) -> Iterable[tuple[int, bytes]]:
         self._pending.append(receipt)
         if len(self._pending) >= self.MOST:
             yield self._packed()
@@ -372,7 +372,7 @@ class Shard(beam.PTransform):
             formats=tuple(self.formats),
             preflight=self.preflight,
         )
-        receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(CachedBlock)
+        receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(BlockReceipt)
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
         if compose.views:
             buckets = compose.buckets if compose.deduplicate else None

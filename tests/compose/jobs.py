@@ -12,12 +12,13 @@ import numpy as np
 from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.shards.compose import Compose, RunSizes, Splits
 from beam_prep.shards.mix import DomainMix
 from beam_prep.shards.plan import Plan, make_plan, with_mix
-from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
@@ -94,7 +95,7 @@ class Blocks:
     folder: Path
     cuts: Sequence[Sequence[int]] = ()
     packed: int = 3
-    receipts: list[CachedBlock] = field(default_factory=list)
+    receipts: list[BlockReceipt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.token_cache = TokenCache(str(self.folder / "token_cache"), "recipe" * 3)
@@ -112,7 +113,7 @@ class Blocks:
         origin = Origin(file, source, first * LINE_BYTES, 0, size, (Node(place, 0, bytes(32)),), digest)
         batch = batch_of(rows, origin)
         receipt, _ = self.token_cache.write(batch, batch.tokens, 100)
-        self.receipts.append(CachedBlock(origin, self.token_cache.name(digest), False, receipt))
+        self.receipts.append(placed(receipt, origin, self.token_cache.name(digest), False))
 
 
 def _counts(lines: int, cuts: Iterable[int]) -> list[int]:
@@ -182,7 +183,7 @@ def made(blocks: Blocks, job: Job, sizes: RunSizes | None = None, buckets: int =
     return Made(plan, shards, arranger, runs, groups)
 
 
-def viewed(blocks: Blocks, compose: Compose) -> list[CachedBlock]:
+def viewed(blocks: Blocks, compose: Compose) -> list[BlockReceipt]:
     """The receipts as the plan sees them: what `ViewBlocks` does."""
     if not compose.views:
         return blocks.receipts
@@ -199,9 +200,9 @@ def viewed(blocks: Blocks, compose: Compose) -> list[CachedBlock]:
             for block, of_block in FindCopies().process(element):
                 copies.setdefault(block, []).append(of_block)
     see = ViewBlock(blocks.token_cache, blocks.scratch, compose.splits)
-    result: list[CachedBlock] = []
+    result: list[BlockReceipt] = []
     for receipt in blocks.receipts:
-        key = receipt.origin.file, receipt.origin.start
+        key = receipt["file"], receipt["start"]
         result += see.process((key, {"receipts": [receipt], "copies": copies.get(key, [])}))
     return result
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,17 +10,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 
-from beam_prep.data.block import ALIVE, BlockReceipt, InputFile, Ledger, Origin
+from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
 from beam_prep.data.hashing import Node
 from beam_prep.data.lengths import histogram
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.formats.cached_block import ROW_INDEX, ROWS, encode_block, read_receipt, read_row_index
 from beam_prep.shards import plan as plan_module
 from beam_prep.shards import row_index, slices
 from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import CachedBlock, Receipts, pack_receipts
+from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch
 
@@ -49,7 +50,7 @@ class Line:
 class Made:
     """Blocks as they lie in the token cache."""
 
-    receipts: list[CachedBlock] = field(default_factory=list)
+    receipts: list[BlockReceipt] = field(default_factory=list)
     row_indexes: dict[str, RowIndex] = field(default_factory=dict)
     fetched: list[list[str]] = field(default_factory=list)
 
@@ -79,7 +80,7 @@ def cached(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda
             receipt, files_of_block = encode_block(batch, batch.tokens, 100, name)
             assert read_receipt(pa.BufferReader(b"".join(files_of_block[ROWS])), name) == receipt
             made.row_indexes[name] = read_row_index(pa.BufferReader(b"".join(files_of_block[ROW_INDEX])), name)
-            made.receipts.append(CachedBlock(origin, name, reused(name), receipt))
+            made.receipts.append(placed(receipt, origin, name, reused(name)))
             start += size
     return made
 
@@ -139,7 +140,7 @@ class Simulation:
         self._flush()
         return self
 
-    def _line(self, line: Line, receipt: CachedBlock, lines_before: int, number: int, seen: Counter[str]) -> None:
+    def _line(self, line: Line, receipt: BlockReceipt, lines_before: int, number: int, seen: Counter[str]) -> None:
         self.counts["lines"] += 1
         if self.max_items is not None and self.counts["kept"] == self.max_items:
             self.counts["not_read"] += 1
@@ -148,19 +149,17 @@ class Simulation:
         if line.kind == "rejected":
             if not self.rejects or len(self.rejects[-1]) == self.rejects_per_file:
                 self.rejects.append([])
-            origin = receipt.origin
-            place = (receipt.name, seen["rejected"], origin.source.path, origin.start + origin.skip, lines_before)
+            place = (receipt["name"], seen["rejected"], receipt["path"], receipt["first_byte"], lines_before)
             self.rejects[-1].append(place)
             self.rejected.setdefault(line.reason, []).append((place[0], *place[2:4]))
             seen["rejected"] += 1
         if line.kind == "dropped" and self.counts[f"dropped {line.reason}"] <= DROPS:
-            origin = receipt.origin
-            offset = origin.start + origin.skip + number * LINE_BYTES
-            self.drops.append((line.reason, origin.source.path, offset, lines_before + number + 1))
+            offset = receipt["first_byte"] + number * LINE_BYTES
+            self.drops.append((line.reason, receipt["path"], offset, lines_before + number + 1))
         if line.kind != "kept":
             return
         self.lengths.append((line.tokens, line.tokens + line.doubles))
-        self._buckets.setdefault(line.reason, []).append((receipt.name, seen[f"kept {line.reason}"]))
+        self._buckets.setdefault(line.reason, []).append((receipt["name"], seen[f"kept {line.reason}"]))
         seen[f"kept {line.reason}"] += 1
         self.doubles += line.doubles
         self._tokens += line.tokens
@@ -176,7 +175,7 @@ class Simulation:
 
 def rows_of(plan: Plan, made: Made) -> list[tuple[str, int, list[tuple[str, int]]]]:
     """(domain, number, rows) of each shard, its slices unrolled; and each slice is of the domain that it says."""
-    domains = {receipt.name: [name for name, _, _ in receipt.block.domains] for receipt in made.receipts}
+    domains = {receipt["name"]: [name for name, _, _ in receipt.domains] for receipt in made.receipts}
     found = []
     for shard in plan.shards:
         assert all(domains[piece.name][piece.domain] == shard.domain for piece in shard.slices)
@@ -414,14 +413,15 @@ def test_a_compressed_file_may_hold_less_than_its_size() -> None:
     """Its blocks lie in the content, its size is that of the file: ten bytes may take thirty as gzip."""
     made = cached([[[Line("kept", "a", 1)]]])
     (receipt,) = made.receipts
-    made.receipts = [replace(receipt, origin=replace(receipt.origin, source=InputFile("x.gz", 30, 0.0, "gzip")))]
+    origin = Origin(0, InputFile("x.gz", 30, 0.0, "gzip"), receipt["start"], 0, receipt["size"], (), "")
+    made.receipts = [placed(receipt, origin, receipt["name"], False)]
     assert made.plan(10).inputs[0]["size"] == 30
 
 
 def test_blocks_that_differ_in_columns_are_refused() -> None:
     made = three_files()
-    other = BlockReceipt(1, {"blank": 1, "dropped": {}, "rejected": {}}, [], {}, (Column("x", "int8", 1, "ids"),))
-    made.receipts[-1] = CachedBlock(made.receipts[-1].origin, "other", False, other)
+    columns = BlockReceipt.of(1, {"blank": {"": 1}}, [], (Column("x", "int8", 1, "ids"),))["columns"]
+    made.receipts[-1] = made.receipts[-1].updated(columns=columns)
     with pytest.raises(ValueError, match="blocks differ in their columns"):
         made.plan(10)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 
 import beam_prep as bp
-from beam_prep.data.block import BlockReceipt, InputFile, Origin
+from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import Column
-from beam_prep.shards import receipts as receipts_module
 from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import CachedBlock
+from beam_prep.shards.receipts import placed
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.token_cache import TokenCache
@@ -25,20 +25,20 @@ from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts
 COLUMNS = (Column("sequence", "int32", 1, "ids"),)
 
 
-def receipt(number: int, count: int) -> CachedBlock:
+def receipt(number: int, count: int) -> BlockReceipt:
     """Block `number` of a file of so many; its last domain is a new one in every block."""
     origin = Origin(0, InputFile("in.jsonl", 10 * count, 0.0), 10 * number, 0, 10, (Node(number, 0, bytes(32)),), "")
-    block = BlockReceipt(
-        lines=6 + number,
-        counts={"blank": 1, "dropped": {"empty": number}, "rejected": {"bad_json": 1}},
-        domains=[("web", 2, 20), (f"part {number}", 2, 30)],
-        counters={"doubles": number},
-        columns=COLUMNS,
-    )
-    return CachedBlock(origin, f"block-{number}", number % 2 == 0, block, {"encoded_by_gigatoken": 4})
+    counts = {
+        "blank": {"": 1},
+        "dropped": {"empty": number},
+        "rejected": {"bad_json": 1},
+        "counter": {"doubles": number},
+    }
+    block = BlockReceipt.of(6 + number, counts, [("web", 2, 20), (f"part {number}", 2, 30)], COLUMNS)
+    return placed(block, origin, f"block-{number}", number % 2 == 0, {"encoded_by_gigatoken": 4})
 
 
-def sent(bundles: Iterable[list[CachedBlock]]) -> dict[int, list[list[bytes]]]:
+def sent(bundles: Iterable[list[BlockReceipt]]) -> dict[int, list[list[bytes]]]:
     """What a runner has of them for the plan, by part."""
     parts: dict[int, list[list[bytes]]] = {part: [] for part in range(PARTS)}
     fn = PackReceipts()
@@ -79,18 +79,16 @@ def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan, list[
     st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any),
     st.permutations(range(40)),
     st.integers(1, 4),
-    st.integers(1, 9),
 )
 @settings(max_examples=100)
 @pytest.mark.long
-def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int, at_a_time: int) -> None:
+def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int) -> None:
     count = sum(sizes)
     mixed = iter([number for number in order if number < count])
     bundles = [[receipt(next(mixed), count) for _ in range(size)] for size in sizes]
     work, plan, of_files = planned(sent([[receipt(number, count) for number in range(count)]]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackReceipts, "MOST", most)
-        patch.setattr(receipts_module, "_AT_A_TIME", at_a_time)
         assert planned(sent(bundles)) == (work, plan, of_files)
     assert (plan.blocks, plan.reused, plan.ledger.kept) == (count, (count + 1) // 2, 4 * count)
     assert plan.made == {"encoded_by_gigatoken": 4 * count}

@@ -1,0 +1,169 @@
+"""Block statistics: a row of one Arrow table for each block in the token cache. It is all that the plan knows of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from beam_prep.data.lengths import Histogram
+from beam_prep.data.schema import Column
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+
+STATISTICS = pa.schema(
+    [
+        ("lines", pa.int64()),
+        ("domains", pa.list_(pa.struct([("domain", _NAME), ("rows", pa.int64()), ("tokens", pa.int64())]))),
+        ("counts", pa.list_(pa.struct([("what", _NAME), ("count", pa.int64())]))),
+        ("columns", _NAME),
+        ("kept", pa.list_(pa.uint32())),
+        ("uncut", pa.list_(pa.uint32())),
+        ("name", pa.string()),
+        ("reused", pa.bool_()),
+        ("file", pa.int32()),
+        ("start", pa.int64()),
+        ("first_byte", pa.int64()),
+        ("size", pa.int64()),
+        ("nodes", pa.list_(pa.struct([("index", pa.int64()), ("level", pa.uint8()), ("digest", pa.binary(32))]))),
+        ("path", _NAME),
+        ("path_size", pa.int64()),
+        ("plain", pa.bool_()),
+        ("copies", _NAME),
+    ]
+)
+"""The columns up to `uncut` are kept with a block: a function of its content and the config, without paths and times.
+
+* `lines`: of the block, blank ones too.
+* `domains`: in order of first appearance.
+* `counts`: see `BlockReceipt.counts`. `made` in them is of whoever made the block first: no byte of an output depends
+  on it.
+* `columns`: what each row has, see `BlockReceipt.columns`.
+* `kept`, `uncut`: histograms of the lengths of kept rows, see `Batch.lengths`; and of what they were before they were
+  cut.
+
+The others are added in each run (`shards.receipts.placed`); they are null before.
+
+* `name`: its file in the token cache, without ending. `reused`: it was there already: from an earlier run, or because
+  the input has the same bytes twice.
+* `file`, `start`, `first_byte`, `size`, `nodes`: see `Origin`.
+* `path`, `path_size`: of the input file. `plain`: the blocks of that file end at its size.
+* `copies`: the file of its rows that are copies of earlier records, and not counted here; "": it has none. See
+  `shards.compose`.
+"""
+
+
+ROLE_COUNTS = ("messages", "tokens", "trained")
+"""The counts of each role, in the order of `RoleCounts.sums`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReceipt:
+    """The statistics of one block.
+
+    >>> receipt = BlockReceipt.of(3, {"dropped": {"empty": 1}}, [("web", 2, 20)])
+    >>> receipt.kept, receipt.tokens, receipt.counts("dropped")
+    (2, 20, {'empty': 1})
+
+    Attributes:
+        row: a record batch of one row, with the columns of `STATISTICS`.
+    """
+
+    row: pa.RecordBatch
+
+    @classmethod
+    def of(
+        cls,
+        lines: int,
+        counts: Mapping[str, Mapping[str, int]],
+        domains: Sequence[tuple[str, int, int]],
+        columns: Sequence[Column] = (),
+        lengths: tuple[Histogram, Histogram] = ((), ()),
+    ) -> "BlockReceipt":
+        """The statistics of a block that has no place yet.
+
+        Args:
+            lines, lengths: see `STATISTICS`.
+            counts: kind -> what -> count.
+            domains: (domain, rows, tokens) of each.
+            columns: what each row has.
+        """
+        kept, uncut = lengths
+        texts = {"columns": _columns_text(tuple(columns)), "counts": counts_list(counts)}
+        return cls.from_dict({"lines": lines, "domains": domains, "kept": kept, "uncut": uncut, **texts})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "BlockReceipt":
+        """From the values of the columns; others are null."""
+        return cls(pa.RecordBatch.from_pylist([dict(values)], schema=STATISTICS))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values of the columns that are not null."""
+        return {name: value for name, value in self.row.to_pylist()[0].items() if value is not None}
+
+    def updated(self, **values: Any) -> "BlockReceipt":
+        """With other values in some columns."""
+        return self.from_dict({**self.as_dict(), **values})
+
+    def __getitem__(self, column: str) -> Any:
+        return self.row.column(column)[0].as_py()
+
+    def counts(self, kind: str) -> dict[str, int]:
+        """What is counted of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows
+        (`truncated_rows`, `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role."""
+        found = ((*count_of(each["what"]), each["count"]) for each in self["counts"])
+        return {what: count for of, what, count in found if of == kind}
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return columns_of(self["columns"])
+
+    @property
+    def domains(self) -> list[tuple[str, int, int]]:
+        """(domain, rows, tokens) of each, in order of first appearance."""
+        return [(each["domain"], each["rows"], each["tokens"]) for each in self["domains"]]
+
+    @property
+    def lines(self) -> int:
+        return int(self["lines"])
+
+    @property
+    def kept(self) -> int:
+        return sum(rows for _, rows, _ in self.domains)
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.domains)
+
+
+# The same few in every block; and as JSON, since a reason that a user's function gives may be no UTF-8.
+
+
+@lru_cache
+def _count_text(kind: str, what: str) -> str:
+    return json.dumps([kind, what])
+
+
+def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[tuple[str, int]]:
+    """Counts by kind, as a row has them: none of 0."""
+    return [
+        (_count_text(kind, what), count) for kind, found in counts.items() for what, count in found.items() if count
+    ]
+
+
+def count_of(text: str) -> tuple[str, str]:
+    """(kind, what) of a count."""
+    kind, what = json.loads(text)
+    return kind, what
+
+
+@lru_cache
+def _columns_text(columns: tuple[Column, ...]) -> str:
+    return json.dumps([astuple(column) for column in columns])
+
+
+def columns_of(text: str) -> tuple[Column, ...]:
+    """Columns, as a row has them."""
+    return tuple(Column(*column) for column in json.loads(text))
