@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import math
 import os
 import platform
 import re
@@ -19,7 +18,7 @@ from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
 from beam_prep.chat.control import end_ids
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
-from beam_prep.data.schema import CUTTING, Output, TextRules, TurnsApart
+from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
@@ -30,6 +29,7 @@ from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, Splits
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.mix import DomainMix
+from beam_prep.shards.pack import longest_row
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.references import References, read_references
 from beam_prep.storage.reuse import library_version
@@ -527,10 +527,7 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     if "groups" in config["input"]:
         config["input"]["groups"] = True
     preprocessing = config["preprocessing"]
-    if preprocessing["truncation_mode"] != "chunk" and (
-        preprocessing["packing_strategy"] not in CUTTING
-        or (preprocessing["max_packed_len"] or math.inf) >= preprocessing["max_seq_len"]
-    ):
+    if longest_row(preprocessing) == preprocessing["max_seq_len"]:
         del preprocessing["max_packed_len"]  # no row is cut to it
     if "splits" in config["output"]:  # a block has the digests that decide, whatever the shares
         config["output"]["by_split"] = config["output"].get("split_missing", "reject") == "reject"

@@ -17,10 +17,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import NOT_COMPARED, ROWS_COMPARED
-from beam_prep.data.schema import CUTTING
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.shards.pack import longest_row
 from beam_prep.shards.replay import RowsToRecheck
 from beam_prep.storage.files import join
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
@@ -310,7 +310,7 @@ def rows_to_recheck(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rows
         None: all of them may. Only of the mask and the limits it is known which rows they change.
     """
     old, new = (json.loads(json.dumps(facts)) for facts in (before, after))
-    cuts = [_longest(facts["config"]["preprocessing"]) for facts in (old, new)]
+    cuts = [longest_row(facts["config"]["preprocessing"]) or math.inf for facts in (old, new)]
     modes = [facts["config"]["preprocessing"].pop("truncation_mode") for facts in (old, new)]
     masks = [facts["config"].pop("mask") for facts in (old, new)]
     defaults = [facts["config"].pop("mask_default") for facts in (old, new)]
@@ -353,15 +353,6 @@ def _words(template: str) -> set[str]:
             found.add(token.value)
         last = token.type
     return found
-
-
-def _longest(preprocessing: Mapping[str, Any]) -> float:
-    """The number of tokens to which rows are cut before they are cached."""
-    if preprocessing["truncation_mode"] == "chunk":
-        return math.inf
-    longest = preprocessing["max_seq_len"] or math.inf
-    packed = preprocessing["max_packed_len"] if preprocessing["packing_strategy"] in CUTTING else None
-    return float(min(longest, packed or longest))
 
 
 def _read(folder: str, *names: str) -> bytes | None:

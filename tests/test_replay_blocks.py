@@ -120,7 +120,8 @@ def contents(token_cache: TokenCache, names: list[str]) -> list[Any]:
             roles[line][row_index.roles.names[role]] = counts.tolist()
         rejects = next(iter(token_cache.rejects([name]))) if receipt.counts("rejected") else []
         numbers = receipt.as_dict()
-        numbers["counts"] = [each for each in numbers["counts"] if not each["what"].startswith('["made"')]
+        counts = {each["what"]: each["count"] for each in numbers["counts"]}
+        numbers["counts"] = {what: count for what, count in counts.items() if not what.startswith('["made"')}
         found.append((numbers, [*zip(lines, roles, strict=True)], rejects, row_index.drops))
     return found
 

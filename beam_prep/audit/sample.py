@@ -16,9 +16,10 @@ from beam_prep.data.block import InputFile, count_outcomes
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import ROLE_COUNTS
 from beam_prep.data.rendered import Rendered
-from beam_prep.data.schema import CUTTING, Output
+from beam_prep.data.schema import Output
 from beam_prep.reading.records import LOST, Record, Records
 from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
+from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import Dropped, dropped_in
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView
 from beam_prep.storage.foreign import advice_on
@@ -358,11 +359,7 @@ class Sample:
     @property
     def longest(self) -> int | None:
         """Tokens of the longest row that is not cut; None: nothing is cut."""
-        step = self.config.preprocessing
-        if step.truncation_mode == "chunk":
-            return None
-        packed = step.max_packed_len if step.packing_strategy in CUTTING else None
-        return min(step.max_seq_len, packed or step.max_seq_len)
+        return longest_row(dict(self.config.preprocessing))
 
 
 _NO_RECORDS = (("blank", "blank"), ("dropped", NOT_DRAWN))

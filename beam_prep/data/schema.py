@@ -31,13 +31,10 @@ DefaultRule = Literal["train", "mask"]
 """The rule of the roles that `mask` does not name."""
 
 Strategy = Literal["simple", "bfd", "bfd_split", "wrapped"]
-"""How rows are packed: see `plan_packs`."""
+"""How rows are packed: the keys of `shards.pack.STRATEGIES`."""
 
 Packing = Literal["none", Strategy]
 """The packing of a config; `none`: one document a row."""
-
-CUTTING: tuple[Packing, ...] = ("simple", "bfd")
-"""The strategies that cut each row to one packed row; the others keep every token."""
 
 
 @dataclass(frozen=True, slots=True)

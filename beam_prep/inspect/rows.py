@@ -5,13 +5,11 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from beam_prep.data.schema import CUTTING, Strategy
 from beam_prep.formats import Row
 from beam_prep.inspect.picture import CAPTION, FOUND, Screen
 from beam_prep.inspect.sequences import (
@@ -26,6 +24,7 @@ from beam_prep.inspect.sequences import (
 )
 from beam_prep.inspect.text import padding_text, tokens_text
 from beam_prep.readers.dataset import Dataset
+from beam_prep.shards.pack import STRATEGIES, cuts_rows
 
 SIDE_BY_SIDE = 100
 """In a terminal of at least this many columns, the two sides of a preference pair are side by side."""
@@ -182,7 +181,7 @@ def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
     """Notes on the entire row: its documents, its positions."""
     if (lengths := lengths_of(display, row)) is not None:
         strategy = display.config.get("preprocessing", {}).get("packing_strategy")
-        parts = " or parts of some" if strategy in {*get_args(Strategy)} - {*CUTTING} else ""
+        parts = " or parts of some" if strategy in STRATEGIES and not cuts_rows(strategy) else ""
         yield f"{len(lengths):,} document{'s' * (len(lengths) != 1)}{parts}"
     for column in display.schema:
         if column.role == "position" and (summary := positions_of(column, display, row)) is not None:

@@ -9,7 +9,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column, Strategy
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
-from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, plan_packs
+from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, plan_packs
 
 if TYPE_CHECKING:
     from beam_prep.readers.torch_rows import TorchRows
@@ -231,8 +231,8 @@ class Packed(View):
         tail: Tail,
     ) -> None:
         ids = _ids_of(dataset)
-        if strategy not in get_args(Strategy):
-            raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(get_args(Strategy))}")
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
         if not 1 <= length < 2**31:
             raise ConfigError(f"length is {length}, wanted 1 to {2**31 - 1} tokens")
         self._dataset, self._seed = dataset, seed

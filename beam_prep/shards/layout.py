@@ -9,11 +9,11 @@ import numpy as np
 from beam_prep.data.block import step
 from beam_prep.data.metadata import FILE, MISSING, OFFSET, one_each
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import CUTTING, IGNORE_INDEX, Column, Packing, name_problems
+from beam_prep.data.schema import IGNORE_INDEX, Column, Packing, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.shards.chunk import Chunking, ChunkStats
-from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, pack_columns, plan_packs
+from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, cuts_rows, pack_columns, plan_packs
 from beam_prep.shards.turns import ROW_LENGTHS, TurnStats, join_rows, lengths_of, split_rows
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
@@ -166,7 +166,7 @@ class Layout:
     @property
     def cuts(self) -> bool:
         """True if `fit` cuts or drops rows."""
-        return self.packing in CUTTING and self.chunking is None
+        return cuts_rows(self.packing) and self.chunking is None
 
     def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
         """Cuts rows to the length of a packed row. Before the plan, which depends on the lengths of rows.

@@ -6,10 +6,10 @@ training data, long documents cut into pieces first: Ding et al., "Fewer Truncat
 2024. Of packs with equal room the one that came to it first is taken, as in TRL's `pack_dataset`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -113,19 +113,11 @@ class PackPlan:
 def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | None = None) -> PackPlan:
     """Plans the packs of one group of consecutive rows. Rows without tokens are in no pack.
 
-    * `simple`: every row is its own pack, cut to its first `capacity` tokens.
-    * `bfd`: rows are cut to their first `capacity` tokens. The longest row is placed first, by its length before that
-      cut and before `cut`; equal ones in input order. Without `cut`, and with rows that were cut to `capacity`
-      before, the order is that of TRL.
-    * `bfd_split`: rows are cut into pieces of `capacity`, the last one shorter; `bfd` of the pieces. Nothing is lost.
-    * `wrapped`: all rows one after the other, cut at every multiple of `capacity`; the last pack may be shorter.
-      Nothing is lost, but any row may be split.
-
     Packs are in the order in which they were opened, pieces in the order in which they were added.
 
     Args:
         lengths: integers [rows], tokens of each row.
-        strategy: see above.
+        strategy: a key of `STRATEGIES`.
         capacity: tokens that a pack may hold.
         cut: integers [rows], tokens that were cut from each row before, because no pack can hold them; None: none.
 
@@ -136,20 +128,9 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     """
     lengths = _checked(lengths, capacity)
     cut = np.zeros_like(lengths) if cut is None else cut.astype(np.int64)
-    if strategy == "simple":
-        pieces = _heads(lengths, capacity)
-        packs = np.arange(len(pieces.row) + 1)
-    elif strategy == "bfd":
-        pieces = _heads(lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, (lengths + cut)[pieces.row], capacity)
-    elif strategy == "bfd_split":
-        pieces, _ = _splits(np.zeros_like(lengths), lengths, capacity)
-        pieces, packs = _best_fit_decreasing(pieces, pieces.lengths, capacity)
-    elif strategy == "wrapped":
-        pieces, pack = _splits(offsets_of(lengths)[:-1], lengths, capacity)
-        packs = offsets_of(np.bincount(pack))
-    else:
-        raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(get_args(Strategy))}")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
+    pieces, packs = STRATEGIES[strategy].place(lengths, cut, capacity)
     return PackPlan(lengths, cut, capacity, *pieces, packs)
 
 
@@ -262,6 +243,74 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
             elif first < stop:
                 fitting.append((room, first, stop))
     return pack_of
+
+
+def _simple(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
+    """Every row is its own pack, cut to its first `capacity` tokens."""
+    pieces = _heads(lengths, capacity)
+    return pieces, np.arange(len(pieces.row) + 1)
+
+
+def _bfd(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
+    """Rows are cut to their first `capacity` tokens. The longest row is placed first, by its length before that cut
+    and before `cut`; equal ones in input order. Without `cut`, and with rows that were cut to `capacity` before, the
+    order is that of TRL."""
+    pieces = _heads(lengths, capacity)
+    return _best_fit_decreasing(pieces, (lengths + cut)[pieces.row], capacity)
+
+
+def _bfd_split(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
+    """Rows are cut into pieces of `capacity`, the last one shorter; `bfd` of the pieces. Nothing is lost."""
+    pieces, _ = _splits(np.zeros_like(lengths), lengths, capacity)
+    return _best_fit_decreasing(pieces, pieces.lengths, capacity)
+
+
+def _wrapped(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
+    """All rows one after the other, cut at every multiple of `capacity`; the last pack may be shorter. Nothing is lost,
+    but any row may be split."""
+    pieces, pack = _splits(offsets_of(lengths)[:-1], lengths, capacity)
+    return pieces, offsets_of(np.bincount(pack))
+
+
+@dataclass(frozen=True, slots=True)
+class PackingStrategy:
+    """All in which strategies differ.
+
+    Attributes:
+        place: (lengths, cut, capacity), see `plan_packs` -> the pieces in output order, and the borders of the packs,
+            counted in pieces.
+        cuts: a row is cut to one packed row, before the plan (`Layout.fit`), so that cached blocks depend on the
+            capacity. Else every token is kept.
+    """
+
+    place: Callable[[Array, Array, int], tuple[_Pieces, Array]]
+    cuts: bool = False
+
+
+STRATEGIES: dict[str, PackingStrategy] = {
+    "simple": PackingStrategy(_simple, cuts=True),
+    "bfd": PackingStrategy(_bfd, cuts=True),
+    "bfd_split": PackingStrategy(_bfd_split),
+    "wrapped": PackingStrategy(_wrapped),
+}
+
+
+def cuts_rows(packing: str | None) -> bool:
+    """True if a row is cut to one packed row; False of `none`, and of a name that is not known."""
+    return packing in STRATEGIES and STRATEGIES[packing].cuts
+
+
+def longest_row(preprocessing: Mapping[str, Any]) -> int | None:
+    """Tokens to which rows are cut before they are cached; None: none is cut.
+
+    Args:
+        preprocessing: of a config: `truncation_mode`, `packing_strategy`, `max_packed_len`, `max_seq_len`.
+    """
+    if preprocessing["truncation_mode"] == "chunk":
+        return None
+    longest: int = preprocessing["max_seq_len"]
+    packed = preprocessing["max_packed_len"] if cuts_rows(preprocessing["packing_strategy"]) else None
+    return min(longest, packed or longest)
 
 
 def pack_columns(

@@ -7,12 +7,12 @@ from typing import Any
 
 from beam_prep.data.block import at_offset, is_table
 from beam_prep.data.reasons import ADVICE
-from beam_prep.data.schema import CUTTING
 from beam_prep.errors import ConfigError, nearest
 from beam_prep.reading.adapters import fields_read
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import LOST, NOT_FINITE
 from beam_prep.reading.rollouts import RolloutFields
+from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.tokens.batch import CUT_TOKENS
 from beam_prep.tokens.check import IN_FULL
@@ -82,9 +82,7 @@ class ConfigView:
         parts = given.get("groups") or [given]
         by_role = any(section["action"] == "$role" for part in parts for section in _sections(part))
         fields = [_fields(part) for part in parts]
-        limit = "max_seq_len"
-        if step["packing_strategy"] in CUTTING and (step["max_packed_len"] or step[limit]) < step[limit]:
-            limit = "max_packed_len"
+        limit = "max_packed_len" if (longest_row(step) or step["max_seq_len"]) < step["max_seq_len"] else "max_seq_len"
         return cls(
             tuple(dict.fromkeys(name for each in fields for name in each)),
             config["mask"] if by_role else None,

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from beam_prep.data.schema import CUTTING, PROMPT_COMPLETION
+from beam_prep.data.schema import PROMPT_COMPLETION
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt, folder_of_shard, sum_shards
 from beam_prep.shards.domains import folder_of, part_of
 from beam_prep.shards.mix import NOT_SAMPLED
+from beam_prep.shards.pack import cuts_rows
 from beam_prep.shards.plan import LedgerTotals
 
 _CUT_COUNTERS = ("truncated_rows", "truncated_tokens", "truncated_eos", "truncated_to_pack")
@@ -201,7 +202,7 @@ def _counters(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> It
         yield f"{MANIFEST}: counters say truncated_rows {rows}, truncation_mode is {rules['truncation_mode']!r}"
     packing = rules["packing_strategy"]
     cut = sum(shard.packing["tokens_cut"] for shard in shards if shard.packing is not None)
-    if to_pack != (cut if packing in CUTTING else 0) and "mix" not in manifest:  # which takes some rows, some often
+    if to_pack != (cut if cuts_rows(packing) else 0) and "mix" not in manifest:  # which takes some rows, some often
         yield f"{MANIFEST}: counters say truncated_to_pack {to_pack}, the shards' tokens_cut add up to {cut}"
 
 
@@ -317,7 +318,7 @@ def _packing(shard: ShardReceipt, packing: Mapping[str, int], config: Mapping[st
     if config is not None:
         rules = config["preprocessing"]
         wanted = rules["max_packed_len"] or rules["max_seq_len"]
-        never = ("rows_split",) if rules["packing_strategy"] in CUTTING else ("rows_cut", "tokens_cut")
+        never = ("rows_split",) if cuts_rows(rules["packing_strategy"]) else ("rows_cut", "tokens_cut")
         if capacity != wanted:
             yield f"found packing: capacity {capacity}, the config says {wanted}"
         for name in never:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import CUTTING, IGNORE_INDEX, METADATA_ROLES, Column
+from beam_prep.data.schema import IGNORE_INDEX, METADATA_ROLES, Column
+from beam_prep.shards.pack import cuts_rows
 
 Part = Mapping[str, Ragged]
 
@@ -58,7 +59,7 @@ def promises_of(manifest: Mapping[str, Any], columns: Sequence[Column], vocabula
     chunks = rules["truncation_mode"] == "chunk"  # which are cut after labels are shifted
     longest = rules["max_seq_len"] - (not chunks and any(column.shifted for column in columns))
     capacity = None if packing == "none" else rules["max_packed_len"] or rules["max_seq_len"]
-    cuts = packing in CUTTING
+    cuts = cuts_rows(packing)
     totals = manifest["totals"]["trained"]
     return Promises(
         max_id=max_id,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import CUTTING, Column, Strategy
+from beam_prep.data.schema import Column, Strategy
 from beam_prep.errors import RunError
 from beam_prep.shards.layout import CUT, Layout, finalize_columns
-from beam_prep.shards.pack import PackStats, plan_packs
+from beam_prep.shards.pack import PackStats, cuts_rows, plan_packs
 from beam_prep.tokens import rows as padding
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import Padding, TruncationMode, pad, to_labels, truncate
@@ -83,7 +83,7 @@ def test_what_is_cut_is_cut_before_it_is_settled(
     layout = Layout(strategy, capacity, group, truncation_mode=mode)
     came = truncate(batch_from(rows), longest)
     rows = [row[:longest] for row in rows]
-    too_long = [strategy in CUTTING and len(row) > capacity for row in rows]
+    too_long = [cuts_rows(strategy) and len(row) > capacity for row in rows]
     if mode == "error" and any(too_long):
         with pytest.raises(RunError, match=f"longer than max_packed_len {capacity} .*: raise max_packed_len"):
             layout.fit(came)
@@ -99,7 +99,7 @@ def test_what_is_cut_is_cut_before_it_is_settled(
         for place in range(len(rows))
     ]
     packs, documents, stats = packed_by(layout, batch, parts)
-    if strategy in CUTTING:
+    if cuts_rows(strategy):
         assert sorted(documents) == sorted(wanted.values())
         assert all(map(trains, documents))
     else:  # no token is lost

@@ -16,10 +16,10 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Strategy
 from beam_prep.pipeline import Pipeline
-from beam_prep.shards.pack import PackPlan, PackStats, pack_columns, plan_packs
+from beam_prep.shards.pack import STRATEGIES, PackPlan, PackStats, pack_columns, plan_packs
 from tests.conftest import shared
 
-STRATEGIES = get_args(Strategy)
+NAMES = get_args(Strategy)
 CONVERSATIONS = ("goldens", "conversations")
 TRL_GROUP = 1000
 
@@ -92,18 +92,22 @@ lengths_of_groups = st.one_of(
 capacities = st.one_of(st.integers(1, 20), st.integers(1, 400))
 
 
+def test_a_config_knows_every_strategy() -> None:
+    assert set(STRATEGIES) == set(NAMES)
+
+
 class TestPlan:
-    @given(lengths_of_groups, st.sampled_from(STRATEGIES), capacities)
+    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_equals_a_plain_packer(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         assert packs_of(plan_packs(np.array(lengths), strategy, capacity)) == plain(lengths, strategy, capacity)
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("strategy", NAMES)
     @pytest.mark.parametrize("capacity", [64, 1000, 2048])
     def test_equals_a_plain_packer_on_whole_groups(self, strategy: Strategy, capacity: int) -> None:
         lengths = np.random.default_rng(1).lognormal(5, 1, 1500).astype(int)
         assert packs_of(plan_packs(lengths, strategy, capacity)) == plain(lengths.tolist(), strategy, capacity)
 
-    @given(lengths_of_groups, st.sampled_from(STRATEGIES), capacities)
+    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_no_token_is_lost_but_those_counted(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         plan = plan_packs(np.array(lengths), strategy, capacity)
         found = [(row, place) for pack in packs_of(plan) for row, a, b in pack for place in range(a, b)]
@@ -120,7 +124,7 @@ class TestPlan:
         assert stats.rows_split == sum(packs > 1 for packs in packs_with.values())
         assert (stats.rows, stats.packs) == (len(lengths), len(plan))
 
-    @given(lengths_of_groups, st.sampled_from(STRATEGIES), capacities)
+    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_capacity_is_never_exceeded_and_nothing_is_empty(
         self, lengths: list[int], strategy: Strategy, capacity: int
     ) -> None:
@@ -142,7 +146,7 @@ class TestPlan:
         assert plan_packs(lengths, "bfd", 8).piece_row.tolist() == [1, 2, 0]
         assert plan_packs(np.minimum(lengths, 8), "bfd", 8).piece_row.tolist() == [0, 1, 2]
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("strategy", NAMES)
     @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
     def test_without_tokens_there_are_no_packs(self, strategy: Strategy, lengths: list[int]) -> None:
         plan = plan_packs(np.array(lengths), strategy, 8)
@@ -151,7 +155,7 @@ class TestPlan:
         packed = pack_columns({"ids": rows_of(lengths)}, plan, "doc_reset")
         assert {name: len(rows) for name, rows in packed.items()} == {"ids": 0, "seq_lens": 0, "position_ids": 0}
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("strategy", NAMES)
     def test_a_huge_capacity_costs_nothing(self, strategy: Strategy) -> None:
         plan = plan_packs(np.full(2000, 3), strategy, 2**31 - 1)
         assert len(plan) == (2000 if strategy == "simple" else 1)
@@ -178,7 +182,7 @@ def array(rows: Ragged, row: int) -> Array:
 
 
 class TestColumns:
-    @given(lengths_of_groups, st.sampled_from(STRATEGIES), capacities)
+    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_documents_are_never_mixed(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         row = np.repeat(np.arange(len(lengths)), lengths)
         place = rows_of([1] * sum(lengths)).flat - np.repeat(rows_of(lengths).offsets[:-1], lengths)
@@ -198,7 +202,7 @@ class TestColumns:
             assert at == len(packed["row"][pack])
             assert len(documents) == len(set(documents))
 
-    @given(lengths_of_groups, st.sampled_from(STRATEGIES), capacities)
+    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_columns_stay_with_each_other(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         ids = rows_of(lengths)
         mask = ids.with_flat((ids.flat % 3 == 0).astype(np.uint8))
