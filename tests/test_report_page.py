@@ -15,7 +15,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.data.lengths import BORDERS, add, histogram, quantile
+from beam_prep.data.receipts import BORDERS, add, histogram, quantile
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.pipeline import Pipeline
 from beam_prep.report_page import charts

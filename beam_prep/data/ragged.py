@@ -1,9 +1,9 @@
 """`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Union, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, Union, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -248,6 +248,29 @@ class Ragged:
             inner = self.values.to_lists()
             return [inner[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
         return [row.tolist() for row in self if not isinstance(row, Ragged)]
+
+
+class Aligned:
+    """The base of dataclasses whose fields are arrays with as many rows."""
+
+    __slots__ = ()
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All fields, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def concat(cls, parts: Iterable[Self]) -> Self:
+        """All rows, in order; there is at least one part."""
+        return cls(*map(np.concatenate, zip(*(part.arrays.values() for part in parts), strict=True)))
+
+    def take(self, places: Array) -> Self:
+        """The rows at these places, in that order."""
+        return type(self)(*(column[places] for column in self.arrays.values()))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
 
 
 _PART = 1 << 17

@@ -3,13 +3,17 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.lengths import Histogram
+from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
+
+Histogram = tuple[int, ...]
+"""How many lengths are in each class of `BORDERS`, without the empty classes at the end."""
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -91,7 +95,7 @@ class BlockReceipt:
             columns: what each row has.
         """
         kept, uncut = lengths
-        texts = {"columns": _columns_text(tuple(columns)), "counts": counts_list(counts)}
+        texts = {"columns": json.dumps([astuple(column) for column in columns]), "counts": counts_list(counts)}
         return cls.from_dict({"lines": lines, "domains": domains, "kept": kept, "uncut": uncut, **texts})
 
     @classmethod
@@ -138,19 +142,10 @@ class BlockReceipt:
         return sum(tokens for _, _, tokens in self.domains)
 
 
-# The same few in every block; and as JSON, since a reason that a user's function gives may be no UTF-8.
-
-
-@lru_cache
-def _count_text(kind: str, what: str) -> str:
-    return json.dumps([kind, what])
-
-
 def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[tuple[str, int]]:
     """Counts by kind, as a row has them: none of 0."""
-    return [
-        (_count_text(kind, what), count) for kind, found in counts.items() for what, count in found.items() if count
-    ]
+    # As JSON, since a reason that a user's function gives may be no UTF-8.
+    return [(json.dumps([kind, what]), n) for kind, found in counts.items() for what, n in found.items() if n]
 
 
 def count_of(text: str) -> tuple[str, str]:
@@ -159,11 +154,42 @@ def count_of(text: str) -> tuple[str, str]:
     return kind, what
 
 
-@lru_cache
-def _columns_text(columns: tuple[Column, ...]) -> str:
-    return json.dumps([astuple(column) for column in columns])
-
-
 def columns_of(text: str) -> tuple[Column, ...]:
     """Columns, as a row has them."""
     return tuple(Column(*column) for column in json.loads(text))
+
+
+# Histograms of lengths in tokens: so small that every block has one. They add up.
+
+BORDERS: tuple[int, ...] = (0, 1, *sorted(size << bits for size in (2, 3) for bits in range(30)))
+"""The least length of each class: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ... Twice as many classes as powers of two."""
+
+
+def histogram(lengths: Array) -> Histogram:
+    """Counts lengths by class.
+
+    >>> histogram(np.array([0, 1, 5, 4]))
+    (1, 1, 0, 0, 2)
+
+    Args:
+        lengths: int64, in tokens.
+    """
+    return tuple(np.bincount(np.searchsorted(BORDERS, lengths, side="right") - 1).tolist())
+
+
+def add(one: Sequence[int], other: Sequence[int]) -> Histogram:
+    """The histogram of the lengths of both."""
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+
+
+def quantile(found: Sequence[int], share: float) -> int:
+    """A length which at least this share of the lengths does not exceed: the largest of its class; 0 without lengths.
+
+    >>> quantile((0, 0, 0, 0, 90, 9, 1), 0.5)
+    5
+    """
+    total = sum(found)
+    if not total:
+        return 0
+    place = int(np.searchsorted(np.cumsum(found), share * total))
+    return BORDERS[place + 1] - 1

@@ -205,7 +205,7 @@ class Column:
             row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
             padding), `position`, `lengths` (of the documents in a packed row). Of metadata, see `METADATA_ROLES`:
             `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`. In the token cache alone:
-            `rows`, see `shards.turns`.
+            `rows`, see `shards.chunk`.
         of: for a mask, labels or weights, the column of ids that it belongs to.
         shifted: for labels and weights: those at i belong to the token after input i.
     """

@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.data.block import count_outcomes, of_this_run
-from beam_prep.data.lengths import histogram
 from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
-from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
+from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt, histogram
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Sealed, seal_batches

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from beam_prep.data.lengths import BORDERS
+from beam_prep.data.receipts import BORDERS
 
 TRAINED, OTHER = "#0072b2", "#e69f00"
 """Blue and orange, which colour-blind people tell apart (Okabe and Ito, Color Universal Design, 2008)."""

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, Template
 
-from beam_prep.data.lengths import BORDERS, quantile
 from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, parts_of, percent, pieces_of, special_ids
 from beam_prep.reading.json_list import place_in

@@ -1,22 +1,39 @@
-"""Chunks: a document that is longer than a row may be becomes several rows.
+"""Rows of the token cache that become several rows of a shard: chunks, and turns apart.
 
-With a stride, each chunk but the first begins with the last tokens of the one before, as context. The name and its
-meaning (tokens that overlap) are those of `stride` in Hugging Face's tokenizers.
+Chunks: a document that is longer than a row may be becomes several rows. With a stride, each chunk but the first begins
+with the last tokens of the one before, as context. The name and its meaning (tokens that overlap) are those of `stride`
+in Hugging Face's tokenizers.
+
+Turns apart: a record that is several rows is one row of the token cache, with their lengths beside it. So whatever
+takes or places records (the plan, splits, deduplication, mixes, a shuffle) has a record's rows together. They become
+rows again when a shard is written.
 """
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import Self
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import NO_LOSS, Column
 from beam_prep.shards.pack import join_pieces
+from beam_prep.tokens.batch import Batch
+
+
+class Stats:
+    """The base of dataclasses of counts, which add up over parts of a shard."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        mine, theirs = astuple(self), astuple(other)  # type: ignore[call-overload]
+        return type(self)(*(a + b for a, b in zip(mine, theirs, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkStats:
-    """Statistics of chunks. They add up over parts of a shard.
+class ChunkStats(Stats):
+    """Statistics of chunks.
 
     Attributes:
         rows: rows that came in.
@@ -33,9 +50,6 @@ class ChunkStats:
     chunks_untrained: int = 0
     tokens_repeated: int = 0
     tokens_left_out: int = 0
-
-    def __add__(self, other: "ChunkStats") -> "ChunkStats":
-        return ChunkStats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +154,80 @@ def _without_repeated(chunks: Ragged, repeated: Array, nothing: int) -> Array:
         return chunks.flat
     place = np.arange(len(chunks.flat)) - np.repeat(chunks.offsets[:-1], chunks.lengths)
     return np.where(place < np.repeat(repeated, chunks.lengths), chunks.flat.dtype.type(nothing), chunks.flat)
+
+
+# Turns apart
+
+ROW_LENGTHS = Column("row_lengths", "int32", 1, "rows")
+"""The column of the token cache that has the tokens of each row of a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats(Stats):
+    """Statistics of turns apart.
+
+    Attributes:
+        rows: records that came in.
+        turns: rows that were made of them.
+    """
+
+    rows: int = 0
+    turns: int = 0
+
+
+def join_rows(batch: Batch) -> Batch:
+    """One row for each record: its rows, one after the other, with `ROW_LENGTHS`. Counters are added up.
+
+    Raises:
+        ValueError: a column is not one value a token.
+    """
+    lengths = batch.tokens
+    if not all(rows.depth == 1 and np.array_equal(rows.lengths, lengths) for rows in batch.columns.values()):
+        raise ValueError("records of several rows have one value a token in each column")
+    line, first = np.unique(batch.line, return_index=True)
+    borders = np.append(first, len(batch))
+    columns = {name: Ragged(rows.flat, rows.offsets[borders]) for name, rows in batch.columns.items()}
+    columns[ROW_LENGTHS.name] = Ragged(lengths.astype(np.int32), borders)
+    return batch._with(
+        line=line.astype(np.int32),
+        domain=[batch.domain[row] for row in first.tolist()],
+        columns=columns,
+        schema={**batch.schema, ROW_LENGTHS.name: ROW_LENGTHS},
+        counters={name: np.diff(offsets_of(counts)[borders]) for name, counts in batch.counters.items()},
+        row=None,
+    )
+
+
+def lengths_of(columns: Mapping[str, Ragged], tokens: Array) -> tuple[Array, Array]:
+    """(tokens of each row to write, the row of the token cache that it is of), int64 [rows] each.
+
+    Args:
+        columns: of rows of the token cache.
+        tokens: int64, of each.
+    """
+    rows = columns.get(ROW_LENGTHS.name)
+    if rows is None:
+        return tokens, np.arange(len(tokens))
+    return rows.flat.astype(np.int64), np.repeat(np.arange(len(rows)), rows.lengths)
+
+
+def split_rows(
+    columns: Mapping[str, Ragged], schema: Mapping[str, Column], cut: Array | None
+) -> tuple[dict[str, Ragged], Array | None, TurnStats]:
+    """The rows of records, and for each the tokens that were cut from it (of a record: from its first row).
+
+    Args:
+        columns: of rows of the token cache, with `ROW_LENGTHS`.
+        schema: of the others, by name.
+        cut: int64 [rows of the token cache]; None: none were.
+    """
+    lengths, record = lengths_of(columns, np.zeros(0, np.int64))
+    offsets = offsets_of(lengths)
+    rows = {
+        name: found.take(record) if schema[name].metadata else Ragged(found.flat, offsets)
+        for name, found in columns.items()
+        if name != ROW_LENGTHS.name
+    }
+    if cut is not None:
+        cut = np.where(np.diff(record, prepend=-1) > 0, cut[record], 0)
+    return rows, cut, TurnStats(len(columns[ROW_LENGTHS.name]), len(lengths))

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.lengths import histogram
-from beam_prep.data.ragged import Array
-from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt, counts_list
+from beam_prep.data.ragged import Aligned, Array
+from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt, counts_list, histogram
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
@@ -157,7 +156,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class Arranged(Aligned):
     """Rows of a block in a shuffle, in the order of its lines; those that are written several times as often.
 
     Attributes:
@@ -171,16 +170,6 @@ class Arranged:
     key: Array
     sample: Array
     row: Array
-
-    @classmethod
-    def concat(cls, parts: Sequence["Arranged"]) -> "Arranged":
-        """All rows, in order; there is at least one part."""
-        columns = zip(*((each.part, each.key, each.sample, each.row) for each in parts), strict=True)
-        return cls(*map(np.concatenate, columns))
-
-    def take(self, places: Array) -> "Arranged":
-        """The rows at these places, in that order."""
-        return Arranged(self.part[places], self.key[places], self.sample[places], self.row[places])
 
 
 def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) -> Arranged:

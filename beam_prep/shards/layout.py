@@ -12,9 +12,8 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column, Packing, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
-from beam_prep.shards.chunk import Chunking, ChunkStats
+from beam_prep.shards.chunk import ROW_LENGTHS, Chunking, ChunkStats, TurnStats, join_rows, lengths_of, split_rows
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, cuts_rows, pack_columns, plan_packs
-from beam_prep.shards.turns import ROW_LENGTHS, TurnStats, join_rows, lengths_of, split_rows
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
 from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate

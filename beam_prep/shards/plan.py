@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beam_prep.data.block import Block, at_offset, count_outcomes, drawn, is_table
-from beam_prep.data.lengths import Histogram, add, histogram
 from beam_prep.data.ragged import Array
-from beam_prep.data.receipts import ROLE_COUNTS
+from beam_prep.data.receipts import ROLE_COUNTS, Histogram, add, histogram
 from beam_prep.data.schema import Column
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
@@ -27,8 +26,7 @@ from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, SplitRowIndexes, View
-from beam_prep.shards.runs import RunGroup, Runs, plan_runs
-from beam_prep.shards.shuffle import Parts
+from beam_prep.shards.runs import Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Border,
     Rejects,

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 
 from beam_prep.data.block import Origin, is_table
 from beam_prep.data.hashing import Node, tree_digest
-from beam_prep.data.lengths import Histogram, add
 from beam_prep.data.ragged import Array, Ragged, changes
-from beam_prep.data.receipts import STATISTICS, BlockReceipt, columns_of, count_of, counts_list
+from beam_prep.data.receipts import STATISTICS, BlockReceipt, Histogram, add, columns_of, count_of, counts_list
 from beam_prep.errors import EngineError
 
 

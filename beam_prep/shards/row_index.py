@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.data.block import OutcomeKind
-from beam_prep.data.ragged import Array
+from beam_prep.data.ragged import Aligned, Array
 from beam_prep.reading.records import Drop
 from beam_prep.shards.receipts import Receipts
 from beam_prep.tokens.segments import RoleCounts
@@ -59,7 +59,7 @@ FetchRowIndexes = Callable[[list[str]], list[RowIndex]]
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(Aligned):
     """The rows of a block that are copies of an earlier record, which is kept.
 
     Attributes:
@@ -73,17 +73,6 @@ class Copies:
     start: Array = field(default_factory=_none)
     kept_line: Array = field(default_factory=_none)
     offset: Array = field(default_factory=_none)
-
-    def __len__(self) -> int:
-        return len(self.line)
-
-    @classmethod
-    def concat(cls, parts: Sequence["Copies"]) -> "Copies":
-        """The copies of a block, in the order of their lines; there is at least one part."""
-        columns = zip(*((each.line, each.file, each.start, each.kept_line, each.offset) for each in parts), strict=True)
-        found = [np.concatenate(column) for column in columns]
-        order = np.argsort(found[0])
-        return cls(*(column[order] for column in found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,110 @@ some runs at a time into files that have bins. It is an external merge sort (Knu
 volume 3, 5.4), with equal ranges of a uniform key in place of samples.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, changes
 from beam_prep.data.schema import Column
-from beam_prep.shards.compose import Arranged, Compose, Place
-from beam_prep.shards.mix import ALL, MixedDomain, Taken, cutoff
+from beam_prep.shards.compose import Arranged, Compose, Place, domain_of, split_of
+from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, copies_of, cutoff
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.shuffle import Parts, ShuffledShards, mixed_domains, places
-from beam_prep.shards.slices import Border, Merge, ShardPlan
+from beam_prep.shards.row_index import RowIndexes
+from beam_prep.shards.slices import Border, Merge, ShardPlan, first_lines, folders_of
 
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a shuffle makes of the parts of a job.
+
+    Attributes:
+        ranges: int64 [parts], into how many ranges of keys the rows of each are cut: those of one split have as many.
+        rows, tokens: int64 [parts], that there are.
+        wanted: part to the tokens that the mix wants of it; others are written whole, once.
+    """
+
+    ranges: Array
+    rows: Array
+    tokens: Array
+    wanted: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, receipts: Receipts, row_indexes: RowIndexes, compose: Compose, max_tokens: int, end: Border) -> "Parts":
+        """Of the rows before the end.
+
+        Raises:
+            RunError: see `budgets`.
+        """
+        names = receipts.domains
+        rows, tokens = _before(receipts, row_indexes, end)
+        split = np.array([split_of(name, compose.splits) for name in names], np.int64)
+        wanted: dict[int, int] = {}
+        if compose.mix:
+            mixed = {domain_of(name, compose.splits): code for code, name in enumerate(names) if split[code] == 0}
+            there = {domain: int(tokens[code]) for domain, code in mixed.items()}
+            wanted = {mixed[domain]: count for domain, count in budgets(compose.mix, there).items()}
+        written = tokens.copy()
+        for code, count in wanted.items():
+            written[code] = count
+        by_split = np.bincount(split, written, compose.split_count).astype(np.int64)
+        ranges = np.maximum(1, -(-by_split // max_tokens))
+        return cls(ranges[split], rows, tokens, wanted)
+
+    def taken(self) -> dict[int, Taken]:
+        """Part to what is taken of its rows, where it is not yet known how many of one more copy: all of these."""
+        found = {}
+        for code, wanted in self.wanted.items():
+            copies, more = copies_of(wanted, int(self.tokens[code]))
+            found[code] = Taken(copies, ALL if more else None)
+        return found
+
+    @property
+    def copies(self) -> Array:
+        """int64 [parts]: how often a row of each is written, at most."""
+        found = np.ones(len(self.rows), np.int64)
+        for code, taken in self.taken().items():
+            found[code] = taken.copies + (taken.most is not None)
+        return found
+
+    def more(self, part: int) -> int:
+        """The tokens that are wanted of one more copy of a part."""
+        return copies_of(self.wanted[part], int(self.tokens[part]))[1]
+
+
+def _before(receipts: Receipts, row_indexes: RowIndexes, end: Border) -> tuple[Array, Array]:
+    """(rows, tokens) of each part before the end, int64 [parts]."""
+    rows, tokens = (each.flat.astype(np.int64) for each in (receipts.entry_rows, receipts.entry_tokens))
+    if end.rows >= 0:
+        first, last = receipts.entry_tokens.offsets[[end.block, end.block + 1]].tolist()
+        row_index = row_indexes.get(end.block)
+        domain, entries = row_index.domain[: end.rows].astype(np.int64), last - first
+        rows[first:last] = np.bincount(domain, minlength=entries)
+        tokens[first:last] = np.bincount(domain, row_index.tokens[: end.rows], entries).astype(np.int64)
+        rows[last:], tokens[last:] = 0, 0
+    count = len(receipts.domains)
+    found = np.zeros((2, count), np.int64)
+    for place, values in enumerate((rows, tokens)):
+        np.add.at(found[place], receipts.entry_domain.flat, values)
+    return found[0], found[1]
+
+
+def places(receipts: Receipts, end: Border) -> Callable[[int], Place]:
+    """Makes the place of a block; it must not lie behind the end."""
+    before = first_lines(receipts)
+
+    def place(block: int) -> Place:
+        rows = end.rows if block == end.block else -1
+        parts = tuple(receipts.entry_domain[block].tolist())  # type: ignore[union-attr]
+        name = receipts.names[block].as_py()
+        file, first_byte, line = (int(column[block]) for column in (receipts.file, receipts.first_byte, before))
+        return Place(name, receipts.copies(block), file, first_byte, line, parts, rows)
+
+    return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,55 +330,78 @@ def _sum(mine: Mapping[int, Array], theirs: Mapping[int, Array]) -> dict[int, Ar
 
 @dataclass(frozen=True, slots=True)
 class MergedShards:
-    """The shards of a shuffle, merged from runs.
+    """The shards of a shuffle, merged from runs: the ranges of keys that have rows, in the order of writing.
 
     Attributes:
-        shards: which there are.
-        most: part to the largest sample key that is written.
-        written: see `mixed_domains`.
         runs: see there.
+        part, number, rows: int64 [shards], the part, the range of keys, and how many rows.
+        most: part to the largest sample key that is written.
+        written: part to its (rows, tokens, rows that are drawn of one more copy).
     """
 
-    shards: ShuffledShards
+    runs: Runs
+    part: Array
+    number: Array
+    rows: Array
     most: Mapping[int, int]
     written: Mapping[int, tuple[int, int, int]]
-    runs: Runs
 
     @classmethod
     def of(cls, runs: Runs, counts: RunCounts, limits: Mapping[int, Limit]) -> "MergedShards":
         """From what is in the runs."""
-        rows = {code: found.copy() for code, found in counts.rows.items()}
-        most, written = {}, {}
+        most, written, found = {}, {}, [np.zeros((3, 0), np.int64)]
         for code in sorted({*counts.rows, *counts.border}):
-            tokens, drawn = counts.tokens[code].tolist()
+            rows, (tokens, drawn) = counts.rows[code].copy(), counts.tokens[code].tolist()
             if (border := counts.border.get(code)) is not None:
                 limit = limits[code]
                 samples, sizes, number = border[:, 0], border[:, 1].astype(np.int64), border[:, 2].astype(np.int64)
                 most[code] = cutoff(samples, sizes, runs.parts.more(code) - limit.before) or 0
                 taken = samples <= np.uint64(most[code])
-                rows[code] += np.bincount(number[taken], minlength=len(rows[code]))
+                rows += np.bincount(number[taken], minlength=len(rows))
                 tokens, drawn = tokens + int(sizes[taken].sum()), drawn + int(np.count_nonzero(taken))
-            written[code] = int(rows[code].sum()), tokens, drawn
-        codes = sorted(rows)
-        part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(rows[code]), code) for code in codes)])
-        number = np.concatenate([np.zeros(0, np.int64), *(np.arange(len(rows[code])) for code in codes)])
-        count = np.concatenate([np.zeros(0, np.int64), *(rows[code] for code in codes)])
-        there = count > 0
-        shards = ShuffledShards.of(runs.names, runs.compose.splits, part[there], number[there], count[there])
-        return cls(shards, most, written, runs)
+            written[code] = int(rows.sum()), tokens, drawn
+            numbers = np.flatnonzero(rows)
+            found.append(np.stack([np.full_like(numbers, code), numbers, rows[numbers]]))
+        part, number, count = np.concatenate(found, axis=1)
+        split = np.array([split_of(runs.names[code], runs.compose.splits) for code in part.tolist()], np.int64)
+        order = np.lexsort((part, number, split))
+        return cls(runs, part[order], number[order], count[order], most, written)
+
+    @property
+    def shards_of(self) -> dict[str, int]:
+        """Part -> how many shards it has."""
+        codes, counts = np.unique(self.part, return_counts=True)
+        return {self.runs.names[code]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
 
     @property
     def mixed(self) -> tuple[MixedDomain, ...]:
         """What a mix takes."""
-        return mixed_domains(self.runs.names, self.runs.compose.splits, self.runs.parts, self.written)
+        found, parts, splits = [], self.runs.parts, self.runs.compose.splits
+        for code, taken in parts.taken().items():
+            rows, tokens, drawn = self.written.get(code, (0, 0, 0))
+            there = int(parts.rows[code])
+            records, domain = there if taken.copies else drawn, domain_of(self.runs.names[code], splits)
+            found.append(MixedDomain(domain, parts.wanted[code], tokens, there, records, rows))
+        return tuple(found)
 
     def plans(self) -> Iterator[ShardPlan]:
-        """The shards, with what is merged for each."""
-        runs = self.runs
-        for plan, part, number in zip(
-            self.shards.plans(), self.shards.part.tolist(), self.shards.number.tolist(), strict=True
-        ):
-            yield replace(plan, merge=runs.merge(part, number, self.most.get(part, ALL)))
+        """The shards, with what is merged for each: those of a range of keys together, as those of a flush are in input
+        order."""
+        runs, splits, shards_of = self.runs, self.runs.compose.splits, self.shards_of
+        folders = folders_of(shards_of, splits)
+        seen = dict.fromkeys(shards_of, 0)
+        for code, number, rows in zip(self.part.tolist(), self.number.tolist(), self.rows.tolist(), strict=True):
+            name = runs.names[code]
+            yield ShardPlan(
+                domain_of(name, splits),
+                folders[name],
+                seen[name],
+                shards_of[name],
+                split=None if splits is None else splits.names[split_of(name, splits)],
+                merge=runs.merge(code, number, self.most.get(code, ALL)),
+                count=rows,
+            )
+            seen[name] += 1
 
 
 def batches_of(part: Array, keys: Array) -> list[tuple[int, int, int]]:

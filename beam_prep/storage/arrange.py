@@ -1,6 +1,7 @@
 """The rows of shards: in slices, out of the token cache, or merged from sorted runs."""
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,18 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from beam_prep.data.metadata import placed
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
-from beam_prep.formats.cached_block import joined
-from beam_prep.formats.scratch import (
-    RunReader,
-    RunRows,
-    encode_copies,
-    encode_run,
-    read_copies,
-)
-from beam_prep.formats.sealed import Data
+from beam_prep.formats.cached_block import decode_rows, encode_rows, joined
+from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, ranges_of, view
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.row_index import Copies, View
@@ -41,8 +35,86 @@ from beam_prep.storage.token_cache import TokenCache
 
 
 @dataclass(frozen=True, slots=True)
+class RunRows:
+    """Rows of one part and one range of keys, by rising key.
+
+    Attributes:
+        rows: their columns.
+        key, sample: uint64 [rows], see `Arranged`.
+        cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
+    """
+
+    rows: dict[str, Ragged]
+    key: Array
+    sample: Array
+    cut: Array
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @classmethod
+    def none(cls) -> "RunRows":
+        """No rows of no columns."""
+        nothing = np.zeros(0, np.uint64)
+        return cls({}, nothing, nothing, nothing.astype(np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
+        """The rows of all parts, one after the other, in another order; there is at least one part."""
+        beside = zip(*(part.beside.values() for part in parts), strict=True)
+        rows = joined([part.rows for part in parts], order)
+        return cls(rows, *(np.concatenate(column)[order] for column in beside))
+
+    def take(self, places: Array) -> "RunRows":
+        """The rows at these places, in that order."""
+        return RunRows.joined([self], places)
+
+    @property
+    def beside(self) -> dict[str, Array]:
+        """All but the columns."""
+        return dict(zip(_BESIDE, (self.key, self.sample, self.cut), strict=True))
+
+
+_BESIDE = (" key", " sample", " cut")
+"""Names of no column: those have no blanks."""
+
+
+class RunReader:
+    """A run that stays open while several of its batches are read.
+
+    Args:
+        source: an open file, not mapped into memory: of a run each byte is used once.
+        name: with which it was sealed.
+
+    Raises:
+        FormatError: the file is cut or damaged, or it is another.
+    """
+
+    def __init__(self, source: pa.NativeFile, name: str) -> None:
+        self._sealed = Sealed(source, name)
+        listed = self._sealed.fact("batches")
+        self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
+
+    def rows(self, part: int, keys: int) -> RunRows | None:
+        """The rows of a part and a range of keys; None: there are none.
+
+        Raises:
+            FormatError: they are damaged.
+        """
+        number = self._batches.get((part, keys))
+        if number is None:
+            return None
+        batch = self._sealed.batch(number)
+        return RunRows(decode_rows(batch, _BESIDE), *(batch.column(key).to_numpy() for key in _BESIDE))
+
+
+@dataclass(frozen=True, slots=True)
 class Scratch:
-    """A folder of such files. They end with the launch.
+    """A folder of files between the token cache and the shards, sealed as those of the token cache are.
+
+    They end with the launch.
+
+    `copies`: which records of a block are copies of earlier ones. `runs`, `merged`: the rows of several blocks, sorted.
 
     Attributes:
         folder: the folder.
@@ -54,8 +126,9 @@ class Scratch:
         """Writes which records of a block are copies. Returns the file's name, a digest; "" of none."""
         if not len(copies):
             return ""
-        name = "copies/" + _digest(encode_copies(copies, "")[0])
-        self._write(name, encode_copies(copies, name))
+        batch = pa.record_batch(copies.arrays)
+        name = "copies/" + _digest(seal_batches([batch], batch.schema, {}, "")[0])
+        self._write(name, seal_batches([batch], batch.schema, {}, name))
         return name
 
     def copies(self, name: str) -> Copies:
@@ -67,11 +140,14 @@ class Scratch:
         if not name:
             return Copies()
         with expected(name):
-            return read_copies(read_file(self._path(name)), name)
+            batch = Sealed(read_file(self._path(name)), name).batch(0)
+            return Copies(**{each: batch.column(each).to_numpy() for each in batch.schema.names})
 
     def write_run(self, name: str, found: RunRows, batches: Sequence[tuple[int, int, int]]) -> None:
-        """Writes a run, see `encode_run`."""
-        self._write(name, encode_run(found, batches, name))
+        """Writes a run: its rows, batch by batch; `batches`: (part, range of keys, rows), each once."""
+        borders = offsets_of([rows for _, _, rows in batches]).tolist()
+        slices = itertools.starmap(slice, itertools.pairwise(borders))
+        self._write(name, encode_rows(found.rows, slices, {"batches": batches}, name, found.beside))
 
     def open_run(self, name: str) -> RunReader:
         """A run.

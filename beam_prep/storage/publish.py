@@ -28,13 +28,12 @@ from beam_prep.formats.manifest import (
     load,
     output_columns,
 )
-from beam_prep.shards.chunk import ChunkStats
+from beam_prep.shards.chunk import ROW_LENGTHS, ChunkStats, TurnStats, split_rows
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.pack import PackStats
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
-from beam_prep.shards.turns import ROW_LENGTHS, TurnStats, split_rows
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
 from beam_prep.storage.output import failed_at, output_at

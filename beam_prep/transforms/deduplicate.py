@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from beam_prep.data.ragged import Array, changes
+from beam_prep.data.ragged import Aligned, Array, changes
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE
@@ -22,7 +22,8 @@ _MOST = 500_000
 """Digests that a bundle holds before it passes them on."""
 
 
-class Digests(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Digests(Aligned):
     """Records and their digests.
 
     Attributes:
@@ -36,15 +37,6 @@ class Digests(NamedTuple):
     start: Array
     line: Array
     offset: Array
-
-    @classmethod
-    def concat(cls, parts: Iterable["Digests"]) -> "Digests":
-        """All records, in order; there is at least one part."""
-        return cls(*map(np.concatenate, zip(*parts, strict=True)))
-
-    def take(self, places: Array) -> "Digests":
-        """The records at these places."""
-        return Digests(*(column[places] for column in self))
 
 
 @dataclasses.dataclass(eq=False)
@@ -130,6 +122,7 @@ class ViewBlock(beam.DoFn):
         else:
             (receipt,) = element[1]["receipts"]
             copies = Copies.concat([Copies(), *element[1]["copies"]])
+            copies = copies.take(np.argsort(copies.line))
         if self.splits is None and not len(copies):
             yield receipt
             return

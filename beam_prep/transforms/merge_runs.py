@@ -94,7 +94,7 @@ class PlanShards(_ArrangeFn):
             plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
             yield from keyed(plans, keys, publisher.earlier())
         plan = with_mix(plan, shards.mixed)
-        of_parts = shards.shards.shards_of
+        of_parts = shards.shards_of
         yield beam.pvalue.TaggedOutput("plan", plan.with_shards(of_parts, runs.compose.splits))
 
 

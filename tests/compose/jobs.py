@@ -220,4 +220,4 @@ def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
         arranger.merge_runs(runs, group, wide)
     shards = MergedShards.of(runs, counts, limits)
     plans = list(shards.plans())
-    return with_mix(plan, shards.mixed).with_shards(shards.shards.shards_of, runs.compose.splits), plans
+    return with_mix(plan, shards.mixed).with_shards(shards.shards_of, runs.compose.splits), plans

@@ -12,9 +12,8 @@ from hypothesis import example, given, settings
 
 from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
 from beam_prep.data.hashing import Node
-from beam_prep.data.lengths import histogram
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.receipts import BlockReceipt
+from beam_prep.data.receipts import BlockReceipt, histogram
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.formats.cached_block import ROW_INDEX, ROWS, encode_block, read_receipt, read_row_index
