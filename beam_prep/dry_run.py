@@ -19,7 +19,7 @@ from beam_prep.pipeline import Pipeline
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.row_index import RowIndexes
-from beam_prep.shards.slices import Shards, input_end, shard_borders
+from beam_prep.shards.slices import Shards, first_items, shard_borders
 from beam_prep.storage.output import output_at
 from beam_prep.storage.preflight import free_bytes, output_ratio
 from beam_prep.storage.publish import same_facts
@@ -177,16 +177,16 @@ def _shards_that_stay(job: Pipeline, token_cache: TokenCache, blocks: list[Block
         of_known = [each.updated(path_size=ends) if each["file"] == last.file else each for each in of_known]
     receipts = Receipts([pack_receipts(of_known)])
     row_indexes, config = RowIndexes(token_cache.row_indexes, receipts), job.config
-    end = input_end(receipts, row_indexes, config.preprocessing.max_items)
-    borders = shard_borders(receipts, row_indexes, config.output.max_tokens_per_shard, end)
-    if not complete and end.rows < 0:
-        borders = borders[:-1]  # the shard in which the known blocks end gets more rows
-    if not borders:
-        return []
+    seen = first_items(receipts, row_indexes, config.preprocessing.max_items)
+    borders = shard_borders(seen, row_indexes, config.output.max_tokens_per_shard)
+    if not complete and seen is receipts:  # the shard in which the known blocks end gets more rows
+        if not borders:
+            return []
+        seen = first_items(receipts, row_indexes, int(receipts.rows[: borders[-1].block].sum()) + borders[-1].rows)
     layout = recipe.layout(config, job.tokenizer)
     keys = ShardKeys(token_cache, tuple(earlier.manifest["formats"]), layout, layout.columns(receipts.columns))
-    cut = bool(receipts.counts("counter", len(receipts)).get(CUT)) or CUT in earlier.manifest["counters"]
-    shards = Shards(receipts, borders)
+    cut = bool(receipts.counts("counter").get(CUT)) or CUT in earlier.manifest["counters"]
+    shards = Shards(seen, borders)
     found = (keys.of(dataclasses.replace(shard, cut=cut)) for shard in shards)
     return [key for key in found if key in earlier]
 

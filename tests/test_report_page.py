@@ -196,7 +196,7 @@ def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most
 
     counts = {f"{reason_of} {number}": number for number in range(1_000)}
     wanted = {f"{reason_of} {number}" for number in range(1_000 - REASONS_SHOWN, 1_000)}
-    assert _first_blocks(Receipts(), "dropped", counts, 1, None).tolist() == [0]  # type: ignore[arg-type]
+    assert _first_blocks(Receipts(), "dropped", counts, 1).tolist() == [0]  # type: ignore[arg-type]
 
 
 def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:

@@ -67,7 +67,8 @@ ROLE_COUNTS = ("messages", "tokens", "trained")
 class BlockReceipt:
     """The statistics of one block.
 
-    >>> receipt = BlockReceipt.of(3, {"dropped": {"empty": 1}}, [("web", 2, 20)])
+    >>> counts = counts_list({"dropped": {"empty": 1}})
+    >>> receipt = BlockReceipt.of({"lines": 3, "domains": [("web", 2, 20)], "counts": counts}, ())
     >>> receipt.kept, receipt.tokens, receipt.counts("dropped")
     (2, 20, {'empty': 1})
 
@@ -78,25 +79,14 @@ class BlockReceipt:
     row: pa.RecordBatch
 
     @classmethod
-    def of(
-        cls,
-        lines: int,
-        counts: Mapping[str, Mapping[str, int]],
-        domains: Sequence[tuple[str, int, int]],
-        columns: Sequence[Column] = (),
-        lengths: tuple[Histogram, Histogram] = ((), ()),
-    ) -> "BlockReceipt":
+    def of(cls, values: Mapping[str, Any], columns: Sequence[Column]) -> "BlockReceipt":
         """The statistics of a block that has no place yet.
 
         Args:
-            lines, lengths: see `STATISTICS`.
-            counts: kind -> what -> count.
-            domains: (domain, rows, tokens) of each.
+            values: of the columns of `STATISTICS` up to `uncut`, but for `columns`.
             columns: what each row has.
         """
-        kept, uncut = lengths
-        texts = {"columns": json.dumps([astuple(column) for column in columns]), "counts": counts_list(counts)}
-        return cls.from_dict({"lines": lines, "domains": domains, "kept": kept, "uncut": uncut, **texts})
+        return cls.from_dict({**values, "columns": json.dumps([astuple(column) for column in columns])})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "BlockReceipt":

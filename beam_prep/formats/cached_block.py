@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.block import count_outcomes, of_this_run
+from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
-from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt, histogram
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, unpacked
 from beam_prep.formats.sealed import Data, Sealed, seal_batches
@@ -51,21 +51,12 @@ def encode_block(
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
-    rows_of = np.bincount(domain, minlength=len(names))
-    tokens_of = np.bincount(domain, tokens, len(names)).astype(np.int64)
-    roles = batch.roles.count(batch.line, len(batch.ledger.status))
-    by_role = roles.sums()
-    outcomes = count_outcomes(batch.ledger.status, batch.ledger.outcomes)
-    counts = {
-        **outcomes,
-        "blank": {"": outcomes["blank"]},
-        "counter": {name: int(counts.sum()) for name, counts in sorted(batch.counters.items())},
-        "made": {name: count for name, count in batch.made.items() if not of_this_run(name)},
-        **{kind: {role: found[place] for role, found in by_role.items()} for place, kind in enumerate(ROLE_COUNTS)},
-    }
-    domains = list(zip(names, rows_of.tolist(), tokens_of.tolist(), strict=True))
-    lengths = histogram(batch.lengths), histogram(batch.uncut)
-    receipt = BlockReceipt.of(len(batch.ledger.status), counts, domains, tuple(batch.schema.values()), lengths)
+    ledger, roles = batch.ledger, batch.roles.count(batch.line, len(batch.ledger.status))
+    row_index = RowIndex(
+        batch.line, domain, tokens, ledger.status, ledger.outcomes, batch.counters, roles, length=batch.lengths
+    )
+    made = {name: count for name, count in batch.made.items() if not of_this_run(name)}
+    receipt = BlockReceipt.of(row_index.statistics(names, made), tuple(batch.schema.values()))
     files: dict[str, tuple[Data, bytes]] = {}
     if receipt.counts("rejected"):
         files[REJECTS] = _rejects(batch, text_limit, name)

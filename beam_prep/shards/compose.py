@@ -4,19 +4,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from beam_prep.data.ragged import Aligned, Array
-from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt, counts_list, histogram
+from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import Mix, Taken
 from beam_prep.shards.row_index import Copies, RowIndex, View
-from beam_prep.tokens.batch import CUT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Place(NamedTuple):
         copies: the file of its copies, see `STATISTICS`.
         file, first_byte, first_line: of its first line in the input.
         parts: the code of each of its parts in the plan.
-        rows: of its rows the first so many; -1: all.
+        rows: of its rows the first so many.
     """
 
     name: str
@@ -180,7 +179,7 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         seed: of the shuffle.
         taken: part to what is taken of its rows; of others all are taken, once.
     """
-    count = len(view.row) if place.rows < 0 else place.rows
+    count = place.rows
     line = view.row_index.line[:count].astype(np.int64) + place.first_line
     local = view.row_index.domain[:count]
     part = np.array(place.parts, np.int32)[local]
@@ -335,17 +334,4 @@ def view_receipt(
     """The statistics of a block as the plan sees it; `file`: of its copies."""
     seen = view(row_index, copies, splits).row_index
     names = parts_of([domain for domain, _, _ in receipt.domains], splits)
-    rows = np.bincount(seen.domain, minlength=len(names)).tolist()
-    tokens = np.zeros(len(names), np.int64)
-    np.add.at(tokens, seen.domain, seen.tokens)
-    changed: dict[str, Any] = {"domains": list(zip(names, rows, tokens.tolist(), strict=True)), "copies": file}
-    if len(copies):
-        lost = seen.counters.get(CUT_TOKENS, np.zeros(len(seen.length), np.int64))
-        roles = seen.roles.sums()
-        counts = {kind: receipt.counts(kind) for kind in ("blank", "dropped", "rejected", "made")}
-        counts["dropped"][DUPLICATE] = len(copies)
-        counts["counter"] = {name: int(per_row.sum()) for name, per_row in seen.counters.items()}
-        counts |= {kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)}
-        kept, uncut = histogram(seen.length), histogram(seen.length + lost)
-        changed |= {"counts": counts_list(counts), "kept": kept, "uncut": uncut}
-    return receipt.updated(**changed)
+    return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=file)

@@ -6,16 +6,15 @@ that has rows since then gets a shard. `max_items` ends the input after that man
 
 import dataclasses
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.block import Block, at_offset, count_outcomes, drawn, is_table
+from beam_prep.data.block import Block, at_offset, drawn, is_table
 from beam_prep.data.ragged import Array
-from beam_prep.data.receipts import ROLE_COUNTS, Histogram, add, histogram
+from beam_prep.data.receipts import ROLE_COUNTS, Histogram
 from beam_prep.data.schema import Column
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
@@ -28,7 +27,6 @@ from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, SplitRowIndexes, View
 from beam_prep.shards.runs import Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
-    Border,
     Rejects,
     RejectSlice,
     RejectsPlan,
@@ -36,12 +34,11 @@ from beam_prep.shards.slices import (
     Shards,
     ShardsOfSplits,
     Slice,
+    first_items,
     first_lines,
-    input_end,
     places_of,
     shard_borders,
 )
-from beam_prep.tokens.batch import CUT_TOKENS
 
 REASONS_SHOWN = 32
 """The reasons of which a report quotes records: the most frequent. A user's function may give thousands."""
@@ -206,19 +203,19 @@ def make_plan(
         return view(row_index, copies(name), compose.splits) if compose.composes else View(row_index)
 
     row_indexes = RowIndexes(fetch, receipts, see)
-    end = input_end(receipts, row_indexes, max_items)
-    cut = _cut_at(row_indexes, end)
-    ledger, counters = _ledger(receipts, cut)
+    seen = first_items(receipts, row_indexes, max_items)
+    ledger, counters = _ledger(seen, int(receipts.lines.sum()))
     splits, runs = compose.splits, None
     groups: Iterable[RunGroup] = ()
     shards: Shards | ShardsOfSplits
     if compose.shuffle is None:
-        shards = _in_input_order(receipts, row_indexes, max_tokens, end, splits)
+        shards = _in_input_order(seen, row_indexes, max_tokens, splits)
     else:
-        parts = Parts.of(receipts, row_indexes, compose, max_tokens, end)
-        runs, groups = plan_runs(receipts, compose, parts, end, _facts(receipts, compose, max_items))
+        parts = Parts.of(seen, compose, max_tokens)
+        runs, groups = plan_runs(seen, compose, parts, _facts(receipts, compose, max_items))
         shards = ShardsOfSplits(())
-    rejects = Rejects(receipts, _counted(receipts, cut, "rejected"))
+    rejects = Rejects(seen, seen.counted("rejected"))
+    marks = {name: counters[name] for name in _MARKS & counters.keys()}
     return Plan(
         shards=shards,
         rejects=rejects,
@@ -230,37 +227,31 @@ def make_plan(
         shards_of=shards.shards_of,
         blocks=len(receipts),
         reused=receipts.reused,
-        made=dict(sorted(receipts.counts("made", len(receipts)).items())),
-        roles=_roles(receipts, row_indexes, cut),
-        drops=_listed(receipts, row_indexes, "dropped", ledger.dropped, cut),
-        marks=_listed(
-            receipts, row_indexes, "counter", {name: counters[name] for name in _MARKS & counters.keys()}, cut
-        ),
-        first_rejected=rejects.of(_first_blocks(receipts, "rejected", ledger.rejected, REJECTS_SHOWN, cut)),
-        lengths=_lengths(receipts, row_indexes, end),
-        drawn=_drawn(receipts, end, splits),
+        made=dict(sorted(receipts.counts("made").items())),
+        roles=_roles(seen),
+        drops=_listed(seen, row_indexes, "dropped", ledger.dropped),
+        marks=_listed(seen, row_indexes, "counter", marks),
+        first_rejected=rejects.of(_first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
+        lengths=seen.lengths,
+        drawn=_drawn(seen, splits),
         splits=() if splits is None else splits.names,
-        of_files=_of_files(receipts, end),
+        of_files=_of_files(seen, len(receipts.file) and int(receipts.file[-1]) + 1),
         runs=runs,
         groups=groups,
     )
 
 
 def _in_input_order(
-    receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, end: Border, splits: Splits | None
+    receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, splits: Splits | None
 ) -> Shards | ShardsOfSplits:
     """The shards of rows in input order. The borders of each split are those of its rows alone."""
     if splits is None:
-        return Shards(receipts, shard_borders(receipts, row_indexes, max_tokens, end))
-    count, found = len(splits.names), []
+        return Shards(receipts, shard_borders(receipts, row_indexes, max_tokens))
+    found = []
     for split, name in enumerate(splits.names):
         mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
-        seen = SplitRowIndexes(row_indexes, split, count)
-        ends = end
-        if end.rows >= 0:
-            here = row_indexes.get(end.block).domain[: end.rows] % count == split
-            ends = Border(end.block, int(np.count_nonzero(here)), end.cut[split::count])
-        found.append(Shards(mine, shard_borders(mine, seen, max_tokens, ends), splits, split))
+        seen = SplitRowIndexes(row_indexes, split, len(splits.names))
+        found.append(Shards(mine, shard_borders(mine, seen, max_tokens), splits, split))
     return ShardsOfSplits(found)
 
 
@@ -287,95 +278,29 @@ def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
     )
 
 
-class _Cut(NamedTuple):
-    """The block of the last kept row, where the input ends in it.
-
-    Attributes:
-        block: its number.
-        line: the line after that row.
-        rows: how many are kept.
-        counts: kind -> what -> how many lie before that line, see `Receipts.counted`.
-    """
-
-    block: int
-    line: int
-    rows: int
-    counts: dict[str, dict[str, int]]
+def _ledger(receipts: Receipts, lines: int) -> tuple[LedgerTotals, dict[str, int]]:
+    """The ledger of an input of so many lines, and the counters of kept rows."""
+    blank, dropped, rejected = (receipts.counts(kind) for kind in ("blank", "dropped", "rejected"))
+    kept, not_read = int(receipts.rows.sum()), lines - int(receipts.lines.sum())
+    ledger = LedgerTotals(lines, blank.get("", 0), kept, dropped, rejected, not_read)
+    return ledger, dict(sorted(receipts.counts("counter").items()))
 
 
-def _cut_at(row_indexes: RowIndexes, end: Border) -> _Cut | None:
-    """None where the input does not end within a block."""
-    if end.rows < 0:
-        return None
-    row_index = row_indexes.get(end.block)
-    line = int(row_index.line[end.rows - 1]) + 1
-    seen = count_outcomes(row_index.status[:line], row_index.outcomes)
-    counters = {name: int(per_row[: end.rows].sum()) for name, per_row in row_index.counters.items()}
-    return _Cut(end.block, line, end.rows, {**seen, "blank": {"": seen["blank"]}, "counter": counters})
-
-
-def _counted(receipts: Receipts, cut: _Cut | None, kind: str, of: Sequence[str] | None = None) -> Array:
-    """`Receipts.counted`, before the end of the input."""
-    found = receipts.counted(kind, of)
-    if cut is not None:
-        found[cut.block] = sum(count for what, count in cut.counts[kind].items() if of is None or what in of)
-        found[cut.block + 1 :] = 0
+def _of_files(receipts: Receipts, files: int) -> Array:
+    """`Plan.of_files`."""
+    found = np.zeros((files, 2), np.int64)
+    np.add.at(found, receipts.file, np.stack([receipts.lines - receipts.counted("blank"), receipts.rows], axis=1))
     return found
 
 
-def _ledger(receipts: Receipts, cut: _Cut | None) -> tuple[LedgerTotals, dict[str, int]]:
-    complete = len(receipts) if cut is None else cut.block
-    counts = {kind: Counter(receipts.counts(kind, complete)) for kind in ("blank", "dropped", "rejected", "counter")}
-    kept, lines = int(receipts.rows[:complete].sum()), int(receipts.lines.sum())
-    not_read = int(receipts.lines[complete:].sum())
-    if cut is not None:
-        for kind, found in counts.items():
-            found.update(cut.counts[kind])
-        kept, not_read = kept + cut.rows, not_read - cut.line
-    ledger = LedgerTotals(lines, counts["blank"][""], kept, dict(counts["dropped"]), dict(counts["rejected"]), not_read)
-    return ledger, {name: count for name, count in sorted(counts["counter"].items()) if count}
+def _roles(receipts: Receipts) -> dict[str, dict[str, int]]:
+    found = {what: receipts.counts(what) for what in ROLE_COUNTS}
+    return {role: {what: found[what].get(role, 0) for what in ROLE_COUNTS} for role in sorted(found["messages"])}
 
 
-def _of_files(receipts: Receipts, end: Border) -> Array:
-    """`Plan.of_files`. Of the block in which the last kept row is, only what is kept counts."""
-    complete = end.block + 1 if end.rows < 0 else end.block
-    files, count = receipts.file[:complete], int(receipts.file[-1]) + 1 if len(receipts) else 0
-    read = receipts.lines[:complete] - receipts.counted("blank")[:complete]
-    found = np.zeros((count, 2), np.int64)
-    np.add.at(found, files, np.stack([read, receipts.rows[:complete]], axis=1))
-    if end.rows >= 0:
-        found[receipts.file[end.block]] += end.rows
-    return found
-
-
-def _roles(receipts: Receipts, row_indexes: RowIndexes, cut: _Cut | None) -> dict[str, dict[str, int]]:
-    complete = len(receipts) if cut is None else cut.block
-    found = {what: Counter(receipts.counts(what, complete)) for what in ROLE_COUNTS}
-    if cut is not None:
-        for role, counts in row_indexes.get(cut.block).roles.sums(cut.line).items():
-            for what, count in zip(ROLE_COUNTS, counts, strict=True):
-                found[what][role] += count
-    return {role: {what: found[what][role] for what in ROLE_COUNTS} for role in sorted(found["messages"])}
-
-
-def _lengths(receipts: Receipts, row_indexes: RowIndexes, end: Border) -> tuple[Histogram, Histogram]:
-    complete = end.block + 1 if end.rows < 0 else end.block
-    kept, uncut = receipts.lengths(complete)
-    if end.rows >= 0:
-        row_index = row_indexes.get(end.block)
-        lengths = row_index.length[: end.rows]
-        lost = row_index.counters.get(CUT_TOKENS, np.zeros(len(row_index.length), np.int64))[: end.rows]
-        kept, uncut = add(kept, histogram(lengths)), add(uncut, histogram(lengths + lost))
-    return kept, uncut
-
-
-def _drawn(receipts: Receipts, end: Border, splits: Splits | None) -> tuple[tuple[str, Slice], ...]:
+def _drawn(receipts: Receipts, splits: Splits | None) -> tuple[tuple[str, Slice], ...]:
     """`Plan.drawn`: rows drawn from all that are kept, the same ones each time."""
-    counts = receipts.entry_rows.flat.copy()
-    offsets = receipts.entry_rows.offsets
-    if end.rows >= 0:
-        counts[offsets[end.block] : offsets[end.block + 1]] = end.cut
-        counts[offsets[end.block + 1] :] = 0
+    counts, offsets = receipts.entry_rows.flat, receipts.entry_rows.offsets
     until = np.cumsum(counts)
     found = []
     for row in drawn(int(until[-1]) if len(until) else 0, SAMPLES).tolist():
@@ -393,21 +318,18 @@ def _drawn(receipts: Receipts, end: Border, splits: Splits | None) -> tuple[tupl
 _MARKS = {CONTAMINATED}
 
 
-def _listed(
-    receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int], cut: _Cut | None
-) -> tuple[Dropped, ...]:
+def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int]) -> tuple[Dropped, ...]:
     """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
 
     At most as many blocks are read.
     """
-    blocks = _first_blocks(receipts, kind, counts, SHOWN, cut).tolist()
+    blocks = _first_blocks(receipts, kind, counts, SHOWN).tolist()
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
         row_index = row_indexes.get(block, blocks[place:])
-        until = cut.line if cut is not None and block == cut.block else len(row_index.status)
         for drop in row_index.drops if kind == "dropped" else row_index.marks:
-            if drop.line < until and left.get(drop.reason):
+            if drop.line < receipts.lines[block] and left.get(drop.reason):
                 left[drop.reason] -= 1
                 offset, kept = int(receipts.first_byte[block]) + drop.offset, None
                 if drop.reason == DUPLICATE and kind == "dropped":
@@ -439,7 +361,7 @@ def reasons_shown(counts: Mapping[str, int]) -> list[str]:
     return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
 
 
-def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int, cut: _Cut | None) -> Array:
+def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
     """The first blocks that have each of the most frequent reasons before the end, int64, ascending."""
-    found = [np.flatnonzero(_counted(receipts, cut, kind, [reason]))[:count] for reason in reasons_shown(counts)]
+    found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons_shown(counts)]
     return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))

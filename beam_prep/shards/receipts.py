@@ -67,8 +67,8 @@ class Receipts:
 
     Args:
         blobs: see `pack_receipts`.
-        lengths_by_block: keep the lengths of the rows of each block, as `lengths` of some blocks needs them. Those of
-            1.2 million blocks take 700 MB.
+        lengths_by_block: keep the lengths of the rows of each block, as `until` needs them. Those of 1.2 million blocks
+            take 700 MB.
 
     Attributes:
         names: Arrow strings [blocks], files in the token cache.
@@ -79,6 +79,7 @@ class Receipts:
         entry_domain: codes, one row a block: its domains in their order there.
         entry_rows, entry_tokens: int64, aligned with `entry_domain`.
         rows, tokens: int64 [blocks], over all domains.
+        lengths: of the rows of all blocks, `kept` and `uncut`: see `STATISTICS`.
 
     Raises:
         EngineError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
@@ -99,6 +100,11 @@ class Receipts:
         table = pa.concat_tables(tables, promote_options="default").combine_chunks()
         tables.clear()
         table = table.take(pc.sort_indices(table, [("file", "ascending"), ("start", "ascending")])).combine_chunks()
+        self._read(table, None if lengths_by_block else (sums["kept"], sums["uncut"]))
+        self._check()
+
+    def _read(self, table: pa.Table, lengths: tuple[Histogram, Histogram] | None = None) -> None:
+        self._table = table
         found = {name: _values(table[name]) for name in STATISTICS.names}
         self.names: pa.StringArray = found["name"]
         self.file, self.start, self.size, self.first_byte, self.lines = (
@@ -119,8 +125,17 @@ class Receipts:
         self.rows, self.tokens = self.entry_rows.sums(), self.entry_tokens.sums()
         self._counted, self._counts = (_ragged(found["counts"], name) for name in ("what", "count"))
         self._keys = [count_of(what) for what in found["counts"].values.field("what").dictionary.to_pylist()]
-        self._lengths = {name: _ragged(found[name]) if lengths_by_block else sums[name] for name in sums}
-        self._check()
+        self.lengths = lengths or (_sum(_ragged(found["kept"])), _sum(_ragged(found["uncut"])))
+
+    def block(self, block: int) -> BlockReceipt:
+        """The statistics of one block."""
+        return BlockReceipt(self._table.slice(block, 1).combine_chunks().to_batches()[0])
+
+    def until(self, block: int, last: BlockReceipt) -> "Receipts":
+        """Those of an input that ends within a block, of which `last` is what is read."""
+        found = copy.copy(self)
+        found._read(pa.concat_tables([self._table.slice(0, block), pa.Table.from_batches([last.row])]).combine_chunks())
+        return found
 
     @property
     def distinct(self) -> bool:
@@ -179,16 +194,10 @@ class Receipts:
         found.rows, found.tokens = found.entry_rows.sums(), found.entry_tokens.sums()
         return found
 
-    def counts(self, kind: str, blocks: int) -> dict[str, int]:
-        """Sums of one kind over the first blocks, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
-        stop = self._counts.offsets[blocks]
-        sums = np.bincount(self._counted.flat[:stop], self._counts.flat[:stop], len(self._keys))
+    def counts(self, kind: str) -> dict[str, int]:
+        """Sums of one kind, by name: `blank`, `dropped`, `rejected`, `counter`, `made` ..."""
+        sums = np.bincount(self._counted.flat, self._counts.flat, len(self._keys))
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
-
-    def lengths(self, blocks: int) -> tuple[Histogram, Histogram]:
-        """Lengths of the rows of the first blocks, see `STATISTICS`; those of all, if they are not kept by block."""
-        kept, uncut = (_sum(each[:blocks]) if isinstance(each, Ragged) else each for each in self._lengths.values())
-        return kept, uncut
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
         """int64 [blocks]: what each counts of a kind; `of`: of these alone."""

@@ -1,15 +1,18 @@
 """Row indexes: what the plan reads of single blocks, fetched ahead of its need."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.block import OutcomeKind
+from beam_prep.data.block import OutcomeKind, count_outcomes
 from beam_prep.data.ragged import Aligned, Array
+from beam_prep.data.receipts import ROLE_COUNTS, counts_list, histogram
 from beam_prep.reading.records import Drop
 from beam_prep.shards.receipts import Receipts
+from beam_prep.tokens.batch import CUT_TOKENS
 from beam_prep.tokens.segments import RoleCounts
 
 PREFETCH_ROWS = 8_000_000
@@ -52,6 +55,43 @@ class RowIndex:
     length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     digests: dict[str, Array] = field(default_factory=dict)
     offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def head(self, rows: int) -> "RowIndex":
+        """The same up to a row, which is the last line that is read."""
+        return replace(
+            self,
+            line=self.line[:rows],
+            domain=self.domain[:rows],
+            tokens=self.tokens[:rows],
+            length=self.length[:rows],
+            status=self.status[: int(self.line[rows - 1]) + 1],
+            counters={name: counts[:rows] for name, counts in self.counters.items()},
+        )
+
+    def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
+        """The columns of `STATISTICS` for these rows and lines, but for `columns`.
+
+        Args:
+            domains: what the codes of `domain` mean.
+            made: see `BlockReceipt.counts`.
+        """
+        outcomes, roles = count_outcomes(self.status, self.outcomes), self.roles.sums(len(self.status))
+        counts = {
+            **outcomes,
+            "blank": {"": outcomes["blank"]},
+            "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
+            "made": made,
+            **{kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)},
+        }
+        rows = np.bincount(self.domain, minlength=len(domains))
+        tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
+        return {
+            "lines": len(self.status),
+            "domains": list(zip(domains, rows.tolist(), tokens.tolist(), strict=True)),
+            "counts": counts_list(counts),
+            "kept": histogram(self.length),
+            "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
+        }
 
 
 FetchRowIndexes = Callable[[list[str]], list[RowIndex]]

@@ -17,8 +17,7 @@ from beam_prep.data.schema import Column
 from beam_prep.shards.compose import Arranged, Compose, Place, domain_of, split_of
 from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, copies_of, cutoff
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import RowIndexes
-from beam_prep.shards.slices import Border, Merge, ShardPlan, first_lines, folders_of
+from beam_prep.shards.slices import Merge, ShardPlan, first_lines, folders_of
 
 _HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
@@ -40,14 +39,16 @@ class Parts:
     wanted: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, receipts: Receipts, row_indexes: RowIndexes, compose: Compose, max_tokens: int, end: Border) -> "Parts":
-        """Of the rows before the end.
+    def of(cls, receipts: Receipts, compose: Compose, max_tokens: int) -> "Parts":
+        """Of all rows.
 
         Raises:
             RunError: see `budgets`.
         """
         names = receipts.domains
-        rows, tokens = _before(receipts, row_indexes, end)
+        rows, tokens = np.zeros((2, len(names)), np.int64)
+        np.add.at(rows, receipts.entry_domain.flat, receipts.entry_rows.flat)
+        np.add.at(tokens, receipts.entry_domain.flat, receipts.entry_tokens.flat)
         split = np.array([split_of(name, compose.splits) for name in names], np.int64)
         wanted: dict[int, int] = {}
         if compose.mix:
@@ -82,33 +83,15 @@ class Parts:
         return copies_of(self.wanted[part], int(self.tokens[part]))[1]
 
 
-def _before(receipts: Receipts, row_indexes: RowIndexes, end: Border) -> tuple[Array, Array]:
-    """(rows, tokens) of each part before the end, int64 [parts]."""
-    rows, tokens = (each.flat.astype(np.int64) for each in (receipts.entry_rows, receipts.entry_tokens))
-    if end.rows >= 0:
-        first, last = receipts.entry_tokens.offsets[[end.block, end.block + 1]].tolist()
-        row_index = row_indexes.get(end.block)
-        domain, entries = row_index.domain[: end.rows].astype(np.int64), last - first
-        rows[first:last] = np.bincount(domain, minlength=entries)
-        tokens[first:last] = np.bincount(domain, row_index.tokens[: end.rows], entries).astype(np.int64)
-        rows[last:], tokens[last:] = 0, 0
-    count = len(receipts.domains)
-    found = np.zeros((2, count), np.int64)
-    for place, values in enumerate((rows, tokens)):
-        np.add.at(found[place], receipts.entry_domain.flat, values)
-    return found[0], found[1]
-
-
-def places(receipts: Receipts, end: Border) -> Callable[[int], Place]:
-    """Makes the place of a block; it must not lie behind the end."""
+def places(receipts: Receipts) -> Callable[[int], Place]:
+    """Makes the place of a block."""
     before = first_lines(receipts)
 
     def place(block: int) -> Place:
-        rows = end.rows if block == end.block else -1
         parts = tuple(receipts.entry_domain[block].tolist())  # type: ignore[union-attr]
-        name = receipts.names[block].as_py()
-        file, first_byte, line = (int(column[block]) for column in (receipts.file, receipts.first_byte, before))
-        return Place(name, receipts.copies(block), file, first_byte, line, parts, rows)
+        columns = (receipts.file, receipts.first_byte, before, receipts.rows)
+        file, first_byte, line, rows = (int(column[block]) for column in columns)
+        return Place(receipts.names[block].as_py(), receipts.copies(block), file, first_byte, line, parts, rows)
 
     return place
 
@@ -178,16 +161,12 @@ class RunGroup:
     runs: Runs
 
 
-def plan_runs(
-    receipts: Receipts, compose: Compose, parts: Parts, end: Border, facts: str
-) -> tuple[Runs, Iterator[RunGroup]]:
+def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) -> tuple[Runs, Iterator[RunGroup]]:
     """The runs of a job, and their blocks."""
     sizes, copies = compose.sizes, parts.copies
     weights = receipts.entry_tokens.flat * copies[receipts.entry_domain.flat]
     tokens = receipts.entry_tokens.sums(weights)
-    used = np.flatnonzero(receipts.rows[: end.block + 1] > 0)
-    if end.rows == 0:
-        used = used[used < end.block]
+    used = np.flatnonzero(receipts.rows > 0)
     before = np.cumsum(tokens[used]) - tokens[used]
     total = int(tokens[used].sum())
     # Larger runs where that saves a level; and beyond what two levels merge.
@@ -207,11 +186,11 @@ def plan_runs(
     together = min(max(2, wide), sizes.runs)  # then a task of the second level has about as many tokens as a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
-    return runs, _groups(runs, used, group, receipts, end)
+    return runs, _groups(runs, used, group, receipts)
 
 
-def _groups(runs: Runs, used: Array, group: Array, receipts: Receipts, end: Border) -> Iterator[RunGroup]:
-    place = places(receipts, end)
+def _groups(runs: Runs, used: Array, group: Array, receipts: Receipts) -> Iterator[RunGroup]:
+    place = places(receipts)
     borders = np.searchsorted(group, np.arange(runs.runs + 1))
     for index in range(runs.runs):
         blocks = used[borders[index] : borders[index + 1]].tolist()

@@ -13,7 +13,7 @@ from beam_prep.data.schema import Column
 from beam_prep.shards.compose import Splits, domain_of
 from beam_prep.shards.domains import folders
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import RowIndex, RowIndexes
+from beam_prep.shards.row_index import RowIndexes
 
 _PREFETCH = 512
 """Borders whose blocks are fetched at a time."""
@@ -23,7 +23,7 @@ MIN_BORDERS_TO_EXTRAPOLATE = 32
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """A place between two records: after the first `rows` kept rows of block `block`; -1: after all of them.
+    """A place between two records: after the first `rows` kept rows of block `block`.
 
     `cut` is the number of these rows in each domain of the block.
     """
@@ -33,43 +33,35 @@ class Border:
     cut: tuple[int, ...]
 
 
-def _border(row_index: RowIndex, block: int, rows: int, domains: int) -> Border:
-    cut = np.bincount(row_index.domain[:rows], minlength=domains)
-    return Border(block, rows, tuple(cut.tolist()))
-
-
-def input_end(receipts: Receipts, row_indexes: RowIndexes, max_items: int | None) -> Border:
-    """The end of what is kept: where `max_items` is reached, else the end of the input."""
+def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | None) -> Receipts:
+    """The statistics up to where `max_items` is reached: what is after that row is not read; else those of all."""
     kept = np.cumsum(receipts.rows)
     if max_items is None or not len(kept) or kept[-1] < max_items:
-        block = len(receipts) - 1
-        return Border(block, -1, ())
+        return receipts
     block = int(np.searchsorted(kept, max_items))
-    rows = max_items - int(kept[block] - receipts.rows[block])
-    return _border(row_indexes.get(block), block, rows, len(receipts.entry_domain[block]))
+    rows, last = max_items - int(kept[block] - receipts.rows[block]), receipts.block(block)
+    names = [domain for domain, _, _ in last.domains]
+    values = row_indexes.get(block).head(rows).statistics(names, last.counts("made"))
+    return receipts.until(block, last.updated(**values))
 
 
-def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, end: Border) -> list[Border]:
-    """Every flush, the last one included."""
-    ends = np.cumsum(receipts.tokens[: end.block + 1])
+def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int) -> list[Border]:
+    """Every flush but the last one, at the end."""
+    ends = np.cumsum(receipts.tokens)
     borders: list[Border] = []
     over: list[int] = []
     flushed = 0
-    while True:
+    while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
-        block = int(np.searchsorted(ends, goal))
-        if block > end.block:
-            break
         ahead = () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
         row_index = row_indexes.get(block, ahead)
         until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens)
         rows = int(np.searchsorted(until, goal)) + 1
-        if block == end.block and 0 <= end.rows < rows:
-            break
-        borders.append(_border(row_index, block, rows, len(receipts.entry_domain[block])))
+        cut = np.bincount(row_index.domain[:rows], minlength=len(receipts.entry_domain[block]))
+        borders.append(Border(block, rows, tuple(cut.tolist())))
         flushed = int(until[rows - 1])
         over.append(flushed - goal)
-    return [*borders, end]
+    return borders
 
 
 def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
@@ -300,11 +292,10 @@ def places_of(receipts: Receipts) -> tuple[Array, ...]:
 
 def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
     """int64 [slices] each: flush, domain, block, place of the domain in the block, start, stop; in input order."""
-    inner = borders if borders[-1].rows >= 0 else borders[:-1]
-    cuts = Ragged.from_lists([border.cut for border in inner], np.int64)
+    cuts = Ragged.from_lists([border.cut for border in borders], np.int64)
     # A block in which n flushes end is cut into n + 1 pieces, of each of its domains.
     domains = receipts.entry_domain.lengths
-    ending = np.bincount(np.array([border.block for border in inner], np.int64), minlength=len(receipts))
+    ending = np.bincount(np.array([border.block for border in borders], np.int64), minlength=len(receipts))
     pieces = np.repeat(ending + 1, domains)
     first = np.repeat(np.cumsum(ending) - ending, domains)  # the flush to which the first of them belongs
     entry = np.repeat(np.arange(len(pieces)), pieces)
@@ -317,7 +308,7 @@ def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
     start[cut] = cuts.flat[cuts.offsets[flush[cut] - 1] + place[cut]]
     cut = np.flatnonzero(piece + 1 < pieces[entry])
     stop[cut] = cuts.flat[cuts.offsets[flush[cut]] + place[cut]]
-    kept = (start < stop) & (flush < len(borders))
+    kept = start < stop
     columns = (flush, receipts.entry_domain.flat[entry], block, place, start, stop)
     return tuple(column[kept] for column in columns)
 

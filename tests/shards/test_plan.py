@@ -419,7 +419,7 @@ def test_a_compressed_file_may_hold_less_than_its_size() -> None:
 
 def test_blocks_that_differ_in_columns_are_refused() -> None:
     made = three_files()
-    columns = BlockReceipt.of(1, {"blank": {"": 1}}, [], (Column("x", "int8", 1, "ids"),))["columns"]
+    columns = BlockReceipt.of({}, (Column("x", "int8", 1, "ids"),))["columns"]
     made.receipts[-1] = made.receipts[-1].updated(columns=columns)
     with pytest.raises(ValueError, match="blocks differ in their columns"):
         made.plan(10)

@@ -13,7 +13,7 @@ import beam_prep as bp
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.receipts import BlockReceipt
+from beam_prep.data.receipts import BlockReceipt, counts_list
 from beam_prep.data.schema import Column
 from beam_prep.shards.plan import Plan
 from beam_prep.shards.receipts import placed
@@ -34,7 +34,9 @@ def receipt(number: int, count: int) -> BlockReceipt:
         "rejected": {"bad_json": 1},
         "counter": {"doubles": number},
     }
-    block = BlockReceipt.of(6 + number, counts, [("web", 2, 20), (f"part {number}", 2, 30)], COLUMNS)
+    domains = [("web", 2, 20), (f"part {number}", 2, 30)]
+    values = {"lines": 6 + number, "counts": counts_list(counts), "domains": domains, "kept": (), "uncut": ()}
+    block = BlockReceipt.of(values, COLUMNS)
     return placed(block, origin, f"block-{number}", number % 2 == 0, {"encoded_by_gigatoken": 4})
 
 
