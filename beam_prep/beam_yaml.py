@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from beam_prep import renamed
 from beam_prep.config import PipelineConfig
-from beam_prep.config.problems import shown, unknown_name
 from beam_prep.errors import ConfigError
+from beam_prep.hints import shown, unknown_name
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, layout, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import beam_prep
 from beam_prep import options, renamed
-from beam_prep.errors import BeamPrepError, nearest, of_the_system
+from beam_prep.errors import BeamPrepError, of_the_system
+from beam_prep.hints import nearest, option_of, place_of
 from beam_prep.process import quiet_import, received_signal, stop_on_signals
 
 RUN_EXAMPLE = """\
@@ -300,9 +301,8 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     known = [*ours, *beams]
     if (what_to_do := renamed.instead(word, "--")) is not None:
         return f"; {what_to_do}"
-    for other, aliases in options.OTHER_NAMES.items():
-        if word in aliases.split() and f"--{other}" in known:
-            return f"; did you mean --{other}?"
+    if (option := option_of(word)) is not None and f"--{option}" in known:
+        return f"; did you mean --{option}?"
     if command in ("run", "replay", "inspect") and (place := _place_in_config(word)) is not None:
         return f"; it is set in the config: {place}"
     if f"--{word}" in known:
@@ -316,7 +316,6 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
 def _place_in_config(word: str) -> str | None:
     """Where a config has a setting, by its name or by that of another tool; None if it has none."""
     from beam_prep.config import PipelineConfig
-    from beam_prep.config.other_names import place_of
 
     for part, field in PipelineConfig.model_fields.items():
         if word in getattr(field.annotation, "model_fields", ()):

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import apache_beam as beam
 import filelock
@@ -24,13 +24,12 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import BeamPrepError, ConfigError, InputError, LockedError, OutputError, RunError, StorageError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
+from beam_prep.options import RunOptions
 from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
-from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
-from beam_prep.renamed import GONE_VALUES
 from beam_prep.runners import choose_runner, plain_size, without_effect, workers_of
 from beam_prep.running import (
     cancel,
@@ -42,8 +41,8 @@ from beam_prep.running import (
     told_job,
     wait_until_done,
 )
-from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, check_rates, how_made
-from beam_prep.storage.claims import LEASE, Claim, Claims
+from beam_prep.shards.report import ConfigView, how_made
+from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
@@ -52,7 +51,7 @@ from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
-from beam_prep.storage.splits import BLOCK_BYTES, first_records
+from beam_prep.storage.splits import first_records
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
@@ -61,13 +60,12 @@ from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.uses import Launch
 from beam_prep.storage.versions import Versions, check_name, new_name
 from beam_prep.tokens.backends import Backend, choose
-from beam_prep.tokens.check import IN_FULL, CachePolicy, Check
+from beam_prep.tokens.check import IN_FULL, CachePolicy
 from beam_prep.transforms.records import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
 log = logging.getLogger("beam_prep")
 
-MIN_LEASE = 60.0
 _UNTIL_WORKERS_START = 3600.0
 """Seconds."""
 REFERENCE_ALONE = 2_000_000
@@ -104,26 +102,10 @@ class Pipeline:
         output_dir: the directory to make.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. This and the other paths may be on
             `gs://` or `s3://`: see docs/storage.md.
-        overwrite: replace another job's output.
-        max_reject_rate: a larger share of rejected records fails the run.
-        max_no_loss_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
-            `rows_without_loss`).
-        max_reject_chars: characters of a rejected record that are kept; 0 keeps texts out of the rejects.
-        max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
-        block_bytes: bytes of input in a block; a multiple of 65536. Changes no byte of the output.
-        cache_dir: a folder that keeps tokenised blocks for later runs; without it they are removed when the run
-            succeeds.
-        staging: the folder of unfinished files; by default a hidden folder next to the output.
-        staging_ttl: seconds after which the unfinished files of failed launches are removed.
-        keep_versions: make a version, `OUTPUT_DIR/<version_name>`, to which `OUTPUT_DIR/latest` points at the end, and
-            keep this many.
-        version_name: its name; by default the time of the launch in UTC, `20261122T180738Z`.
-        lease: seconds after which a launch that was killed no longer holds the output.
-        tokenizer_backend: `auto`, `transformers` or `gigatoken`: see `Tokenize`.
-        check: how much of the fast ways' results is compared with the reference: `sample`, a few records of every
-            block, or `full`, everything; then a difference fails the run. docs/masks.md says what a sample can miss.
         beam_options: any options of Beam, for `run` if it is given none. The options that say where a store is
             (`--s3_endpoint_url` ...) are needed here, because the inputs are listed here.
+        options: those of the command line, by name without `--` (`overwrite`, `max_reject_rate`, `cache_dir` ...), as
+            `beam_prep.options.RunOptions` lists them and docs/config.md explains them.
 
     Raises:
         ConfigError, InputError, TokenizerError, OutputError, StorageError: before anything runs.
@@ -142,41 +124,18 @@ class Pipeline:
         output_dir: str | os.PathLike[str],
         tokenizer_path: str | os.PathLike[str],
         *,
-        overwrite: bool = False,
-        max_reject_rate: float = MAX_REJECT_RATE,
-        max_no_loss_rate: float = MAX_NO_LOSS_RATE,
-        max_reject_chars: int = 1000,
-        max_line_bytes: int = MAX_LINE_BYTES,
-        block_bytes: int = BLOCK_BYTES,
-        cache_dir: str | None = None,
-        staging: str | None = None,
-        staging_ttl: float = 7 * 24 * 3600,
-        keep_versions: int | None = None,
-        version_name: str | None = None,
-        lease: float = LEASE,
-        tokenizer_backend: Backend = "auto",
-        check: Check = "sample",
         beam_options: Sequence[str] | PipelineOptions | None = None,
+        **options: Any,
     ) -> None:
+        self.options = RunOptions.of(options)
         self.beam_options = beam_options
         if beam_options is not None:
             FileSystems.set_options(_options(beam_options))
         self.config = config if isinstance(config, PipelineConfig) else recipe.read_config(config)
-        if max_reject_chars < 0:
-            raise ConfigError(f"max_reject_chars is {max_reject_chars}, wanted 0 or more characters")
-        if not 1 <= max_line_bytes < 1 << 31:
-            raise ConfigError(f"max_line_bytes is {max_line_bytes}, wanted 1 or more, below 2 GiB")
-        check_rates(max_reject_rate, max_no_loss_rate)
         self.root = self.output = normalise_path(os.fspath(output_dir))
-        if version_name is not None:
-            check_name(version_name)
-            if keep_versions is None:
-                raise ConfigError(f"version_name is {version_name!r} without keep_versions: say how many are kept")
-        if keep_versions is not None and keep_versions < 1:
-            raise ConfigError(f"keep_versions is {keep_versions}, wanted how many are kept, 1 or more")
-        if lease < MIN_LEASE:
-            raise ConfigError(f"lease is {lease:g}, wanted {MIN_LEASE:g} seconds or more")
-        self.keep_versions, self.version_name, self.lease = keep_versions, version_name, lease
+        if self.options.version_name is not None:
+            check_name(self.options.version_name)
+        staging, cache_dir = self.options.staging, self.options.cache_dir
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(
                 f"staging is {staging}, and the output is a local directory: give a local one for it, too"
@@ -186,23 +145,9 @@ class Pipeline:
         if self.config.input.chat_template is not None:
             # Then the output keeps the template that made it.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
-        if tokenizer_backend not in get_args(Backend):
-            wanted = GONE_VALUES.get(tokenizer_backend, f"wanted one of {', '.join(get_args(Backend))}")
-            raise ConfigError(f"tokenizer_backend is {tokenizer_backend!r}, {wanted}")
-        if check not in get_args(Check):
-            raise ConfigError(f"check is {check!r}, wanted {' or '.join(get_args(Check))}")
-        self.tokenizer_backend = tokenizer_backend
-        self.check = check
         self.compose = recipe.compose(self.config, total_size(self.inputs))
-        self.overwrite = overwrite
-        self.max_reject_rate = max_reject_rate
-        self.max_no_loss_rate = max_no_loss_rate
-        self.max_reject_chars = max_reject_chars
-        self.max_line_bytes = max_line_bytes
-        self.block_bytes = block_bytes
         self.cache_dir = os.path.abspath(cache_dir) if cache_dir and is_local(cache_dir) else cache_dir
         self.staging = Staging.beside(self.output, staging)
-        self.staging_ttl = staging_ttl
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
         self._dies = False
@@ -210,7 +155,12 @@ class Pipeline:
         self._references = recipe.references_of(self.config)
         self.references: IndexSource | None = None if self._references is None else self._references.index
         self.facts = recipe.facts(
-            self.config, self.tokenizer, max_reject_chars, max_line_bytes, self._references, self.inputs
+            self.config,
+            self.tokenizer,
+            self.options.max_reject_chars,
+            self.options.max_line_bytes,
+            self._references,
+            self.inputs,
         )
         self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
@@ -275,7 +225,7 @@ class Pipeline:
         Raises:
             OutputError: it is, but may not be used: see `_checked`.
         """
-        if self.keep_versions is None:
+        if self.options.keep_versions is None:
             current = up_to_date(self.root, self.facts, self._same_inputs) and self._checked(self.root)
             return self.root if current else None
         made = Versions(self.root)
@@ -283,11 +233,11 @@ class Pipeline:
         latest, other = made.latest(), self._claims.holder()
         ended = other.version_name if other is not None and other.has_ended() else None
         # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
-        for name in dict.fromkeys(filter(None, (latest, self.version_name, ended))):
+        for name in dict.fromkeys(filter(None, (latest, self.options.version_name, ended))):
             output = made.path(name)
             if up_to_date(output, self.facts, self._same_inputs) and self._checked(output):
                 made.point(name)
-                made.remove_old(self.keep_versions, name)
+                made.remove_old(self.options.keep_versions, name)
                 return output
         return None
 
@@ -301,11 +251,16 @@ class Pipeline:
         Raises:
             LockedError: another launch holds the output.
         """
-        if self.keep_versions is None:
+        if self.options.keep_versions is None:
             return
         made, other = Versions(self.root), self._claims.ended(alone=is_local(self.root))
-        name = self.version_name or new_name()
-        if self.version_name is None and other is not None and other.version_name and not made.has(other.version_name):
+        name = self.options.version_name or new_name()
+        if (
+            self.options.version_name is None
+            and other is not None
+            and other.version_name
+            and not made.has(other.version_name)
+        ):
             name = other.version_name
         self.output = made.path(name)
 
@@ -320,7 +275,7 @@ class Pipeline:
             LockedError: another launch holds the output.
         """
         name = None if self.output == self.root else self.output.rpartition("/")[2]
-        lease = self.lease if dies or wait else max(self.lease, _UNTIL_WORKERS_START)
+        lease = self.options.lease if dies or wait else max(self.options.lease, _UNTIL_WORKERS_START)
         mine = Claim(self.staging.launch, dies=dies, lease=lease, version_name=name)
         other = self._claims.take(mine, alone=is_local(self.root))
         if other is not None:
@@ -392,7 +347,7 @@ class Pipeline:
         first_warnings = [*ignored, *config_warnings, *of_first]
         self._choose_version()
         self._dies = here
-        self.staging.remove_older(self.staging_ttl)
+        self.staging.remove_older(self.options.staging_ttl)
         self.staging.create(ends_with_launcher=here)
         if not here:
             # Workers on other machines do not have the tokenizer's folder.
@@ -418,7 +373,7 @@ class Pipeline:
             self._claim(here, wait)
             claimed = True
             self._note_launch(begins=True)
-            with progress, quiet_beam(), self._claims.renewed(self.lease):
+            with progress, quiet_beam(), self._claims.renewed(self.options.lease):
                 running = pipeline.run()
                 if not here:
                     self._claims.update(job=told_job(running, options))
@@ -449,7 +404,7 @@ class Pipeline:
                 self._note_launch(begins=False)
                 self.staging.remove()
         # A job that may outlive its launcher ends its claim itself. Whoever takes it over clears up, too.
-        if here or self._claims.update(lease=self.lease, renewed=time.time()):
+        if here or self._claims.update(lease=self.options.lease, renewed=time.time()):
             if self.cache_dir is None:
                 self.staging.remove_kept()
             self._claims.release()
@@ -487,7 +442,7 @@ class Pipeline:
         parts = {group: part for group, part in enumerate(self.config.parts()) if not part.input.tokenized}
         if not parts:  # nothing is encoded
             return "transformers"
-        wanted = self.tokenizer_backend
+        wanted = self.options.tokenizer_backend
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
         if wanted == "transformers" and not self.tokenizer.resolved_here:
@@ -521,12 +476,12 @@ class Pipeline:
             pipeline
             | ReadJSONL(
                 self.inputs,
-                self.block_bytes,
+                self.options.block_bytes,
                 token_cache,
-                self.max_line_bytes,
+                self.options.max_line_bytes,
                 workers_of(pipeline.options),
             )
-            | recipe.Prepare(config, self.tokenizer, self._backend, self.check, self.references, releases=True)
+            | recipe.Prepare(config, self.tokenizer, self._backend, self.options.check, self.references, releases=True)
             | Shard(
                 self.output,
                 config.output.max_tokens_per_shard,
@@ -535,23 +490,23 @@ class Pipeline:
                 pack=recipe.layout(config, self.tokenizer),
                 rows_without_loss=config.preprocessing.rows_without_loss,
                 dtype=config.columns(),
-                max_reject_rate=self.max_reject_rate,
-                max_no_loss_rate=self.max_no_loss_rate,
-                max_reject_chars=self.max_reject_chars,
+                max_reject_rate=self.options.max_reject_rate,
+                max_no_loss_rate=self.options.max_no_loss_rate,
+                max_reject_chars=self.options.max_reject_chars,
                 tokenizer=self.tokenizer,
-                overwrite=self.overwrite,
+                overwrite=self.options.overwrite,
                 token_cache=token_cache,
                 staging=self.staging,
                 preflight=self._preflight(token_cache),
                 progress=progress,
-                keep_versions=self.keep_versions,
+                keep_versions=self.options.keep_versions,
                 compose=self.compose,
                 facts=self.facts,
                 run={
                     **run,
                     **self.about,
-                    "block_bytes": self.block_bytes,
-                    "check": self.check,
+                    "block_bytes": self.options.block_bytes,
+                    "check": self.options.check,
                     "started": time.time(),
                     **({} if (checksum := stores_checksum(self.inputs)) is None else {"inputs_checksum": checksum}),
                 },
@@ -561,7 +516,7 @@ class Pipeline:
     def cache_of_run(self, single_use: bool = False) -> TokenCache:
         """The token cache; for `single_use` see there."""
         folder = self.cache_dir or join(self.staging.root, "token_cache")
-        trust = CachePolicy(self.tokenizer_backend, self.check)
+        trust = CachePolicy(self.options.tokenizer_backend, self.options.check)
         made_by, kept = recipe.cache_recipe(self.facts), self.cache_dir is not None
         groups = recipe.group_recipes(self.facts)
         return TokenCache(
@@ -578,7 +533,7 @@ class Pipeline:
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""
-        return earlier_path(self.root, self.keep_versions)
+        return earlier_path(self.root, self.options.keep_versions)
 
     def _preflight(self, token_cache: TokenCache) -> Preflight:
         places = (self.staging.root, self.staging.home)
@@ -601,9 +556,9 @@ class Pipeline:
         Raises:
             OutputError: it was not, and may not be replaced.
         """
-        run = json.loads(read_bytes(join(output, RUN))) if self.check == "full" else {}
+        run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
         checked = bool(run.get(IN_FULL) == run.get("blocks"))
-        if not checked and not self.overwrite:
+        if not checked and not self.options.overwrite:
             raise OutputError(
                 f"{output} is up to date, but was made without --check full: pass --overwrite to make it again"
             )
