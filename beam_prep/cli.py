@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -334,11 +335,19 @@ def _options_of_beam() -> argparse.ArgumentParser:
     return known
 
 
+_UNTIL_ENDED = 5.0
+"""Seconds that the end of this process waits for threads of an engine."""
+
+
 def _end(command: str, number: int) -> NoReturn:
     """Ends this process as a signal asks."""
     advice = "; blocks that are done are not done again: run again" if command in ("run", "replay") else ""
     print(f"beam-prep: stopped by {signal.Signals(number).name}{advice}", file=sys.stderr, flush=True)
-    os._exit(128 + number)  # threads of gRPC would wait for workers that are no more
+    signal.signal(number, signal.SIG_DFL)
+    late = threading.Timer(_UNTIL_ENDED, os.kill, (os.getpid(), number))
+    late.daemon = True
+    late.start()
+    raise SystemExit(128 + number)
 
 
 def _set_up_log(verbose: bool) -> None:
