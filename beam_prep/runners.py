@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -184,7 +184,26 @@ def _quiet_threads(run: threading.Thread) -> Iterator[None]:
             threading.excepthook = before
 
 
-def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tuple[Any, PipelineOptions, str]:
+class Engine(NamedTuple):
+    """Where a job runs.
+
+    Attributes:
+        runner: Beam's, or its name.
+        options: Beam's.
+        how: a description for the log.
+    """
+
+    runner: Any
+    options: PipelineOptions
+    how: str
+
+    @property
+    def here(self) -> bool:
+        """True if the job ends with this process."""
+        return isinstance(self.runner, FnApiRunner)
+
+
+def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engine:
     """Chooses a runner. It is never one that would download something.
 
     `DirectRunner` means the in-process runner here: what Beam runs under that name would first download a binary.
@@ -193,9 +212,6 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
         options: Beam's options.
         inputs: the files of the job. Small ones are worked on in this process.
 
-    Returns:
-        the runner, its options, and a description for the log.
-
     Raises:
         ConfigError: an option that the runner needs is missing.
     """
@@ -203,7 +219,7 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
     if name not in (None, "DirectRunner", "FnApiRunner"):
         chosen = _set_defaults(options, str(name).rpartition(".")[2])
         words = ", ".join(f"{option}={value}" for option, value in chosen.items())
-        return name, options, f"runner: {name}{f' with {words}' if words else ''}"
+        return Engine(name, options, f"runner: {name}{f' with {words}' if words else ''}")
     direct = options.view_as(DirectOptions)
     given = _given(options)
     if name is None and "direct_running_mode" not in given and "direct_num_workers" not in given:
@@ -211,12 +227,12 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> tupl
     if "direct_running_mode" not in given and direct.direct_num_workers > 1:
         direct.direct_running_mode = "multi_processing"
     if direct.direct_running_mode == "in_memory":
-        return FnApiRunner(), options, "runner: in-process"
+        return Engine(FnApiRunner(), options, "runner: in-process")
     workers = direct.direct_num_workers = direct.direct_num_workers or cores()
     if direct.direct_running_mode == "multi_threading":
-        return FnApiRunner(), options, f"runner: {workers} worker threads"
+        return Engine(FnApiRunner(), options, f"runner: {workers} worker threads")
     direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
-    return WorkerProcesses(), options, f"runner: {workers} worker processes"
+    return Engine(WorkerProcesses(), options, f"runner: {workers} worker processes")
 
 
 _MOST_WORKERS = 16

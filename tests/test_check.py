@@ -37,7 +37,7 @@ Run = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def no_small_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the input, a backend is chosen, and compared with the reference."""
-    monkeypatch.setattr("beam_prep.pipeline.REFERENCE_ALONE", 0)
+    monkeypatch.setattr("beam_prep.first_records.REFERENCE_ALONE", 0)
 
 
 def told(made: Any) -> dict[str, Any]:

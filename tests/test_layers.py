@@ -117,18 +117,21 @@ MAY_IMPORT = {
         *("errors", "hints", "recipe", "renamed", "storage", "transforms"),
     },
     "progress": {"data"},
+    "first_records": {*TO_SHARDS, "chat", "config", "errors", "recipe", "runners", "storage"},
+    "output_claim": {"errors", "formats", "options", "storage"},
     "runners": {"data", "errors", "options", "running"},
     "running": {"errors", "process"},
     "pipeline": {
         *TO_SHARDS,
         "config",
         "errors",
+        "first_records",
         "formats",
         "options",
+        "output_claim",
         "process",
         "progress",
         "recipe",
-        "renamed",
         "runners",
         "running",
         "storage",
@@ -183,7 +186,19 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("storage", "transforms", "recipe", "beam_yaml", "pipeline", "replay", "runners", "running", "testing")
+SEEN_BY_BEAM = (
+    "storage",
+    "transforms",
+    "recipe",
+    "beam_yaml",
+    "pipeline",
+    "first_records",
+    "output_claim",
+    "replay",
+    "runners",
+    "running",
+    "testing",
+)
 HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 
 

@@ -228,13 +228,13 @@ def test_a_version_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_
         ROOT / "examples/tokenizer",
         keep_versions=2,
     )
-    job._choose_version()
-    job._claim(dies=False, wait=True)
-    began = job.output
+    claim = job.claim()
+    began = claim.choose_version()
+    claim.take(here=False, wait=True)
     objects.put(f"{began}/__default__/shard_0099/old.bin", b"")
     with pytest.raises(LockedError):
         run(2, output_dir=OUT, keep_versions=2)
-    job._claims.update(renewed=0.0)
+    claim.claims.update(renewed=0.0)
     assert run(2, output_dir=OUT, keep_versions=2).output == began
     assert Versions(OUT).latest() == began.rpartition("/")[2]
     assert cli.main(["verify", OUT]) == 0

@@ -369,11 +369,11 @@ def test_what_a_crash_left_is_cleared_by_the_next_run(
 
 def test_of_two_jobs_at_once_the_second_is_refused(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
     source = write(tmp_path, "a.jsonl", chat(300))
-    first = store.job(tokenizer_path, source)
-    first._claim(dies=True, wait=True)
+    first = store.job(tokenizer_path, source).claim()
+    first.take(here=True, wait=True)
     with pytest.raises(LockedError, match=f"another job is writing {store.path('out')}: pid {os.getpid()} on "):
         store.run(tokenizer_path, source)
-    first._claims.end()  # as when its lease has passed
+    first.claims.end()  # as when its lease has passed
     store.run(tokenizer_path, source)
     assert store.tree() == local(tmp_path, tokenizer_path, source)
 
