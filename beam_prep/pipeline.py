@@ -24,9 +24,10 @@ from beam_prep.output_claim import OutputClaim, manifest_of
 from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress, reports_folder
 from beam_prep.reading.decontaminate import IndexSource
-from beam_prep.runners import Engine, choose_runner, without_effect, workers_of
-from beam_prep.running import (
+from beam_prep.runners import (
+    Engine,
     cancel,
+    choose_runner,
     counters_of,
     has_ended,
     job_id_of,
@@ -34,6 +35,8 @@ from beam_prep.running import (
     raised_by_worker,
     told_job,
     wait_until_done,
+    without_effect,
+    workers_of,
 )
 from beam_prep.shards.report import ConfigView, how_made
 from beam_prep.storage.files import join, total_size

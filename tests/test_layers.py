@@ -119,8 +119,7 @@ MAY_IMPORT = {
     "progress": {"data"},
     "first_records": {*TO_SHARDS, "chat", "config", "errors", "recipe", "runners", "storage"},
     "output_claim": {"errors", "formats", "options", "storage"},
-    "runners": {"data", "errors", "options", "running"},
-    "running": {"errors", "process"},
+    "runners": {"data", "errors", "options", "process"},
     "pipeline": {
         *TO_SHARDS,
         "config",
@@ -133,7 +132,6 @@ MAY_IMPORT = {
         "progress",
         "recipe",
         "runners",
-        "running",
         "storage",
         "transforms",
     }
@@ -196,7 +194,6 @@ SEEN_BY_BEAM = (
     "output_claim",
     "replay",
     "runners",
-    "running",
     "testing",
 )
 HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
