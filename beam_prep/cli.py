@@ -603,7 +603,8 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """What `verify` tells of an output, and what is wrong with it."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.verify.files import LocalFiles, OutputFiles
@@ -636,6 +637,13 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
             found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
     except BeamPrepError as error:
         wrong = [str(error)]
+    return found, wrong
+
+
+def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import MANIFEST
+
+    found, wrong = _compared(given, beam_options)
     if given.json:
         print(json.dumps({**found, "problems": wrong}))
         return bool(wrong)
