@@ -13,12 +13,13 @@ from beam_prep.chat.control import end_ids
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
-from beam_prep.errors import InputError
+from beam_prep.errors import InputError, RunError
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
-from beam_prep.storage.foreign import check_heads
+from beam_prep.shards.report import ConfigView
+from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.splits import first_records
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.ends import endless_roles
@@ -103,6 +104,13 @@ class FirstRecords:
         if problem is not None:
             log.info("%s", problem)
         return chosen
+
+    def with_advice(self, error: BaseException) -> BaseException:
+        """An error of a run that failed by a rule with what an input is that is no JSONL; any other as it is."""
+        if not isinstance(error, RunError):
+            return error
+        advice = advice_on(self.inputs, str(error), ConfigView.of(self.config.canonical()).fields)
+        return error if advice is None else RunError(f"{error}; {advice}")
 
     def _groups(self) -> list[tuple[PipelineConfig, InputFile]]:
         """The config of each group, and its first file."""

@@ -1,26 +1,32 @@
 """Who may write an output: its lock, its claim, its versions, and what launches left that did not end well."""
 
 import contextlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import filelock
 
-from beam_prep.errors import LockedError
-from beam_prep.formats.manifest import MANIFEST, load
+from beam_prep.data.block import InputFile
+from beam_prep.errors import LockedError, OutputError
+from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join
+from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import output_at
+from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.uses import Launch
 from beam_prep.storage.versions import Versions, new_name
+from beam_prep.tokens.check import IN_FULL
 
 _UNTIL_WORKERS_START = 3600.0
 """Seconds."""
@@ -40,7 +46,7 @@ class OutputClaim:
         root: the output, or the folder of its versions.
         staging: the folder of this launch's unfinished files.
         options: of the job.
-        token_cache: of the job.
+        token_cache, facts, inputs: of the job.
         output: what is made: `root`, or a version of it.
         is_taken: this launch has the claim, or had it.
     """
@@ -49,6 +55,8 @@ class OutputClaim:
     staging: Staging
     options: RunOptions
     token_cache: TokenCache
+    facts: Mapping[str, Any]
+    inputs: Sequence[InputFile]
 
     def __post_init__(self) -> None:
         self.output, self.is_taken = self.root, False
@@ -89,26 +97,47 @@ class OutputClaim:
             replace(self.staging, root=folder).remove_ended()  # copies of another disk's staging
             yield alone
 
-    def made_already(self, is_made: Callable[[str], bool]) -> str | None:
+    def made_already(self) -> str | None:
         """The output that is there, if it is complete and of this job; else None.
 
-        Args:
-            is_made: says that of an output.
+        Raises:
+            OutputError: it was made without the check that is asked for, and may not be replaced.
         """
         keep = self.options.keep_versions
         if keep is None:
-            return self.root if is_made(self.root) else None
+            return self.root if self._is_made(self.root) else None
         made = Versions(self.root)
         made.clean()
         latest, other = made.latest(), self.claims.holder()
         ended = other.version_name if other is not None and other.has_ended() else None
         # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
         for name in dict.fromkeys(filter(None, (latest, self.options.version_name, ended))):
-            if is_made(made.path(name)):
+            if self._is_made(made.path(name)):
                 made.point(name)
                 made.remove_old(keep, name)
                 return made.path(name)
         return None
+
+    def _is_made(self, output: str) -> bool:
+        """True if an output is complete, of this job, and made with the check that is asked for."""
+        if not up_to_date(output, self.facts, partial(self._same_inputs, output)):
+            return False
+        run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
+        checked = bool(run.get(IN_FULL) == run.get("blocks"))
+        if not checked and not self.options.overwrite:
+            raise OutputError(
+                f"{output} is up to date, but was made without --check full: pass --overwrite to make it again"
+            )
+        return checked
+
+    def _same_inputs(self, output: str, listed: list[dict[str, Any]]) -> bool:
+        mine = [(file.path, file.size) for file in self.inputs]
+        if [(entry["path"], entry["size"]) for entry in listed] != mine:
+            return False
+        checksum = stores_checksum(self.inputs)
+        if checksum is not None and json.loads(read_bytes(join(output, RUN))).get("inputs_checksum") == checksum:
+            return True  # by the stores' checksums; no file is read
+        return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
 
     def finish_for_others(self, output: str, alone: bool) -> None:
         """Does what a launch that was killed after it had published an output left to do.

@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import BeamPrepError, ConfigError, OutputError, RunError, StorageError
+from beam_prep.errors import BeamPrepError, ConfigError, RunError, StorageError
 from beam_prep.first_records import FirstRecords
 from beam_prep.formats.manifest import RUN
 from beam_prep.options import RunOptions
@@ -38,13 +38,11 @@ from beam_prep.runners import (
     without_effect,
     workers_of,
 )
-from beam_prep.shards.report import ConfigView, how_made
+from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
-from beam_prep.storage.foreign import advice_on
-from beam_prep.storage.input_digests import digest_of_input, stores_checksum
+from beam_prep.storage.input_digests import stores_checksum
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.preflight import Preflight
-from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.staging import Staging
@@ -54,7 +52,7 @@ from beam_prep.storage.token_cache import EarlierBlocks, TokenCache
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.versions import check_name
 from beam_prep.tokens.backends import Backend
-from beam_prep.tokens.check import IN_FULL, CachePolicy
+from beam_prep.tokens.check import CachePolicy
 from beam_prep.transforms.records import ReadJSONL
 from beam_prep.transforms.shard import Shard
 
@@ -165,7 +163,7 @@ class Pipeline:
         options = self._set_beam_options(beam_options)
         claim = self.claim()
         with claim.locked() as alone:
-            if (output := claim.made_already(self._is_made)) is not None:
+            if (output := claim.made_already()) is not None:
                 claim.finish_for_others(output, alone)
                 return Result(output, manifest_of(output), up_to_date=True)
             ignored = without_effect(options, wait)
@@ -200,32 +198,7 @@ class Pipeline:
 
     def claim(self) -> OutputClaim:
         """The claim on the output."""
-        return OutputClaim(self.root, self.staging, self.options, self.cache_of_run())
-
-    def _is_made(self, output: str) -> bool:
-        """True if an output is complete, of this job, and made with the check that is asked for.
-
-        Raises:
-            OutputError: it was made without this check, and may not be replaced.
-        """
-        if not up_to_date(output, self.facts, functools.partial(self._same_inputs, output)):
-            return False
-        run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
-        checked = bool(run.get(IN_FULL) == run.get("blocks"))
-        if not checked and not self.options.overwrite:
-            raise OutputError(
-                f"{output} is up to date, but was made without --check full: pass --overwrite to make it again"
-            )
-        return checked
-
-    def _same_inputs(self, output: str, listed: list[dict[str, Any]]) -> bool:
-        mine = [(file.path, file.size) for file in self.inputs]
-        if [(entry["path"], entry["size"]) for entry in listed] != mine:
-            return False
-        checksum = stores_checksum(self.inputs)
-        if checksum is not None and json.loads(read_bytes(join(output, RUN))).get("inputs_checksum") == checksum:
-            return True  # by the stores' checksums; no file is read
-        return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
+        return OutputClaim(self.root, self.staging, self.options, self.cache_of_run(), self.facts, self.inputs)
 
     def _look_at_inputs(self, engine: Engine, ignored: list[str]) -> list[str]:
         """Says what will be done, and what is probably not meant. Returns all warnings, with those of ignored options.
@@ -290,11 +263,7 @@ class Pipeline:
             found = raised_by_worker(error)
             if claim.is_taken and not isinstance(found, (StorageError, RunError)):
                 claim.check()  # a job that has lost it may fail in any way
-            if isinstance(found, RunError):
-                fields = ConfigView.of(self.config.canonical()).fields
-                if (advice := advice_on(self.inputs, str(found), fields)) is not None:
-                    found = RunError(f"{found}; {advice}")
-            raise found from error
+            raise self._first_records.with_advice(found) from error
         finally:
             if job.running is not None and not engine.here and received_signal() is not None:
                 cancel(job.running, engine.options)

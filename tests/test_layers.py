@@ -118,7 +118,7 @@ MAY_IMPORT = {
     },
     "progress": {"data"},
     "first_records": {*TO_SHARDS, "chat", "config", "errors", "recipe", "runners", "storage"},
-    "output_claim": {"errors", "formats", "options", "storage"},
+    "output_claim": {"data", "errors", "formats", "options", "storage", "tokens"},
     "runners": {"data", "errors", "options", "process"},
     "pipeline": {
         *TO_SHARDS,
