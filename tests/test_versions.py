@@ -217,6 +217,14 @@ def test_a_store_has_a_pointer_and_removes_the_oldest(store: MemoryStore, run: R
     assert cli.main(["verify", OUT]) == 0
 
 
+def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store: MemoryStore) -> None:
+    objects.put("mem://bucket/in.jsonl", rows(3).encode())
+    for again in (False, True):
+        config = bp.PipelineConfig.from_dict(TEXT)
+        job = Pipeline(config, "mem://bucket/in.jsonl", OUT, ROOT / "examples/tokenizer", keep_versions=2)
+        assert job.run(["--runner=FnApiRunner"]).up_to_date is again
+
+
 def test_a_version_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_files(
     store: MemoryStore, run: Run
 ) -> None:
