@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from beam_prep import renamed
 from beam_prep.config import PipelineConfig
-from beam_prep.config.problems import shown, unknown_name
 from beam_prep.errors import ConfigError
+from beam_prep.hints import shown, unknown_name
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, layout, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
@@ -134,6 +134,7 @@ keep_fields = _one_step(steps.KeepFields)
 adapt_records = _one_step(steps.AdaptRecords)
 filter_by_chars = _one_step(steps.FilterByChars)
 decontaminate = _one_step(steps.Decontaminate)
+apply_template = _one_step(steps.ApplyTemplate)
 build_mask = _one_step(steps.BuildMask)
 from_tokens = _one_step(steps.FromTokens)
 from_rollouts = _one_step(steps.FromRollouts)
@@ -141,12 +142,6 @@ truncate = _one_step(steps.Truncate)
 split_prompt = _one_step(steps.SplitPrompt)
 shift = _one_step(steps.Shift)
 labels = _one_step(steps.Labels)
-
-
-@_for_yaml("ApplyTemplate")
-def apply_template(config: ConfigOrPath, tokenizer: str) -> BlockStep:
-    """Records -> pieces of text. `config`, `tokenizer`: see Prepare. See `beam_prep.ApplyTemplate`."""
-    return _step(steps.ApplyTemplate, config, tokenizer)
 
 
 @_for_yaml("Tokenize")

@@ -9,13 +9,18 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import beam_prep
 from beam_prep import options, renamed
-from beam_prep.errors import BeamPrepError, nearest, of_the_system
+from beam_prep.errors import BeamPrepError, of_the_system
+from beam_prep.hints import nearest, option_of, place_of
 from beam_prep.process import quiet_import, received_signal, stop_on_signals
+
+if TYPE_CHECKING:
+    from beam_prep.pipeline import Result
 
 RUN_EXAMPLE = """\
 example:
@@ -74,28 +79,21 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     parser = _Parser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"beam-prep {beam_prep.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser(
-        "run",
-        help="JSONL files -> an output directory",
-        epilog=RUN_EXAMPLE,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+
+    def command(name: str, help: str, epilog: str | None = None) -> argparse.ArgumentParser:
+        keep_lines = argparse.RawDescriptionHelpFormatter
+        return commands.add_parser(name, help=help, epilog=epilog, allow_abbrev=False, formatter_class=keep_lines)
+
+    run = command("run", "JSONL files -> an output directory", RUN_EXAMPLE)
     options.add_arguments(run)
-    replay = commands.add_parser(
+    replay = command(
         "replay",
-        help="run the rejected records of an output again, after a mended config, template or tokenizer",
-        epilog=REPLAY_EXAMPLE,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "run the rejected records of an output again, after a mended config, template or tokenizer",
+        REPLAY_EXAMPLE,
     )
     options.add_replay_arguments(replay)
-    inspect = commands.add_parser(
-        "inspect",
-        help="show records, trained tokens in colour: of an output, or of files before a run",
-        epilog=INSPECT_EXAMPLE,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    inspect = command(
+        "inspect", "show records, trained tokens in colour: of an output, or of files before a run", INSPECT_EXAMPLE
     )
     inspect.add_argument(
         "paths",
@@ -136,44 +134,32 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     inspect.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
     inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
     inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")
-    audit = commands.add_parser(
-        "audit",
-        help="look for faults of data, config and tokenizer before a run, on a sample",
-        epilog=AUDIT_EXAMPLE,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    audit = command("audit", "look for faults of data, config and tokenizer before a run, on a sample", AUDIT_EXAMPLE)
     audit.add_argument("inputs", nargs="*", metavar="FILE", help="JSONL files or quoted globs, as for a run")
     audit.add_argument("-c", "--config", required=True, metavar="FILE", help="the config of the run")
     audit.add_argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run")
     audit.add_argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)")
     audit.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
-    init = commands.add_parser(
-        "init",
-        help="look at files, and write the config that fits them",
-        epilog=INIT_EXAMPLE,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    init = command("init", "look at files, and write the config that fits them", INIT_EXAMPLE)
     init.add_argument("inputs", nargs="+", metavar="FILE", help="JSONL files or quoted globs, as for a run")
     init.add_argument(
         "-o", "--output", default="config.json", metavar="FILE", help="the config to write (default: config.json)"
     )
     init.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit")
     init.add_argument("--overwrite", action="store_true", help="replace a config that is there")
-    cat = commands.add_parser("cat", help="print rows of an output as JSON lines")
+    cat = command("cat", "print rows of an output as JSON lines")
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
     cat.add_argument("--split", help="only rows of this split (default: of all)")
-    report = commands.add_parser("report", help="write the report of an output again, with charts")
+    report = command("report", "write the report of an output again, with charts")
     report.add_argument("output", help="an output directory, local or on gs:// or s3://")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
-    verify = commands.add_parser("verify", help="check every file, count and row of an output against its manifest")
+    verify = command("verify", "check every file, count and row of an output against its manifest")
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
-    collect = commands.add_parser("gc", help="remove the blocks of token caches that no output and no running job uses")
+    collect = command("gc", "remove the blocks of token caches that no output and no running job uses")
     collect.add_argument(
         "caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir; options of Beam may follow"
     )
@@ -191,8 +177,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         help="remove younger ones, too, the oldest first, while the token cache is larger: 500MB, 2.5GB, 1TB",
     )
     collect.add_argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing")
-    commands.add_parser("presets", help="print the presets of configs: the settings of trainers, under one name")
-    commands.add_parser("schema", help="print the JSON Schema of configs, for editors")
+    command("presets", "print the presets of configs: the settings of trainers, under one name")
+    command("schema", "print the JSON Schema of configs, for editors")
     return parser, commands.choices
 
 
@@ -231,6 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         stop_on_signals()
     try:
+        if given.command in ("run", "replay"):
+            _say_that_it_begins(given)
+        if problem := unknown_beam_options(beam_options, given.command):
+            print(f"beam-prep {given.command}: {problem}", file=sys.stderr)
+            return 2
         return int(_COMMANDS[given.command](given, beam_options))
     except BaseException as error:
         if (number := received_signal()) is not None:
@@ -300,9 +291,8 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     known = [*ours, *beams]
     if (what_to_do := renamed.instead(word, "--")) is not None:
         return f"; {what_to_do}"
-    for other, aliases in options.OTHER_NAMES.items():
-        if word in aliases.split() and f"--{other}" in known:
-            return f"; did you mean --{other}?"
+    if (option := option_of(word)) is not None and f"--{option}" in known:
+        return f"; did you mean --{option}?"
     if command in ("run", "replay", "inspect") and (place := _place_in_config(word)) is not None:
         return f"; it is set in the config: {place}"
     if f"--{word}" in known:
@@ -316,7 +306,6 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
 def _place_in_config(word: str) -> str | None:
     """Where a config has a setting, by its name or by that of another tool; None if it has none."""
     from beam_prep.config import PipelineConfig
-    from beam_prep.config.other_names import place_of
 
     for part, field in PipelineConfig.model_fields.items():
         if word in getattr(field.annotation, "model_fields", ()):
@@ -335,11 +324,19 @@ def _options_of_beam() -> argparse.ArgumentParser:
     return known
 
 
+_UNTIL_ENDED = 5.0
+"""Seconds that the end of this process waits for threads of an engine."""
+
+
 def _end(command: str, number: int) -> NoReturn:
     """Ends this process as a signal asks."""
     advice = "; blocks that are done are not done again: run again" if command in ("run", "replay") else ""
     print(f"beam-prep: stopped by {signal.Signals(number).name}{advice}", file=sys.stderr, flush=True)
-    os._exit(128 + number)  # threads of gRPC would wait for workers that are no more
+    signal.signal(number, signal.SIG_DFL)
+    late = threading.Timer(_UNTIL_ENDED, os.kill, (os.getpid(), number))
+    late.daemon = True
+    late.start()
+    raise SystemExit(128 + number)
 
 
 def _set_up_log(verbose: bool) -> None:
@@ -357,19 +354,21 @@ def _import_beam() -> None:
         importlib.import_module("apache_beam")
 
 
-def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _say_that_it_begins(given)
+def _reach_stores(beam_options: list[str]) -> None:
+    """Beam's options say where a store is."""
     _import_beam()
-    if problem := unknown_beam_options(beam_options, "run"):
-        print(f"beam-prep run: {problem}", file=sys.stderr)
-        return 2
-    from beam_prep.config import PipelineConfig
+    from apache_beam.io.filesystems import FileSystems
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    FileSystems.set_options(PipelineOptions(beam_options))
+
+
+def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
     from beam_prep.pipeline import Pipeline
     from beam_prep.recipe import read_config
 
-    arguments = options.pipeline_arguments(given)
-    if given.config_json is not None:
-        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
+    arguments = _with_config(options.pipeline_arguments(given), given)
     if not given.inputs:
         config = arguments["config"] if given.config is None else read_config(given.config)
         if config.input.groups is None:
@@ -382,13 +381,24 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
         print("\n".join(dry_run(job).lines()))
         return 0
     result = job.run(wait=given.wait)
-    if result.manifest is None:
-        print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
-    elif result.up_to_date:
-        print(f"{result.output} is up to date: nothing to do")
-    else:
-        print(summary(result.output, result.manifest))
+    print(f"{result.output} is up to date: nothing to do" if result.up_to_date else _made(result))
     return 0
+
+
+def _with_config(arguments: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
+    """Arguments, with the config that is given in line."""
+    from beam_prep.config import PipelineConfig
+
+    if given.config_json is not None:
+        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
+    return arguments
+
+
+def _made(result: "Result") -> str:
+    """What a run has made, or that it goes on elsewhere."""
+    if result.manifest is not None:
+        return summary(result.output, result.manifest)
+    return f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last"
 
 
 def _say_that_it_begins(given: argparse.Namespace) -> None:
@@ -398,17 +408,10 @@ def _say_that_it_begins(given: argparse.Namespace) -> None:
 
 
 def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _say_that_it_begins(given)
     _import_beam()
-    if problem := unknown_beam_options(beam_options, "replay"):
-        print(f"beam-prep replay: {problem}", file=sys.stderr)
-        return 2
-    from beam_prep.config import PipelineConfig
     from beam_prep.replay import Replay
 
-    arguments = options.replay_arguments(given)
-    if given.config_json is not None:
-        arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
+    arguments = _with_config(options.replay_arguments(given), given)
     replay = Replay(given.output, **arguments, beam_options=beam_options)
     if not replay.rejected:
         print(f"{given.output} has no rejected records: nothing to replay")
@@ -418,13 +421,10 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
         print("\n".join(replay.plan()))
         return 0
     done = replay.run(wait=given.wait is not False)
-    result = done.result
-    if result is not None and result.manifest is None:
-        print(f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last")
-        return 0
-    if result is not None and result.manifest is not None:
-        print(summary(result.output, result.manifest))
-    print("\n".join(done.lines()))
+    if done.result is not None:
+        print(_made(done.result))
+    if done.result is None or done.result.manifest is not None:
+        print("\n".join(done.lines()))
     return 0
 
 
@@ -603,27 +603,21 @@ def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """What `verify` tells of an output, and what is wrong with it."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.verify.files import LocalFiles, OutputFiles
     from beam_prep.verify.output import numbers, problems
 
-    if problem := unknown_beam_options(beam_options, "verify"):
-        print(f"beam-prep verify: {problem}", file=sys.stderr)
-        return 2
     found: dict[str, Any] = {"output": given.output}
     try:
         if "://" in given.output:
-            _import_beam()
-            from apache_beam.io.filesystems import FileSystems
-            from apache_beam.options.pipeline_options import PipelineOptions
-
+            _reach_stores(beam_options)
             from beam_prep.storage.files import join
             from beam_prep.storage.stored import StoredFiles
             from beam_prep.storage.versions import Versions
 
-            FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
             latest = Versions(given.output).latest()
             stored = StoredFiles(given.output if latest is None else join(given.output, latest))
             files: OutputFiles = stored
@@ -643,6 +637,13 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
             found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
     except BeamPrepError as error:
         wrong = [str(error)]
+    return found, wrong
+
+
+def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import MANIFEST
+
+    found, wrong = _compared(given, beam_options)
     if given.json:
         print(json.dumps({**found, "problems": wrong}))
         return bool(wrong)
@@ -690,16 +691,9 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
-    if problem := unknown_beam_options(beam_options, "gc"):
-        print(f"beam-prep gc: {problem}", file=sys.stderr)
-        return 2
-    _import_beam()
-    from apache_beam.io.filesystems import FileSystems
-    from apache_beam.options.pipeline_options import PipelineOptions
-
+    _reach_stores(beam_options)
     from beam_prep.storage import gc as collector
 
-    FileSystems.set_options(PipelineOptions(beam_options))  # they say where the store is
     for path in given.caches:
         found = collector.collect(path, given.older_than, given.max_bytes, given.dry_run)
         print(found.line(given.dry_run))

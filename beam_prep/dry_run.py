@@ -119,7 +119,7 @@ def dry_run(job: Pipeline) -> DryRun:
     path = job.earlier_output()
     earlier = EarlierOutput(path)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        splits = [split for place in enumerate(job.inputs) for split in split_file(place, job.block_bytes)]
+        splits = [split for place in enumerate(job.inputs) for split in split_file(place, job.options.block_bytes)]
         blocks = [
             block for found in pool.map(lambda split: list(_blocks(split, job, token_cache)), splits) for block in found
         ]
@@ -147,7 +147,7 @@ def dry_run(job: Pipeline) -> DryRun:
 
 
 def _blocks(split: Split, job: Pipeline, token_cache: TokenCache) -> Iterator[Block]:
-    for _, origin in blocks_of(split, job.block_bytes, job.max_line_bytes):
+    for _, origin in blocks_of(split, job.options.block_bytes, job.options.max_line_bytes):
         yield _block(origin, token_cache)
 
 
@@ -203,11 +203,11 @@ def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Ma
         complete = output_at(earlier, job.staging).is_complete(manifest)
         if same_facts(manifest, job.facts) and manifest["inputs"] == inputs and complete:
             return "up to date"
-    if job.keep_versions is not None:
+    if job.options.keep_versions is not None:
         return "new" if Versions(job.root).problem() is None else "refused"
     if manifest is None:
         return "new" if output_at(job.output, job.staging).is_empty() else "refused"
-    return "replaced" if job.overwrite else "refused"
+    return "replaced" if job.options.overwrite else "refused"
 
 
 def _changes(old: Any, new: Any, place: str = "") -> list[str]:
@@ -240,7 +240,7 @@ def _sizes(job: Pipeline) -> tuple[float, float]:
         batch = layout.cached(batch, eos_id, job.config.preprocessing.rows_without_loss, job.config.columns())
         if not len(batch):
             continue
-        _, files = encode_block(batch, layout.tokens(batch), job.max_reject_chars, "first")
+        _, files = encode_block(batch, layout.tokens(batch), job.options.max_reject_chars, "first")
         cached = sum(len(part) for parts in files.values() for part in parts)
         formats = job.config.output.formats
         return cached / size, output_ratio(batch, cached, formats, layout) * cached / size

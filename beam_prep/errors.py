@@ -18,11 +18,9 @@ the command line ends with: 2 usage, config or tokenizer; 3 data; 4 the output i
 may come back; 6 another job holds the output. So a scheduler knows what to run again: 5 and 6, and nothing else.
 """
 
-import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable
 
 
 class BeamPrepError(Exception):
@@ -144,16 +142,3 @@ def of_the_system(error: BaseException) -> BeamPrepError | None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that may be meant by another one, in whatever case; None: there is none."""
-    by_lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
-    return by_lower[near[0]] if near else None
-
-
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The question for a message, with a blank behind it; "" where no known name is near."""
-    near = nearest(name, known)
-    return "" if near is None else f"did you mean {near!r}? "

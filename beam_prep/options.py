@@ -1,16 +1,22 @@
-"""The options of a job, in one list, from which the command line and the form of the Dataflow template are made.
+"""The options of a job, in one table: command line, arguments of `Pipeline`, and form of the Dataflow template.
 
 The Dataflow console sends all values as strings: `--flag=value`, flags as "true" or "false", and "" for an empty field,
 which means the same as no value.
 """
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Self, get_args
 
-from beam_prep.renamed import GONE_VALUES
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from beam_prep import renamed
+from beam_prep.errors import ConfigError
+from beam_prep.hints import unknown_name
 
 OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
 
@@ -25,13 +31,14 @@ class Option:
         group: the heading of its group, in the help and in the form.
         kind: the kind of its value. Files and folders differ from texts in the form only.
         help: what it does.
+        example: a value that `pattern` accepts.
         default: its default value, or None.
         required: True if the job needs it.
         choices: the values of a `choice`, each with its meaning.
+        wanted: which values there are, for messages; "": any of its kind.
         short: as in `-o value`.
         metavar: the placeholder of the value in the help.
         pattern: the values that the form accepts. The command line takes local paths, too.
-        example: a value that `pattern` accepts.
         not_in_template: the reason why the form does not have it; "" if it has.
         of_pipeline: True if it is an argument of `Pipeline`; False if the command line does what it says.
     """
@@ -41,13 +48,14 @@ class Option:
     group: str
     kind: OptionKind
     help: str
-    default: Any = None
-    required: bool = False
-    choices: tuple[tuple[str, str], ...] = ()
+    example: str
+    default: Any
+    required: bool
+    choices: tuple[tuple[str, str], ...]
+    wanted: str = ""
     short: str | None = None
     metavar: str | None = None
     pattern: str = ""
-    example: str = ""
     not_in_template: str = ""
     of_pipeline: bool = True
 
@@ -59,313 +67,289 @@ class Option:
         """
         if text == "" and self.required:
             raise argparse.ArgumentTypeError("is empty, and the job needs it")
-        return self.default if text == "" else _PARSERS[self.kind](self, text)
-
-
-def _boolean(option: Option, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted true or false")
-    return text.lower() == "true"
-
-
-def _number(kind: Callable[[str], Any], wanted: str) -> Callable[[Option, str], Any]:
-    def parse(option: Option, text: str) -> Any:
+        if text == "":
+            return self.default
         try:
-            return kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {wanted}") from None
+            value = _PARSERS.get(self.kind, str)(text)
+        except (KeyError, ValueError):
+            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {_TYPES[self.kind]}") from None
+        if self.choices and value not in dict(self.choices):
+            raise argparse.ArgumentTypeError(f"found {text!r}, {self.instead_of(text)}")
+        return value
 
-    return parse
-
-
-def _choice(option: Option, text: str) -> str:
-    names = [name for name, _ in option.choices]
-    if text not in names:
-        what_to_do = GONE_VALUES.get(text, f"wanted one of {', '.join(names)}")
-        raise argparse.ArgumentTypeError(f"found {text!r}, {what_to_do}")
-    return text
+    def instead_of(self, value: object) -> str:
+        """What to give instead of a value that is none of this option's."""
+        return renamed.GONE_VALUES.get(str(value), f"wanted {self.wanted}")
 
 
-def _text(option: Option, text: str) -> str:
-    return text
-
-
-_PARSERS: dict[OptionKind, Callable[[Option, str], Any]] = {
-    "text": _text,
-    "boolean": _boolean,
-    "integer": _number(int, "a whole number"),
-    "number": _number(float, "a number"),
-    "choice": _choice,
-    "input_file": _text,
-    "input_folder": _text,
-    "output_folder": _text,
+_PARSERS: dict[OptionKind, Callable[[str], Any]] = {
+    "boolean": lambda text: {"true": True, "false": False}[text.lower()],
+    "integer": int,
+    "number": float,
 }
+_TYPES: dict[OptionKind, str] = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
+_KINDS: dict[Any, OptionKind] = {bool: "boolean", int: "integer", int | None: "integer", float: "number"}
 
-_FOLDER = r"^gs://[^/\s]+/\S+$"
 
-OPTIONS = (
-    Option(
-        name="inputs",
-        label="Input files",
-        group="Job",
-        kind="text",
-        help="JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
+def _option(group: str, default: Any, label: str, help: str, example: str = "", **more: Any) -> Any:
+    """A field of a table below. Its kind is that of its type; `more`: see `Option`, and bounds of its value."""
+    bounds = {name: more.pop(name) for name in ("ge", "le", "lt") if name in more}
+    told = {"group": group, **more}
+    return Field(default, title=label, description=help, examples=[example], json_schema_extra=told, **bounds)
+
+
+_job, _output, _files, _speed, _launch = (
+    partial(_option, group) for group in ("Job", "Output", "Working files", "Speed", "Launch")
+)
+_FOLDER = {"kind": "output_folder", "metavar": "DIR", "pattern": r"^gs://[^/\s]+/\S+$"}
+_SHARE = {
+    "metavar": "SHARE",
+    "pattern": r"^(0(\.\d+)?|1(\.0+)?)$",
+    "wanted": "a share between 0 and 1",
+    "ge": 0,
+    "le": 1,
+}
+_SECONDS = {"metavar": "SECONDS", "pattern": r"^\d+(\.\d+)?$"}
+_COUNT = {"metavar": "N", "pattern": r"^[1-9]\d*$"}
+
+
+class JobOptions(BaseModel):
+    """What is made of what: the first arguments of `Pipeline`."""
+
+    inputs: str | None = _job(
+        None,
+        "Input files",
+        "JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
         "line; .gz, .bz2 and .zst are read too. Without it, the config names the files: input.groups",
+        "gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
         metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
-        example="gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
-    ),
-    Option(
-        name="output_dir",
-        label="Output folder",
-        group="Job",
-        kind="output_folder",
-        help="the directory to make",
-        required=True,
-        short="-o",
-        metavar="DIR",
-        pattern=_FOLDER,
-        example="gs://bucket/prepared/chats",
-    ),
-    Option(
-        name="config",
-        label="Config file",
-        group="Job",
+    )
+    output_dir: str = _job(
+        ..., "Output folder", "the directory to make", "gs://bucket/prepared/chats", short="-o", **_FOLDER
+    )
+    config: str | None = _job(
+        None,
+        "Config file",
+        "the config, a JSON file; give this or config_json",
+        "gs://bucket/configs/sft_chat.json",
         kind="input_file",
-        help="the config, a JSON file; give this or config_json",
         short="-c",
         metavar="FILE",
         pattern=r"^gs://[^/\s]+/\S+\.json$",
-        example="gs://bucket/configs/sft_chat.json",
-    ),
-    Option(
-        name="config_json",
-        label="Config, as JSON",
-        group="Job",
-        kind="text",
-        help="the config itself; give this or config",
+    )
+    config_json: str | None = _job(
+        None,
+        "Config, as JSON",
+        "the config itself; give this or config",
+        '{"input": {"sections": [{"field": "text", "action": "train"}]}}',
         metavar="JSON",
         pattern=r"^\s*\{[\s\S]*\}\s*$",
-        example='{"input": {"sections": [{"field": "text", "action": "train"}]}}',
         of_pipeline=False,
-    ),
-    Option(
-        name="tokenizer_path",
-        label="Tokenizer folder",
-        group="Job",
+    )
+    tokenizer_path: str = _job(
+        ...,
+        "Tokenizer folder",
+        "a tokenizer's folder; on the command line also its Hugging Face name",
+        "gs://bucket/tokenizers/qwen3",
         kind="input_folder",
-        help="a tokenizer's folder; on the command line also its Hugging Face name",
-        required=True,
         metavar="DIR_OR_NAME",
         # Dataflow's image is offline: no Hugging Face names. But it may contain tokenizers.
         pattern=r"^(gs://[^/\s]+|/template/tokenizers)/\S+$",
-        example="gs://bucket/tokenizers/qwen3",
-    ),
-    Option(
-        name="overwrite",
-        label="Overwrite",
-        group="Output",
-        kind="boolean",
-        help="replace the output of another job",
-        default=False,
-        example="true",
-    ),
-    Option(
-        name="keep_versions",
-        label="Versions kept",
-        group="Output",
-        kind="integer",
-        help="make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many",
-        metavar="N",
-        pattern=r"^[1-9]\d*$",
-        example="3",
-    ),
-    Option(
-        name="version_name",
-        label="Name of the version",
-        group="Output",
-        kind="text",
-        help="with --keep_versions: its name, by default the time of the launch in UTC; versions are in order of "
+    )
+
+
+class RunOptions(BaseModel):
+    """How a job runs: the other arguments of `Pipeline`. docs/config.md explains each.
+
+    >>> from beam_prep.options import RunOptions
+    >>> RunOptions.of({"overwrite": True}).max_reject_rate
+    0.01
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    overwrite: bool = _output(False, "Overwrite", "replace the output of another job", "true")
+    keep_versions: int | None = _output(
+        None,
+        "Versions kept",
+        "make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many",
+        "3",
+        wanted="how many are kept, 1 or more",
+        ge=1,
+        **_COUNT,
+    )
+    version_name: str | None = _output(
+        None,
+        "Name of the version",
+        "with --keep_versions: its name, by default the time of the launch in UTC; versions are in order of "
         "their names",
+        "20261122",
         metavar="NAME",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        example="20261122",
-    ),
-    Option(
-        name="max_reject_rate",
-        label="Largest share of rejected records",
-        group="Output",
-        kind="number",
-        help="fail when a larger share of the records is rejected",
-        default=0.01,
-        metavar="SHARE",
-        pattern=r"^(0(\.\d+)?|1(\.0+)?)$",
-        example="0.05",
-    ),
-    Option(
-        name="max_no_loss_rate",
-        label="Largest share of records with nothing to train on",
-        group="Output",
-        kind="number",
-        help="fail when a larger share of the records is dropped as empty or without loss",
-        default=0.05,
-        metavar="SHARE",
-        pattern=r"^(0(\.\d+)?|1(\.0+)?)$",
-        example="0.2",
-    ),
-    Option(
-        name="max_reject_chars",
-        label="Characters kept of a rejected record",
-        group="Output",
-        kind="integer",
-        help="characters of a rejected record that are kept; 0 keeps texts out",
-        default=1000,
+    )
+    max_reject_rate: float = _output(
+        0.01,
+        "Largest share of rejected records",
+        "fail when a larger share of the records is rejected",
+        "0.05",
+        **_SHARE,
+    )
+    max_no_loss_rate: float = _output(
+        0.05,
+        "Largest share of records with nothing to train on",
+        "fail when a larger share of the records is dropped as empty or without loss",
+        "0.2",
+        **_SHARE,
+    )
+    max_reject_chars: int = _output(
+        1000,
+        "Characters kept of a rejected record",
+        "characters of a rejected record that are kept; 0 keeps texts out",
+        "0",
+        wanted="0 or more characters",
+        ge=0,
         metavar="N",
         pattern=r"^\d+$",
-        example="0",
-    ),
-    Option(
-        name="max_line_bytes",
-        label="Largest length of a line",
-        group="Output",
-        kind="integer",
-        help="reject a line that is longer than this number of bytes",
-        default=64 * 1024 * 1024,
-        metavar="N",
-        pattern=r"^[1-9]\d*$",
-        example="1048576",
-    ),
-    Option(
-        name="cache_dir",
-        label="Folder of the token cache",
-        group="Working files",
-        kind="output_folder",
-        help="keep tokenised blocks here for later runs; without it they are kept until this run succeeds",
-        metavar="DIR",
-        pattern=_FOLDER,
-        example="gs://bucket/token_cache",
-    ),
-    Option(
-        name="staging",
-        label="Folder for unfinished files",
-        group="Working files",
-        kind="output_folder",
-        help="the folder of unfinished files; without it .beam_prep next to the output",
-        metavar="DIR",
-        pattern=_FOLDER,
-        example="gs://bucket/unfinished",
-    ),
-    Option(
-        name="staging_ttl",
-        label="Seconds that unfinished files are kept",
-        group="Working files",
-        kind="number",
-        help="remove what failed launches left after this time, by default 7 days",
-        default=7 * 24 * 3600,
-        metavar="SECONDS",
-        pattern=r"^\d+(\.\d+)?$",
-        example="86400",
-    ),
-    Option(
-        name="lease",
-        label="Seconds until a killed launch is forgotten",
-        group="Working files",
-        kind="number",
-        help="a launch that was killed holds the output for this time, if nobody can see that it is gone",
-        default=600.0,
-        metavar="SECONDS",
-        pattern=r"^\d+(\.\d+)?$",
-        example="120",
-    ),
-    Option(
-        name="block_bytes",
-        label="Block size",
-        group="Speed",
-        kind="integer",
-        help="bytes of input worked on at a time, a multiple of 65536; changes no byte of the output",
-        default=8 * 1024 * 1024,
+    )
+    max_line_bytes: int = _output(
+        64 * 1024 * 1024,
+        "Largest length of a line",
+        "reject a line that is longer than this number of bytes",
+        "1048576",
+        wanted="1 or more, below 2 GiB",
+        ge=1,
+        lt=1 << 31,
+        **_COUNT,
+    )
+    cache_dir: str | None = _files(
+        None,
+        "Folder of the token cache",
+        "keep tokenised blocks here for later runs; without it they are kept until this run succeeds",
+        "gs://bucket/token_cache",
+        **_FOLDER,
+    )
+    staging: str | None = _files(
+        None,
+        "Folder for unfinished files",
+        "the folder of unfinished files; without it .beam_prep next to the output",
+        "gs://bucket/unfinished",
+        **_FOLDER,
+    )
+    staging_ttl: float = _files(
+        7 * 24 * 3600,
+        "Seconds that unfinished files are kept",
+        "remove what failed launches left after this time, by default 7 days",
+        "86400",
+        **_SECONDS,
+    )
+    lease: float = _files(
+        600.0,
+        "Seconds until a killed launch is forgotten",
+        "a launch that was killed holds the output for this time, if nobody can see that it is gone",
+        "120",
+        wanted="60 seconds or more",
+        ge=60,
+        **_SECONDS,
+    )
+    block_bytes: int = _speed(
+        8 * 1024 * 1024,
+        "Block size",
+        "bytes of input worked on at a time, a multiple of 65536; changes no byte of the output",
+        "4194304",
         metavar="N",
         pattern=r"^[1-9]\d{4,}$",
-        example="4194304",
-    ),
-    Option(
-        name="tokenizer_backend",
-        label="Encoder",
-        group="Speed",
-        kind="choice",
-        help="what encodes; what is not the reference is compared with it, see check",
-        default="auto",
-        choices=(
-            ("auto", "gigatoken where it gives the same ids as transformers; of 2 MB or less, transformers"),
-            ("transformers", "the reference"),
-            ("gigatoken", "gigatoken (BPE), or an error"),
+    )
+    tokenizer_backend: Literal["auto", "transformers", "gigatoken"] = _speed(
+        "auto",
+        "Encoder",
+        "what encodes; what is not the reference is compared with it, see check",
+        "transformers",
+        meanings=(
+            "gigatoken where it gives the same ids as transformers; of 2 MB or less, transformers",
+            "the reference",
+            "gigatoken (BPE), or an error",
         ),
-        example="transformers",
-    ),
-    Option(
-        name="check",
-        label="Check against the reference",
-        group="Speed",
-        kind="choice",
-        help="what is compared with transformers: of each block a sample, or everything",
-        default="sample",
-        choices=(
-            ("sample", "some records of every block; where one differs, the reference makes the block"),
-            ("full", "everything, from the bytes to the masks; a difference fails the run"),
+    )
+    check: Literal["sample", "full"] = _speed(
+        "sample",
+        "Check against the reference",
+        "what is compared with transformers: of each block a sample, or everything",
+        "full",
+        meanings=(
+            "some records of every block; where one differs, the reference makes the block",
+            "everything, from the bytes to the masks; a difference fails the run",
         ),
-        example="full",
-    ),
-    Option(
-        name="dry_run",
-        label="Dry run",
-        group="Launch",
-        kind="boolean",
-        help="say what would be done, and do nothing",
-        default=False,
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """The options that are given, by name; the others have their defaults.
+
+        Raises:
+            ConfigError: a name is none, an old one, or a value is none of its option's.
+        """
+        for name in given:
+            if name not in cls.model_fields:
+                what_to_do = renamed.instead(name)
+                raise ConfigError(
+                    unknown_name("option", name, cls.model_fields)
+                    if what_to_do is None
+                    else f"unknown option {name!r}; {what_to_do}"
+                )
+        values = {name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in given.items()}
+        try:
+            made = cls.model_validate(values)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            value, option = values[name], BY_NAME[name]
+            shown = f"{value:g}" if isinstance(value, float) else repr(value)
+            raise ConfigError(f"{name} is {shown}, {option.instead_of(value)}") from None
+        if made.version_name is not None and made.keep_versions is None:
+            raise ConfigError(f"version_name is {made.version_name!r} without keep_versions: say how many are kept")
+        return made
+
+
+class LaunchOptions(BaseModel):
+    """What the command line does beside the job."""
+
+    dry_run: bool = _launch(
+        False,
+        "Dry run",
+        "say what would be done, and do nothing",
         not_in_template="the launcher's log is no place for an answer",
-        of_pipeline=False,
-    ),
-    Option(
-        name="wait",
-        label="Wait",
-        group="Launch",
-        kind="boolean",
-        help="wait until the job has ended",
-        default=True,
+    )
+    wait: bool = _launch(
+        True,
+        "Wait",
+        "wait until the job has ended",
         not_in_template="Dataflow creates the job when the launcher has ended",
-        of_pipeline=False,
-    ),
-    Option(
-        name="verbose",
-        label="Verbose",
-        group="Launch",
-        kind="boolean",
-        help="show Beam's own log too",
-        default=False,
-        not_in_template="the launcher logs everything",
-        of_pipeline=False,
-    ),
-)
+    )
+    verbose: bool = _launch(False, "Verbose", "show Beam's own log too", not_in_template="the launcher logs everything")
+
+
+def _options(table: type[BaseModel]) -> Iterable[Option]:
+    for name, field in table.model_fields.items():
+        more: dict[str, Any] = {**field.json_schema_extra}  # type: ignore[dict-item]
+        names = get_args(field.annotation) if (meanings := more.pop("meanings", ())) else ()
+        more.setdefault("kind", "choice" if names else _KINDS.get(field.annotation, "text"))
+        more.setdefault("wanted", f"one of {', '.join(names)}" if names else _TYPES.get(more["kind"], "a text"))
+        more.setdefault("of_pipeline", table is not LaunchOptions)
+        yield Option(
+            name=name,
+            label=str(field.title),
+            help=str(field.description),
+            example=(field.examples or [""])[0],
+            default=None if field.is_required() else field.default,
+            required=field.is_required(),
+            choices=tuple(zip(names, meanings, strict=True)),
+            **more,
+        )
+
+
+OPTIONS = tuple(option for table in (JobOptions, RunOptions, LaunchOptions) for option in _options(table))
 """All options of `beam-prep run`."""
-
-
-OTHER_NAMES = {
-    "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
-    "model_path model_name_or_path",
-    "output_dir": "out output output_path output_folder out_dir save_path save_to dest",
-    "inputs": "in input input_path input_file input_files input_dir data data_path data_files dataset train_file files",
-    "config": "cfg conf config_file config_path",
-    "overwrite": "force f replace overwrite_output_dir overwrite_cache",
-    "verbose": "v debug log_level",
-    "cache_dir": "cache token_cache",
-    "staging": "tmp temp tmp_dir temp_dir staging_dir",
-    "direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
-    "preprocessing_num_workers dataset_num_proc",
-    "dry_run": "dry n dryrun",
-    "max_no_loss_rate": "max_drops drop_rate",
-    "max_reject_rate": "max_rejects reject_rate max_error_rate",
-}
-"""Options -> names that they have in other programs, and short ones."""
+BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

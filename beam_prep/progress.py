@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -142,6 +143,21 @@ class Reports:
 def reported(folder: str) -> Counts:
     """The sums of all reports."""
     return Reports(folder).counts()
+
+
+@contextlib.contextmanager
+def reports_folder(shared: str | None, here: bool) -> Iterator[str | None]:
+    """The folder of the workers' reports; None: they share none with this process.
+
+    Args:
+        shared: one on a disk that they share.
+        here: they are processes of this machine, and need none that outlives them.
+    """
+    if shared is not None or not here:
+        yield shared
+        return
+    with tempfile.TemporaryDirectory(prefix="beam_prep-progress-", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import platform
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import apache_beam as beam
 from beam_prep._version import __version__
 from beam_prep.chat.apply import COMPARED
 from beam_prep.chat.chat_format import TEMPLATE_LIMITS, chat_format_of
-from beam_prep.chat.control import end_ids
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
@@ -39,10 +37,7 @@ from beam_prep.tokens import with_gigatoken
 from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, Check, first_difference
-from beam_prep.tokens.ends import endless_roles
-from beam_prep.tokens.mask import RoleMask
 from beam_prep.tokens.rows import Padding
-from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.records import ByGroup
@@ -326,46 +321,6 @@ def text_steps(
     `decontaminate` would leave out. For the arguments see `chain`."""
     steps = mask_steps(config, tokenizer, references=references)
     return tuple(step.step() for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate))
-
-
-def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records) -> list[str]:
-    """A line for each role that is trained without an end token in all of these records, and how to mend it.
-
-    Args:
-        config: the config of one group of inputs.
-        tokenizer: its tokenizer.
-        records: the first of the input.
-    """
-    masked = config.mask_options is not None and config.mask_options.eos == "mask"
-    asked = [output for output in outputs_of(config) if output.has_template and output.trains]
-    if config.input.tokenized or config.input.rollouts is not None or masked or not asked:
-        return []
-    block: Any = records
-    for work in text_steps(config, tokenizer):
-        block = work(block)
-    policy = RoleMask(config.mask, config.mask_default, text_rules(config).mask_options)
-    found = endless_roles(tokenize(block, tokenizer, tokenizer.bos_id), policy, end_ids(tokenizer), tokenizer.decode)
-    eos = tokenizer.special_tokens.get("eos_token")
-    wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
-    first = "the first record" if len(records) == 1 else f"the first {len(records)} records"
-    lines = []
-    for role, turn in found.items():
-        tail = tokenizer.decode(turn.tail)
-        mark = _MARK.search(tail)
-        mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
-        if turn.followed:
-            mend = "move {% endgeneration %} of the chat template behind the end token"
-        elif mark is not None and mark[1] in (tokenizer.template_source(config.input.chat_template) or ""):
-            mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
-        lines.append(
-            f"no end token is trained behind what {role!r} says in {first}, so a model "
-            f"does not learn to stop: its turns end with {tail.strip()[-40:]!r}. To mend it: {mend}"
-        )
-    return lines
-
-
-_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
-"""What looks like an end token at the end of a text."""
 
 
 def check_in_full(

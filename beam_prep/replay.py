@@ -19,6 +19,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import NOT_COMPARED, ROWS_COMPARED
 from beam_prep.errors import ConfigError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
+from beam_prep.options import RunOptions
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.replay import RowsToRecheck
@@ -163,7 +164,7 @@ class Replay:
         given_config = self._config(config, tokenizer_path)
         grouped = given_config.input.groups is not None
         self._instead = _command([] if grouped else paths, target)
-        known = Pipeline.__init__.__kwdefaults__ or {}
+        known = RunOptions.model_fields
         limits = {name: value for name, value in self.manifest["options"].items() if name in known}
         defaults = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **limits}
         self.job = Pipeline(
@@ -277,9 +278,9 @@ class Replay:
             for key in {**job.facts, recipe.REFERENCES: None, recipe.GROUP_FILES: None}
             if key in self.manifest
         }
-        trust = CachePolicy(job.tokenizer_backend, job.check)
+        trust = CachePolicy(job.options.tokenizer_backend, job.options.check)
         recheck = None
-        if job.check != "full" and self._same_vocabulary(job.tokenizer):
+        if job.options.check != "full" and self._same_vocabulary(job.tokenizer):
             recheck = rows_to_recheck(facts, job.facts)
         templates = [_read(self.output, TOKENIZER, _TEMPLATE), job.tokenizer.contents().get(_TEMPLATE)]
         if recheck is not None and templates[0] != templates[1]:

@@ -68,7 +68,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """Runs that name no backend use gigatoken, or the reference."""
     from beam_prep.pipeline import Pipeline
 
-    monkeypatch.setattr("beam_prep.pipeline.REFERENCE_ALONE", 0)
+    monkeypatch.setattr("beam_prep.first_records.REFERENCE_ALONE", 0)
     defaults = Pipeline.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "tokenizer_backend", request.param)

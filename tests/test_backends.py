@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep import cli, pipeline
+from beam_prep import cli, first_records
 from beam_prep.errors import ConfigError, TokenizerError
 from tests.conftest import ROOT, shared, tree
 
@@ -60,7 +60,7 @@ def test_a_run_says_which_way_did_how_many_records(
 def test_where_gigatoken_does_not_take_a_tokenizer_the_reference_encodes_and_the_run_says_why(
     run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "REFERENCE_ALONE", 0)
+    monkeypatch.setattr(first_records, "REFERENCE_ALONE", 0)
     unigram = shared("tokenizers", "t5-small")
     text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
     rows = [{"text": f"number {number}"} for number in range(5)]
@@ -75,10 +75,10 @@ def test_where_gigatoken_does_not_take_a_tokenizer_the_reference_encodes_and_the
 def test_small_inputs_are_encoded_by_the_reference_unless_another_is_asked_for(
     run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(CHAT) <= pipeline.REFERENCE_ALONE
+    assert len(CHAT) <= first_records.REFERENCE_ALONE
     small = run(config(), CHAT, "small")
     asked = run(config(), CHAT, "asked", tokenizer_backend="gigatoken")
-    monkeypatch.setattr(pipeline, "REFERENCE_ALONE", len(CHAT) - 1)
+    monkeypatch.setattr(first_records, "REFERENCE_ALONE", len(CHAT) - 1)
     large = run(config(), CHAT, "large")
     assert "encoded_by_gigatoken" not in told(small.output)
     assert "encoded_by_transformers" not in {**told(asked.output), **told(large.output)}

@@ -37,7 +37,7 @@ Run = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def no_small_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the input, a backend is chosen, and compared with the reference."""
-    monkeypatch.setattr("beam_prep.pipeline.REFERENCE_ALONE", 0)
+    monkeypatch.setattr("beam_prep.first_records.REFERENCE_ALONE", 0)
 
 
 def told(made: Any) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) 
 
 
 def test_an_unknown_check_fails_before_anything_runs(run: Run) -> None:
-    with pytest.raises(ConfigError, match="check is 'all', wanted sample or full"):
+    with pytest.raises(ConfigError, match="check is 'all', wanted one of sample, full"):
         run(config(), CHAT, check="all")
 
 

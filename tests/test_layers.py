@@ -50,17 +50,18 @@ MAY_IMPORT = {
         "transforms",
     },  # names only, at first use
     "errors": set(),
+    "hints": set(),
     "renamed": set(),
     "data": {"errors"},
-    "reading": {"data", "errors"},
+    "reading": {"data", "errors", "hints"},
     "tokens": {"data", "reading", "errors"},
     "chat.template": {"data", "errors"},
     "chat": {"chat.template", "data", "tokens", "reading", "errors"},
-    "shards": {"data", "reading", "tokens", "errors"},
-    "config": {"data", "reading", "errors", "formats", "renamed"},
+    "shards": {"data", "reading", "tokens", "errors", "hints"},
+    "config": {"data", "reading", "errors", "formats", "hints", "renamed"},
     "formats": {"data", "reading", "shards", "tokens", "errors", "renamed"},
     "verify": {"data", "tokens", "shards", "errors", "formats"},
-    "readers": {"data", "tokens", "shards", "errors", "formats", "storage", "verify", "process"},
+    "readers": {"data", "tokens", "shards", "errors", "formats", "hints", "storage", "verify", "process"},
     "inspect": {"data", "tokens", "reading", "shards", "errors", "formats", "readers"},
     "report_page": {"data", "tokens", "reading", "shards", "inspect"},
     "storage": {
@@ -113,23 +114,24 @@ MAY_IMPORT = {
     },
     "beam_yaml": {
         *("config", "tokens", "reading", "shards"),
-        *("errors", "recipe", "renamed", "storage", "transforms"),
+        *("errors", "hints", "recipe", "renamed", "storage", "transforms"),
     },
     "progress": {"data"},
-    "runners": {"data", "errors", "options", "running"},
-    "running": {"errors", "process"},
+    "first_records": {*TO_SHARDS, "chat", "config", "errors", "recipe", "runners", "storage"},
+    "output_claim": {"data", "errors", "formats", "options", "storage", "tokens"},
+    "runners": {"data", "errors", "options", "process"},
     "pipeline": {
         *TO_SHARDS,
         "config",
         "errors",
+        "first_records",
         "formats",
         "options",
+        "output_claim",
         "process",
         "progress",
         "recipe",
-        "renamed",
         "runners",
-        "running",
         "storage",
         "transforms",
     }
@@ -137,10 +139,10 @@ MAY_IMPORT = {
     "dry_run": {"data", "reading", "shards", "errors", "formats", "pipeline", "recipe", "storage"},
     "replay": {
         *("data", "tokens", "shards"),
-        *("config", "errors", "formats", "pipeline", "recipe", "storage"),
+        *("config", "errors", "formats", "options", "pipeline", "recipe", "storage"),
     },
     "process": set(),
-    "options": {"renamed"},
+    "options": {"errors", "hints", "renamed"},
     "cli": {
         "__init__",
         "audit",
@@ -150,6 +152,7 @@ MAY_IMPORT = {
         "dry_run",
         "errors",
         "formats",
+        "hints",
         "inspect",
         "options",
         "pipeline",
@@ -181,7 +184,18 @@ WITHOUT_BEAM = (
     "options",
     "progress",
 )
-SEEN_BY_BEAM = ("storage", "transforms", "recipe", "beam_yaml", "pipeline", "replay", "runners", "running", "testing")
+SEEN_BY_BEAM = (
+    "storage",
+    "transforms",
+    "recipe",
+    "beam_yaml",
+    "pipeline",
+    "first_records",
+    "output_claim",
+    "replay",
+    "runners",
+    "testing",
+)
 HEAVY = {"apache_beam", "grain", "jax", "tensorflow", "torch", "transformers"}
 
 

@@ -24,10 +24,11 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli
-from beam_prep.config import PipelineConfig, other_names
+from beam_prep.config import PipelineConfig
 from beam_prep.config.problems import _model_in
 from beam_prep.errors import ConfigError
-from beam_prep.options import OPTIONS, OTHER_NAMES
+from beam_prep.hints import IN_CONFIG, OTHER_NAMES
+from beam_prep.options import OPTIONS
 from beam_prep.reading.foreign import guess, refusal
 from beam_prep.runners import without_effect
 from tests.conftest import ROOT
@@ -408,19 +409,16 @@ def test_a_setting_of_another_tool_is_sent_to_its_place(part: str, key: str, wan
 
 
 def test_every_place_that_is_named_is_there() -> None:
-    for place in other_names._IN_CONFIG.values():
+    for place in IN_CONFIG.values():
         part, _, field = re.split(r"[ :,(]", place)[0].partition(".")
         inner = _model_in(PipelineConfig.model_fields[part].annotation)
         assert not field or (inner is not None and field in inner.model_fields), place
-    known = {f"--{option.name}" for option in OPTIONS} | {option.short for option in OPTIONS}
-    known |= {"--direct_num_workers", "the INPUT of beam-prep run"}
-    assert {*other_names._ON_OPTIONS.values()} <= known
-    assert {f"--{name}" for name in OTHER_NAMES} <= known
+    assert OTHER_NAMES.keys() <= {option.name for option in OPTIONS} | {"direct_num_workers"}
 
 
 def test_a_name_of_another_tool_hides_no_name_of_ours() -> None:
     ours = {name for model in _models(PipelineConfig) for name in model.model_fields}
-    assert {name for name in other_names._IN_CONFIG if name in ours} <= {"template", "chat_template", "format"}
+    assert {name for name in IN_CONFIG if name in ours} <= {"template", "chat_template", "format"}
 
 
 def _models(model: Any) -> list[Any]:

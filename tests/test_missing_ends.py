@@ -9,7 +9,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.recipe import missing_ends
+from beam_prep.first_records import missing_ends
 from tests.conftest import ROOT, shared
 
 CHATML = (

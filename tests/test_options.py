@@ -4,14 +4,21 @@ import argparse
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli, options
-from beam_prep.options import OPTIONS, Option
+from beam_prep.errors import ConfigError
+from beam_prep.options import OPTIONS, Option, RunOptions
 from beam_prep.pipeline import Pipeline
+from beam_prep.reading.blocks import MAX_LINE_BYTES
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
+from beam_prep.storage.claims import LEASE
+from beam_prep.storage.splits import BLOCK_BYTES
+from beam_prep.tokens.backends import Backend
+from beam_prep.tokens.check import Check
 from tests.conftest import ROOT
 
 JOB = ["--inputs=a.jsonl", "--output_dir=out", "--config=c.json", "--tokenizer_path=t"]
@@ -26,15 +33,45 @@ def parsed(*words: str) -> argparse.Namespace:
     return given
 
 
-def test_the_options_are_the_arguments_of_a_pipeline_with_their_defaults() -> None:
-    arguments = inspect.signature(Pipeline).parameters
-    # What is no option of ours goes on to Beam.
-    assert arguments.keys() - {"beam_options"} == {option.name for option in OPTIONS if option.of_pipeline}, (
-        "an option of beam_prep/options.py is an argument of Pipeline, or says of_pipeline=False"
-    )
-    for option in OPTIONS:
-        if (argument := arguments.get(option.name)) and argument.kind is argument.KEYWORD_ONLY:
-            assert argument.default == option.default, option.name
+def test_the_options_are_the_arguments_of_a_pipeline() -> None:
+    arguments = inspect.signature(Pipeline).parameters.keys() - {"beam_options", "options"} | {*RunOptions.model_fields}
+    assert arguments == {option.name for option in OPTIONS if option.of_pipeline}
+
+
+def test_the_defaults_are_those_of_the_steps() -> None:
+    assert RunOptions().block_bytes == BLOCK_BYTES
+    assert RunOptions().max_line_bytes == MAX_LINE_BYTES
+    assert RunOptions().lease == LEASE
+    assert (RunOptions().max_reject_rate, RunOptions().max_no_loss_rate) == (MAX_REJECT_RATE, MAX_NO_LOSS_RATE)
+    assert get_args(RunOptions.model_fields["tokenizer_backend"].annotation) == get_args(Backend)
+    assert get_args(RunOptions.model_fields["check"].annotation) == get_args(Check)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"spool": "x"}, "unknown option 'spool'; it is cache_dir now"),
+        ({"max_drop_rate": 0.1}, "unknown option 'max_drop_rate'; it is max_no_loss_rate now"),
+        ({"render": "fast"}, "unknown option 'render'; it is gone, as there is one way to render"),
+        ({"overwirte": True}, "unknown option 'overwirte'; did you mean 'overwrite'? known: overwrite, "),
+        ({"wait": True}, "unknown option 'wait'; known: overwrite, "),
+        ({"overwrite": "yes"}, "overwrite is 'yes', wanted true or false"),
+        ({"cache_dir": 3}, "cache_dir is 3, wanted a text"),
+        ({"staging_ttl": "1"}, "staging_ttl is '1', wanted a number"),
+        ({"block_bytes": True}, "block_bytes is True, wanted a whole number"),
+        ({"max_reject_chars": -1}, "max_reject_chars is -1, wanted 0 or more characters"),
+        ({"max_line_bytes": 1 << 31}, "max_line_bytes is 2147483648, wanted 1 or more, below 2 GiB"),
+        ({"max_reject_rate": 1.5}, "max_reject_rate is 1.5, wanted a share between 0 and 1"),
+        ({"check": "all"}, "check is 'all', wanted one of sample, full"),
+    ],
+)
+def test_a_wrong_argument_of_a_pipeline_says_what_to_give(given: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}"):
+        Pipeline("c.json", None, "out", "t", **given)
+
+
+def test_a_path_may_be_a_path() -> None:
+    assert RunOptions.of({"cache_dir": Path("cache"), "lease": 60}).cache_dir == "cache"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import beam_prep as bp
 from beam_prep import progress
 from beam_prep.data.block import InputFile
 from beam_prep.progress import Counts, Progress, Reports, lasting, report_block, reported, reported_rows
-from beam_prep.running import counters_of
+from beam_prep.runners import counters_of
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import pack_files, read_split, split_files
 from tests.conftest import ROOT, tree

@@ -616,7 +616,7 @@ def test_a_file_in_the_outputs_place_is_refused_and_an_empty_folder_taken(jobs: 
 
 def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first job works, here: while it looks whether its output is up to date."""
-    from beam_prep import pipeline
+    from beam_prep import output_claim
 
     jobs.write("a.jsonl", chat(5))
     met: list[str] = []
@@ -632,7 +632,7 @@ def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeyp
                 jobs.run("a.jsonl", output=name)
         return up_to_date(output, *others)
 
-    monkeypatch.setattr(pipeline, "up_to_date", looks)
+    monkeypatch.setattr(output_claim, "up_to_date", looks)
     jobs.run("a.jsonl")
     assert met == ["out", "elsewhere"]
     assert jobs.tree() == jobs.tree("elsewhere")

@@ -217,6 +217,14 @@ def test_a_store_has_a_pointer_and_removes_the_oldest(store: MemoryStore, run: R
     assert cli.main(["verify", OUT]) == 0
 
 
+def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store: MemoryStore) -> None:
+    objects.put("mem://bucket/in.jsonl", rows(3).encode())
+    for again in (False, True):
+        config = bp.PipelineConfig.from_dict(TEXT)
+        job = Pipeline(config, "mem://bucket/in.jsonl", OUT, ROOT / "examples/tokenizer", keep_versions=2)
+        assert job.run(["--runner=FnApiRunner"]).up_to_date is again
+
+
 def test_a_version_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_files(
     store: MemoryStore, run: Run
 ) -> None:
@@ -228,13 +236,13 @@ def test_a_version_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_
         ROOT / "examples/tokenizer",
         keep_versions=2,
     )
-    job._choose_version()
-    job._claim(dies=False, wait=True)
-    began = job.output
+    claim = job.claim()
+    began = claim.choose_version()
+    claim.take(here=False, wait=True)
     objects.put(f"{began}/__default__/shard_0099/old.bin", b"")
     with pytest.raises(LockedError):
         run(2, output_dir=OUT, keep_versions=2)
-    job._claims.update(renewed=0.0)
+    claim.claims.update(renewed=0.0)
     assert run(2, output_dir=OUT, keep_versions=2).output == began
     assert Versions(OUT).latest() == began.rpartition("/")[2]
     assert cli.main(["verify", OUT]) == 0

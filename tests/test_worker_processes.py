@@ -210,6 +210,20 @@ def test_a_signal_ends_a_run_and_its_workers(
     assert not [path for path in tmp_path.glob(".*") if any(path.rglob("token_cache"))]
 
 
+def test_a_thread_of_an_engine_that_never_ends_keeps_no_process_alive() -> None:
+    code = "import sys, threading, time; from beam_prep import cli; cli._UNTIL_ENDED = 0.2; "
+    code += "wait = lambda *_: (threading.Thread(target=time.sleep, args=(600,)).start(), print(flush=True), "
+    code += "time.sleep(600)); cli._COMMANDS['presets'] = wait; sys.argv[1:] = ['presets']; sys.exit(cli.main())"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM  # 143 in a shell
+    assert said == "beam-prep: stopped by SIGTERM\n"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("connected", [False, True])
 def test_workers_end_with_a_launcher_that_is_killed(start: Start, long_source: Path, connected: bool) -> None:

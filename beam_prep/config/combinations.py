@@ -10,12 +10,13 @@ import numpy as np
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.problems import Location, Problem, shown, unknown_name
+from beam_prep.config.problems import Location, Problem
 from beam_prep.config.sections import prompt_first
 from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
+from beam_prep.hints import shown, unknown_name
 
 MAX_PADDED = 1 << 22
 """Tokens that rows are padded to: a row is in memory with its padding."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 from beam_prep.config.output import OutputConfig
-from beam_prep.config.problems import Location, Problem, path_of, shown
+from beam_prep.config.problems import Location, Problem, path_of
 from beam_prep.config.sections import (
     OutputSpec,
     SectionConfig,
@@ -19,6 +19,7 @@ from beam_prep.config.sections import (
 from beam_prep.config.values import Name, Strict, Text, Texts, as_date
 from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Output, Section
 from beam_prep.errors import ConfigError
+from beam_prep.hints import shown
 from beam_prep.reading.adapters import AdapterName, Alpaca, ShareGPT, adapter, fields_read
 from beam_prep.reading.rollouts import RolloutFields
 

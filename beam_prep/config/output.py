@@ -8,10 +8,11 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from beam_prep.config.presets import PresetName
-from beam_prep.config.problems import Problem, shown
+from beam_prep.config.problems import Problem
 from beam_prep.config.values import DType, Formats, Name, Strict, Text
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
+from beam_prep.hints import shown
 
 
 def _three(value: object) -> object:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from beam_prep.config.problems import Problem, shown
+from beam_prep.config.problems import Problem
+from beam_prep.hints import shown
 
 PresetName = Literal[
     "trl_sft", "trl_dpo", "trl_kto", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"

@@ -1,14 +1,12 @@
 """The problems of a config as text: all of them in one `ConfigError`, each with its place."""
 
-import json
-import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from beam_prep.config.other_names import option_of, place_of
-from beam_prep.errors import ConfigError, did_you_mean, nearest
+from beam_prep.errors import ConfigError
+from beam_prep.hints import did_you_mean, nearest, option_of, place_of, shown, unknown_name
 from beam_prep.renamed import CONFIG_KEYS
 
 Location = tuple[str | int, ...]
@@ -117,7 +115,8 @@ def _elsewhere(name: str) -> str | None:
     if (place := place_of(name)) is not None:
         return f"here it is {place}"
     option = option_of(name)
-    return None if option is None else f"it is no part of the config: give {option} on the command line"
+    written = {"inputs": "the INPUT of beam-prep run", "output_dir": "-o"}.get(str(option), f"--{option}")
+    return None if option is None else f"it is no part of the config: give {written} on the command line"
 
 
 def _fields(model: type[BaseModel], at: Location) -> Mapping[str, Any]:
@@ -141,24 +140,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
 
 
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 60
-
-
-def shown(value: object) -> str:
-    """A value as it is in a config, shortened."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return _short.repr(list(value) if isinstance(value, tuple) else value)
-
-
 def path_of(at: Location) -> str:
     """A place in a config as text: `input.sections[0].field`."""
     steps = (step for step in at if step != "[key]")  # pydantic's mark for a problem with the key itself
     texts = (f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{shown(step)}]" for step in steps)
     return "".join(texts).removeprefix(".") or "config"
-
-
-def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """A message for an unknown name: the name that may be meant, and all known ones."""
-    return f"unknown {what} {shown(name)}; {did_you_mean(name, known)}known: {', '.join(known)}"

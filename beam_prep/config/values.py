@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from beam_prep.config.problems import Problem, ProblemsError, shown
+from beam_prep.config.problems import Problem, ProblemsError
 from beam_prep.formats import FORMATS
+from beam_prep.hints import shown
 
 OutputKind = Literal["ids", "list", "value", "token_value", "text"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

@@ -19,7 +19,8 @@ from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import IGNORE_INDEX
-from beam_prep.errors import ConfigError, did_you_mean
+from beam_prep.errors import ConfigError
+from beam_prep.hints import did_you_mean
 from beam_prep.reading.filters import work_on_each
 from beam_prep.reading.json_line import describe, exact_integer, finite_double, unique_keys
 from beam_prep.reading.records import Record, Records

@@ -7,7 +7,8 @@ from typing import Any
 
 from beam_prep.data.block import at_offset, is_table
 from beam_prep.data.reasons import ADVICE
-from beam_prep.errors import ConfigError, nearest
+from beam_prep.errors import ConfigError
+from beam_prep.hints import nearest
 from beam_prep.reading.adapters import fields_read
 from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import LOST, NOT_FINITE

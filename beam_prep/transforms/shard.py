@@ -27,7 +27,6 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rat
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
-from beam_prep.storage.output_target import OutputTarget
 from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
@@ -50,14 +49,10 @@ class CacheBlocks(beam.DoFn):
     """Writes each block to the token cache; only its receipt goes on."""
 
     token_cache: TokenCache
+    publisher: Publisher
     dtype: Mapping[str, str]
-    layout: Layout
     rows_without_loss: RowsWithoutLoss
-    max_reject_chars: int
-    tokenizer: Tokenizer | None
-    progress: str | None
-    output: OutputTarget | None
-    formats: tuple[str, ...] = ()
+    progress: str | None = None
     preflight: Preflight | None = None
 
     def setup(self) -> None:
@@ -68,24 +63,25 @@ class CacheBlocks(beam.DoFn):
 
     def process(self, batch: Batch) -> Iterable[BlockReceipt]:
         started = time.perf_counter()
-        if self.output is not None and time.monotonic() - self._checked > _CHECK_EVERY:
-            self.output.check_claim()  # a job that has lost its claim stops here; one that lives renews it
+        if self.publisher.launched and time.monotonic() - self._checked > _CHECK_EVERY:
+            self.publisher.target.check_claim()  # a job that has lost its claim stops here; one that lives renews it
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
         done = Counts(batch.origin.bytes, stored=batch.origin.stored)
         if reused:
             self.token_cache.used(self.token_cache.name(self.token_cache.digest(batch.origin)))
         if receipt is None:
-            eos_id = None if self.tokenizer is None else self.tokenizer.id_of("eos_token")
-            batch = self.layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
+            layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
+            eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
+            batch = layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
             if self.token_cache.earlier is not None:
                 batch = self.token_cache.earlier.complete(batch)
-            receipt, cached = self.token_cache.write(batch, self.layout.tokens(batch), self.max_reject_chars)
+            receipt, cached = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
             done.blocks_made, done.bytes_made, done.cached = 1, batch.origin.bytes, cached
             if self.progress is not None:
                 done.trained, done.maybe_trained = _trained(batch)
             if self.preflight is not None and not self._output_ratio and len(batch):
-                self._output_ratio = output_ratio(batch, cached, self.formats, self.layout)
+                self._output_ratio = output_ratio(batch, cached, self.publisher.formats, layout)
         rejected = sum(receipt.counts("rejected").values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -204,22 +200,21 @@ class Write(beam.DoFn):
     """Writes one shard in every format, or one file of rejects."""
 
     arranger: Arranger
-    output: OutputTarget
-    formats: tuple[str, ...]
-    layout: Layout
+    publisher: Publisher
     progress: str | None = None
 
     def setup(self) -> None:
         self.arranger.token_cache.options.activate()
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
+        target, formats, layout = self.publisher.target, self.publisher.formats, self.publisher.layout
         if isinstance(work, KeyedShard):
             started = time.perf_counter()
             with reported_rows(self.progress) as tell:
-                written = write_shard(work, self.arranger, self.output, self.formats, self.layout, tell)
+                written = write_shard(work, self.arranger, target, formats, layout, tell)
             yield dataclasses.replace(written, seconds=time.perf_counter() - started)
         else:
-            yield write_rejects(work, self.arranger.token_cache, self.output)
+            yield write_rejects(work, self.arranger.token_cache, target)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -362,14 +357,10 @@ class Shard(beam.PTransform):
         assert self.staging is not None
         token_cache = CacheBlocks(
             token_cache=self.token_cache,
+            publisher=self.publisher,
             dtype=dict(self.dtype),
-            layout=self.pack,
             rows_without_loss=self.rows_without_loss,
-            max_reject_chars=self.max_reject_chars,
-            tokenizer=self.tokenizer,
             progress=self.progress,
-            output=self.publisher.target if self.publisher.launched else None,
-            formats=tuple(self.formats),
             preflight=self.preflight,
         )
         receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(BlockReceipt)
@@ -390,13 +381,7 @@ class Shard(beam.PTransform):
             publisher=self.publisher,
             progress=self.progress,
         )
-        write = Write(
-            arranger=arranger,
-            output=self.publisher.target,
-            formats=tuple(self.formats),
-            layout=self.pack,
-            progress=self.progress,
-        )
+        write = Write(arranger=arranger, publisher=self.publisher, progress=self.progress)
         publish = Publish(publisher=self.publisher)
         made = (
             batches.pipeline

@@ -22,7 +22,7 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import pipeline
+from beam_prep import output_claim
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import ConfigError, InputError, LockedError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.formats.manifest import UNLISTED
@@ -212,7 +212,7 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
         reads.append(file.path)
         return read(file)
 
-    monkeypatch.setattr(pipeline, "digest_of_input", noted)
+    monkeypatch.setattr(output_claim, "digest_of_input", noted)
     assert store.run(tokenizer_path, source).up_to_date
     assert reads == []  # the store's checksums are the same
     # Written again with the same content; another version in the store, perhaps.
@@ -369,11 +369,11 @@ def test_what_a_crash_left_is_cleared_by_the_next_run(
 
 def test_of_two_jobs_at_once_the_second_is_refused(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
     source = write(tmp_path, "a.jsonl", chat(300))
-    first = store.job(tokenizer_path, source)
-    first._claim(dies=True, wait=True)
+    first = store.job(tokenizer_path, source).claim()
+    first.take(here=True, wait=True)
     with pytest.raises(LockedError, match=f"another job is writing {store.path('out')}: pid {os.getpid()} on "):
         store.run(tokenizer_path, source)
-    first._claims.end()  # as when its lease has passed
+    first.claims.end()  # as when its lease has passed
     store.run(tokenizer_path, source)
     assert store.tree() == local(tmp_path, tokenizer_path, source)
 

@@ -96,18 +96,9 @@ def steps_with_stores() -> list[beam.DoFn]:
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
         ReadSplits(block_bytes=1 << 20, token_cache=token_cache),
-        CacheBlocks(
-            token_cache=token_cache,
-            dtype={},
-            layout=layout,
-            rows_without_loss="drop",
-            max_reject_chars=0,
-            tokenizer=None,
-            progress=None,
-            output=None,
-        ),
+        CacheBlocks(token_cache=token_cache, publisher=publisher, dtype={}, rows_without_loss="drop"),
         MakePlan(arranger=arranger, max_tokens=1, max_items=None, publisher=publisher),
-        Write(arranger=arranger, output=publisher.target, formats=("bin",), layout=layout),
+        Write(arranger=arranger, publisher=publisher),
         Publish(publisher=publisher),
         ReadDigests(token_cache, 1),
         ViewBlock(token_cache, arranger.scratch, None),

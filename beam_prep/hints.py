@@ -1,27 +1,73 @@
-"""The names that settings have in other tools, and where they are in our config."""
+"""What may be meant by a name that is not known: a name that is near, or what other tools call the same thing."""
+
+import difflib
+import json
+import reprlib
+from collections.abc import Iterable
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+def shown(value: object) -> str:
+    """A value as it is in a config, shortened."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return _short.repr(list(value) if isinstance(value, tuple) else value)
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that may be meant by another one, in whatever case; None: there is none."""
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The question for a message, with a blank behind it; "" where no known name is near."""
+    near = nearest(name, known)
+    return "" if near is None else f"did you mean {near!r}? "
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """A message for an unknown name: the name that may be meant, and all known ones."""
+    return f"unknown {what} {shown(name)}; {did_you_mean(name, known)}known: {', '.join(known)}"
+
+
+OTHER_NAMES = {
+    "tokenizer_path": "tokenizer tokeniser tokenizer_name tokenizer_dir tokenizer_name_or_path model model_name "
+    "model_path model_name_or_path",
+    "output_dir": "out output output_path output_folder out_dir save_path save_to dest dataset_prepared_path",
+    "inputs": "in input input_path input_file input_files input_dir data data_path data_files dataset datasets "
+    "dataset_name train_file files",
+    "config": "cfg conf config_file config_path",
+    "overwrite": "force f replace overwrite_output_dir overwrite_cache",
+    "verbose": "v debug log_level",
+    "cache_dir": "cache token_cache",
+    "staging": "tmp temp tmp_dir temp_dir staging_dir",
+    "direct_num_workers": "workers jobs j n_jobs nproc num_proc num_processes processes num_cpus cpus threads "
+    "preprocessing_num_workers dataset_num_proc dataset_processes",
+    "dry_run": "dry n dryrun",
+    "max_no_loss_rate": "max_drops drop_rate",
+    "max_reject_rate": "max_rejects reject_rate max_error_rate",
+}
+"""Options -> names that they have in other programs, and short ones."""
+
+
+def option_of(name: str) -> str | None:
+    """The option that other programs call so; None if there is none.
+
+    >>> option_of("num-proc")
+    'direct_num_workers'
+    """
+    return next((option for option, others in OTHER_NAMES.items() if _word(name) in others.split()), None)
+
 
 _PACKING = 'preprocessing.packing_strategy ("bfd", "bfd_split", "wrapped" or "simple")'
 _SEQUENCE = "preprocessing.max_seq_len"
 _TEMPLATE = 'input.sections: "template": "conversation" in a section takes the tokenizer\'s chat template'
 _SECTIONS = 'input.sections: each section names a "field" of the records'
-_ON_OPTIONS = {
-    "tokenizer": "--tokenizer_path",
-    "model": "--tokenizer_path",
-    "model_name_or_path": "--tokenizer_path",
-    "tokenizer_path": "--tokenizer_path",
-    "output_dir": "-o",
-    "dataset_prepared_path": "-o",
-    "overwrite_cache": "--overwrite",
-    "preprocessing_num_workers": "--direct_num_workers",
-    "dataset_num_proc": "--direct_num_workers",
-    "dataset_processes": "--direct_num_workers",
-    "datasets": "the INPUT of beam-prep run",
-    "dataset": "the INPUT of beam-prep run",
-    "dataset_name": "the INPUT of beam-prep run",
-    "data_files": "the INPUT of beam-prep run",
-    "inputs": "the INPUT of beam-prep run",
-}
-_IN_CONFIG = {
+IN_CONFIG = {
     # TRL
     "max_length": _SEQUENCE,
     "max_seq_length": _SEQUENCE,
@@ -87,6 +133,7 @@ _IN_CONFIG = {
     "roles": "mask (role to action)",
     "position_ids": "output.position_ids_mode",
 }
+"""Names of other tools -> the place in our config, with the values if they differ."""
 
 
 def place_of(name: str) -> str | None:
@@ -95,9 +142,8 @@ def place_of(name: str) -> str | None:
     >>> place_of("cutoff_len")
     'preprocessing.max_seq_len'
     """
-    return _IN_CONFIG.get(name.lower().replace("-", "_"))
+    return IN_CONFIG.get(_word(name))
 
 
-def option_of(name: str) -> str | None:
-    """The option of the command line that has what other tools have in their config; None if there is none."""
-    return _ON_OPTIONS.get(name.lower().replace("-", "_"))
+def _word(name: str) -> str:
+    return name.lstrip("-").lower().replace("-", "_")

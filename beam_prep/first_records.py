@@ -1,0 +1,177 @@
+"""What the first records of an input show before a run: what is trained of them that should not be; which encoder."""
+
+import itertools
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beam_prep import recipe
+from beam_prep.chat.control import end_ids
+from beam_prep.config import PipelineConfig
+from beam_prep.data.block import InputFile
+from beam_prep.data.hashing import CHUNK
+from beam_prep.errors import InputError, RunError
+from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.records import Records
+from beam_prep.reading.verdicts import verdicts, warning_of
+from beam_prep.runners import plain_size
+from beam_prep.shards.report import ConfigView
+from beam_prep.storage.foreign import advice_on, check_heads
+from beam_prep.storage.splits import first_records
+from beam_prep.tokens.backends import Backend, choose
+from beam_prep.tokens.ends import endless_roles
+from beam_prep.tokens.mask import RoleMask
+from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("beam_prep")
+
+REFERENCE_ALONE = 2_000_000
+"""Bytes of input that the reference encodes sooner than another backend is loaded and compared with it."""
+_GROUPS_PROBED = 16
+"""Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
+checked by sample."""
+_PROBE_BYTES = 4 * CHUNK
+_PROBES = 64
+_PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRecords:
+    """The first records of each group of inputs.
+
+    Attributes:
+        config, tokenizer, inputs: of the job.
+    """
+
+    config: PipelineConfig
+    tokenizer: Tokenizer
+    inputs: Sequence[InputFile]
+
+    def check_files(self) -> None:
+        """Raises InputError if a file is certainly none that can be read: see `check_heads`."""
+        parts = self.config.parts()
+        for group, some in itertools.groupby(self.inputs, lambda file: file.group):
+            check_heads(list(some), parts[group or 0].input.fields)
+
+    def warnings(self) -> list[str]:
+        """What is probably not meant: bad answers that are trained, roles without an end token, numbers as domains."""
+        found: dict[str, None] = {}
+        for part, file in self._groups()[:_GROUPS_PROBED]:
+            if (records := _records(file)) is None:
+                continue
+            rows = records.rows
+            if (text := warning_of(verdicts(rows, part.field_use), len(rows))) is not None:
+                found[f"{file.path}: {text}"] = None
+            found.update(dict.fromkeys(missing_ends(part, self.tokenizer, records)))
+            key = part.output.domain_key
+            numbers = [row[key] for row in rows if key is not None and isinstance(row.get(key), int | float)]
+            if numbers:
+                found[
+                    f"{file.path}: output.domain_key {key!r} is a number or a boolean (as "
+                    f"{json.dumps(numbers[0])}) in {len(numbers)} of the first {len(rows)} records: these are in the "
+                    "domain '__default__'; write it as a text for a domain of its own"
+                ] = None
+        return list(found)
+
+    def backend(self, wanted: Backend, references: IndexSource | None) -> Backend:
+        """The backend that encodes, chosen with the first records as probes.
+
+        Args:
+            wanted: the one that is asked for.
+            references: see `recipe.Prepare`.
+
+        Raises:
+            TokenizerError: it cannot be used.
+        """
+        encoded = [(part, file) for part, file in self._groups() if not part.input.tokenized]
+        if not encoded:
+            return "transformers"
+        if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
+            wanted = "transformers"
+        if wanted == "transformers" and not self.tokenizer.resolved_here:
+            return wanted
+        texts = [
+            text
+            for part, file in encoded[:_GROUPS_PROBED]
+            for text in _texts(file, recipe.text_steps(part, self.tokenizer, references))
+        ]
+        self.tokenizer.check_texts(texts)
+        chosen, problem = choose(self.tokenizer, wanted, texts)
+        if problem is not None:
+            log.info("%s", problem)
+        return chosen
+
+    def with_advice(self, error: BaseException) -> BaseException:
+        """An error of a run that failed by a rule with what an input is that is no JSONL; any other as it is."""
+        if not isinstance(error, RunError):
+            return error
+        advice = advice_on(self.inputs, str(error), ConfigView.of(self.config.canonical()).fields)
+        return error if advice is None else RunError(f"{error}; {advice}")
+
+    def _groups(self) -> list[tuple[PipelineConfig, InputFile]]:
+        """The config of each group, and its first file."""
+        firsts = {file.group or 0: file for file in reversed(self.inputs)}
+        return [(part, firsts[group]) for group, part in enumerate(self.config.parts())]
+
+
+def _texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
+    """Texts of the first records of a file, as they are encoded."""
+    block: Any = _records(source)
+    if block is None:
+        return []
+    for step in steps:
+        block = step(block)
+    return [text[:_PROBE_CHARACTERS] for each in block.pieces.values() for text in each.texts[:_PROBES]]
+
+
+def _records(source: InputFile) -> Records | None:
+    """The first records of a file. None if it has none, or cannot be read, which the run will report."""
+    try:
+        records = first_records(source, block_bytes=_PROBE_BYTES)
+    except InputError:
+        return None
+    return None if records is None else records.part(range(min(len(records), _PROBES)))
+
+
+def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records) -> list[str]:
+    """A line for each role that is trained without an end token in all of these records, and how to mend it.
+
+    Args:
+        config: the config of one group of inputs.
+        tokenizer: its tokenizer.
+        records: the first of the input.
+    """
+    masked = config.mask_options is not None and config.mask_options.eos == "mask"
+    asked = [output for output in recipe.outputs_of(config) if output.has_template and output.trains]
+    if config.input.tokenized or config.input.rollouts is not None or masked or not asked:
+        return []
+    block: Any = records
+    for work in recipe.text_steps(config, tokenizer):
+        block = work(block)
+    policy = RoleMask(config.mask, config.mask_default, recipe.text_rules(config).mask_options)
+    found = endless_roles(tokenize(block, tokenizer, tokenizer.bos_id), policy, end_ids(tokenizer), tokenizer.decode)
+    eos = tokenizer.special_tokens.get("eos_token")
+    wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
+    first = "the first record" if len(records) == 1 else f"the first {len(records)} records"
+    lines = []
+    for role, turn in found.items():
+        tail = tokenizer.decode(turn.tail)
+        mark = _MARK.search(tail)
+        mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
+        if turn.followed:
+            mend = "move {% endgeneration %} of the chat template behind the end token"
+        elif mark is not None and mark[1] in (tokenizer.template_source(config.input.chat_template) or ""):
+            mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
+        lines.append(
+            f"no end token is trained behind what {role!r} says in {first}, so a model "
+            f"does not learn to stop: its turns end with {tail.strip()[-40:]!r}. To mend it: {mend}"
+        )
+    return lines
+
+
+_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
+"""What looks like an end token at the end of a text."""

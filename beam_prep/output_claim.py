@@ -1,0 +1,235 @@
+"""Who may write an output: its lock, its claim, its versions, and what launches left that did not end well."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import filelock
+
+from beam_prep.data.block import InputFile
+from beam_prep.errors import LockedError, OutputError
+from beam_prep.formats.manifest import MANIFEST, RUN, load
+from beam_prep.options import RunOptions
+from beam_prep.storage.claims import Claim, Claims
+from beam_prep.storage.files import join
+from beam_prep.storage.input_digests import digest_of_input, stores_checksum
+from beam_prep.storage.output import output_at
+from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.staging import Staging
+from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.uses import Launch
+from beam_prep.storage.versions import Versions, new_name
+from beam_prep.tokens.check import IN_FULL
+
+_UNTIL_WORKERS_START = 3600.0
+"""Seconds."""
+
+
+def manifest_of(output: str) -> dict[str, Any]:
+    """The manifest of an output that is there."""
+    path = join(output, MANIFEST)
+    return load(read_bytes(path), path)
+
+
+@dataclass
+class OutputClaim:
+    """The claim of one launch on an output.
+
+    Attributes:
+        root: the output, or the folder of its versions.
+        staging: the folder of this launch's unfinished files.
+        options: of the job.
+        token_cache, facts, inputs: of the job.
+        output: what is made: `root`, or a version of it.
+        is_taken: this launch has the claim, or had it.
+    """
+
+    root: str
+    staging: Staging
+    options: RunOptions
+    token_cache: TokenCache
+    facts: Mapping[str, Any]
+    inputs: Sequence[InputFile]
+
+    def __post_init__(self) -> None:
+        self.output, self.is_taken = self.root, False
+
+    @property
+    def claims(self) -> Claims:
+        """The claims of all launches on this output."""
+        return self.staging.claims(self.root)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Locks the output against other jobs. (In a store, claims do that: see `StoredOutput`.)
+
+        Returns:
+            True: on a disk, and no other launch's folder is left.
+
+        Raises:
+            LockedError: another job has it.
+        """
+        if not is_local(self.root):
+            yield False
+            return
+        # Next to the output, wherever the staging is: all jobs on this output must find the same lock.
+        folder = self.staging.home
+        os.makedirs(folder, exist_ok=True)
+        lock = filelock.FileLock(os.path.join(folder, "lock"))
+        try:
+            held = lock.acquire(timeout=0)
+        except filelock.Timeout:
+            holder = self.claims.holder()  # None between its lock and its claim
+            who = f": {holder.who()}" if holder else ""
+            stop = f"; to stop it, type on {holder.host}: kill {holder.pid}" if holder else ""
+            raise LockedError(
+                f"another job is writing {self.root}{who}. Wait for it, or choose another output{stop}"
+            ) from None
+        with held:
+            alone = self.staging.remove_ended()
+            replace(self.staging, root=folder).remove_ended()  # copies of another disk's staging
+            yield alone
+
+    def made_already(self) -> str | None:
+        """The output that is there, if it is complete and of this job; else None.
+
+        Raises:
+            OutputError: it was made without the check that is asked for, and may not be replaced.
+        """
+        keep = self.options.keep_versions
+        if keep is None:
+            return self.root if self._is_made(self.root) else None
+        made = Versions(self.root)
+        made.clean()
+        latest, other = made.latest(), self.claims.holder()
+        ended = other.version_name if other is not None and other.has_ended() else None
+        # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
+        for name in dict.fromkeys(filter(None, (latest, self.options.version_name, ended))):
+            if self._is_made(made.path(name)):
+                made.point(name)
+                made.remove_old(keep, name)
+                return made.path(name)
+        return None
+
+    def _is_made(self, output: str) -> bool:
+        """True if an output is complete, of this job, and made with the check that is asked for."""
+        if not up_to_date(output, self.facts, partial(self._same_inputs, output)):
+            return False
+        run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
+        checked = bool(run.get(IN_FULL) == run.get("blocks"))
+        if not checked and not self.options.overwrite:
+            raise OutputError(
+                f"{output} is up to date, but was made without --check full: pass --overwrite to make it again"
+            )
+        return checked
+
+    def _same_inputs(self, output: str, listed: list[dict[str, Any]]) -> bool:
+        mine = [(file.path, file.size) for file in self.inputs]
+        if [(entry["path"], entry["size"]) for entry in listed] != mine:
+            return False
+        checksum = stores_checksum(self.inputs)
+        if checksum is not None and json.loads(read_bytes(join(output, RUN))).get("inputs_checksum") == checksum:
+            return True  # by the stores' checksums; no file is read
+        return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
+
+    def finish_for_others(self, output: str, alone: bool) -> None:
+        """Does what a launch that was killed after it had published an output left to do.
+
+        Args:
+            output: the output.
+            alone: see `locked`.
+        """
+        if self.claims.holder() is not None:
+            try:
+                self.take(here=True, wait=True)
+            except LockedError:
+                return  # a job is at work
+            output_at(output, self.staging).remove_replaced(manifest_of(output))
+            if self.options.cache_dir is None and not is_local(self.root):
+                self.staging.remove_kept()
+            self.claims.release()
+        if self.token_cache.uses is not None:
+            self.token_cache.uses.tidy(self.root)
+        if alone and self.options.cache_dir is None:
+            self.staging.remove_kept()
+
+    def choose_version(self) -> str:
+        """Chooses the output. A launch that did not end well has given its version a name, which is kept.
+
+        Raises:
+            LockedError: another launch holds the output.
+        """
+        if self.options.keep_versions is not None:
+            made, other = Versions(self.root), self.claims.ended(alone=is_local(self.root))
+            unfinished = None if other is None or made.has(other.version_name or "") else other.version_name
+            self.output = made.path(self.options.version_name or unfinished or new_name())
+        return self.output
+
+    def take(self, here: bool, wait: bool) -> None:
+        """Claims the output.
+
+        Args:
+            here: the job ends with this process.
+            wait: this process renews the claim. Otherwise the workers do, and may take an hour to start.
+
+        Raises:
+            LockedError: another launch holds the output.
+        """
+        name = None if self.output == self.root else self.output.rpartition("/")[2]
+        lease = self.options.lease
+        lease = lease if here or wait else max(lease, _UNTIL_WORKERS_START)
+        mine = Claim(self.staging.launch, dies=here, lease=lease, version_name=name)
+        other = self.claims.take(mine, alone=is_local(self.root))
+        self.is_taken = True
+        if other is not None:
+            for launch, version_name in other.ended():
+                self._clear_up(str(launch), version_name)
+            self.claims.update(left=())
+
+    def _clear_up(self, launch: str, version_name: str | None) -> None:
+        """Removes what a launch left that did not end well, or ends its work if it had published."""
+        if not is_local(self.root):
+            replace(self.staging, launch=launch).remove()
+        made = Versions(self.root)
+        if version_name is None:
+            return
+        if not made.has(version_name):
+            made.remove_unfinished(version_name)
+            return
+        output = made.path(version_name)
+        output_at(output, self.staging).remove_replaced(manifest_of(output))
+        made.point(version_name)
+
+    def note_launch(self) -> None:
+        """Notes in a token cache that is kept that this launch uses it."""
+        if self.token_cache.uses is not None:
+            recipe = self.token_cache.recipe[:16]
+            self.token_cache.uses.begin(Launch(self.staging.launch, recipe, self.root, self.staging.home))
+
+    def note_end(self) -> None:
+        """Notes there that it has ended."""
+        if self.token_cache.uses is not None:
+            self.token_cache.uses.end(self.root, self.staging.launch)
+
+    def check(self) -> None:
+        """Raises LockedError if another launch has taken the output."""
+        output_at(self.output, self.staging).check_claim()
+
+    def fails(self) -> None:
+        """Ends the claim of a job that has failed."""
+        output_at(self.output, self.staging).fails()
+
+    def release(self, here: bool) -> None:
+        """Ends the claim of a job that is done, and removes its blocks, if they are not kept."""
+        # A job that may outlive its launcher ends its claim itself. Whoever takes it over clears up, too.
+        if here or self.claims.update(lease=self.options.lease, renewed=time.time()):
+            if self.options.cache_dir is None:
+                self.staging.remove_kept()
+            self.claims.release()
