@@ -24,8 +24,8 @@ from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
-from beam_prep.reading.json_list import is_json_file, parse_list
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import Records
+from beam_prep.reading.sources import source_of
 from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, Splits
 from beam_prep.shards.layout import Layout
@@ -384,7 +384,7 @@ def check_in_full(
     if not config.input.tokenized:
         ledger, origin = batch.ledger, batch.origin
         raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
-        records = parse_list(raw, origin) if is_json_file(origin.source.path) else parse(raw, origin)
+        records = source_of(origin.source.path).parse(raw, origin)
         found = first_difference(
             batch, run_steps(mask_steps(config, tokenizer, check="full", references=references), records)
         )

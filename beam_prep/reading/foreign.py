@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from beam_prep.reading.blocks import BOM
-from beam_prep.reading.json_list import is_json_file
+from beam_prep.reading.json_list import JSONList
+from beam_prep.reading.sources import source_of
 
 HEAD_BYTES = 1024
 """Bytes from a file's beginning that `refusal` needs."""
@@ -126,6 +127,7 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
     ending = os.path.splitext(os.path.splitext(path)[0] if os.path.splitext(path)[1] in _ENDINGS else path)[1].lower()
     text = head.removeprefix(BOM).decode("utf-8", "replace")
     start = text.lstrip()
+    is_list = isinstance(source_of(path), JSONList)
     if start.startswith("{'"):
         rows = "row in map(ast.literal_eval, filter(str.strip, open(sys.argv[1])))"
         return _message(path, "lines of Python dicts", f"import ast, json, sys; {_WRITE.format(rows=rows)}")
@@ -134,11 +136,9 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
             rows = f'row in json.load(open(sys.argv[1], encoding="utf-8"))[{json.dumps(key)}]'
             what = f"one object with its records in the list {key!r}"
             return _message(path, what, f"import json, sys; {_WRITE.format(rows=rows)}")
-        return (
-            None if is_json_file(path) or not _spans_lines(start) else _renamed(path, "objects of several lines each")
-        )
+        return None if is_list or not _spans_lines(start) else _renamed(path, "objects of several lines each")
     if start.startswith("["):
-        return None if is_json_file(path) else _renamed(path, "one JSON list")
+        return None if is_list else _renamed(path, "one JSON list")
     if ending in (".yaml", ".yml"):
         rows = "row in yaml.safe_load(open(sys.argv[1]))"
         return _message(path, "a YAML file", f"import json, sys, yaml; {_WRITE.format(rows=rows)}")

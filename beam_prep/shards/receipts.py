@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_prep.data.block import BlockReceipt, InputFile, Origin, is_table
+from beam_prep.data.block import BlockReceipt, InputFile, Origin
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.lengths import Histogram, add
 from beam_prep.data.ragged import Array, Ragged, changes
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
+from beam_prep.reading.sources import source_of
 
 ROLE_COUNTS = ("messages", "tokens", "trained")
 """The counts of each role, in the order of `BlockReceipt.roles`."""
@@ -122,7 +123,7 @@ def _key(kind: str, what: str) -> str:
 
 @lru_cache
 def _source_text(file: InputFile) -> str:
-    plain = file.compression is None and not is_table(file.path)  # its blocks end at its size
+    plain = file.compression is None and not source_of(file.path).by_row  # its blocks end at its size
     return json.dumps([file.path, file.size, plain])
 
 
