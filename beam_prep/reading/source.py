@@ -77,7 +77,7 @@ class Source:
     """A kind of input file. This one is JSONL; others override what is different: see docs/adding.md.
 
     Attributes:
-        name: for messages: `it cannot be read as ...`.
+        name: for messages: `it is ...`, `it cannot be read as ...`.
         endings: of the names of its files; the first one is what messages advise. What no kind names is JSONL.
         compressible: its files may have the ending of a compression behind that.
         magic: the first bytes of each of its files; b"": they are text.

@@ -131,7 +131,7 @@ class _Table(Source):
 class Parquet(_Table):
     """Parquet files."""
 
-    name = "Parquet"
+    name = "a Parquet file"
     endings = (".parquet",)
     magic = b"PAR1"
     is_packed = True
