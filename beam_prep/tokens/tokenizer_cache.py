@@ -76,7 +76,7 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def cache() -> Path:
-    """The folder of this user for what is kept between runs; where it cannot be written, one of this process.
+    """The folder of this user for what is kept between runs; where it cannot be used, one of this process.
 
     Raises:
         TokenizerError: neither can be written.
@@ -86,17 +86,19 @@ def cache() -> Path:
 
 @functools.cache
 def _usable(folder: Path) -> Path | None:
-    """A folder, which is made if need be; None, and a warning, if it cannot be written."""
+    """A folder, which is made if need be; None, and a warning, if it cannot be written, or others can."""
     try:
         if not folder.is_absolute():
             raise OSError(f"the user has no home folder ({folder})")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise OSError(f"{folder} cannot be written")
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise OSError(f"others may have written into {folder}")
     except OSError as error:
-        log.warning(
-            "resolved tokenizers are kept for this run only: %s: set XDG_CACHE_HOME to a folder of yours", error
-        )
+        advice = "set XDG_CACHE_HOME to a folder of yours"
+        log.warning("resolved tokenizers are kept for this run only: %s: %s", error, advice)
         return None
     return folder
 

@@ -167,6 +167,23 @@ def assert_private(said: Said, reason: str) -> None:
     assert "XDG_CACHE_HOME" in message
 
 
+@pytest.mark.parametrize("bits", [0o720, 0o702, 0o777, 0o1777])
+def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: Said, bits: int) -> None:
+    resolve.cache().chmod(bits)
+    forget()
+    assert_private(said, "others may have written into")
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    folder: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve.cache()
+    forget()
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert resolve.cache().parent.name == "tmp"
+    assert "others may have written into" in said()[0]
+
+
 @pytest.mark.parametrize(
     ("home", "reason"),
     [("/proc/self/exe", "Not a directory"), ("/proc/nowhere", "No such file")],
