@@ -35,8 +35,7 @@ from beam_prep.storage.references import References, read_references
 from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.tokens import with_gigatoken
-from beam_prep.tokens.backends import Backend
+from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.tokens.ends import endless_roles
@@ -541,7 +540,7 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
         config["output"]["dtype"].pop(key, None)
     versions = {name: library_version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
-    versions |= {"gigatoken": with_gigatoken.VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
+    versions |= {"gigatoken": GIGATOKEN_VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
