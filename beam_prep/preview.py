@@ -13,7 +13,7 @@ import numpy as np
 from rich.text import Text
 
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes, drawn, is_table
+from beam_prep.data.block import ALIVE, TEXT_LIMIT, InputFile, count_outcomes, drawn
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of
@@ -26,8 +26,8 @@ from beam_prep.inspect.picture import Screen, legend
 from beam_prep.inspect.rows import ShownRow
 from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, percent, role_key
-from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import CONTAMINATED, Records
+from beam_prep.reading.sources import source_of
 from beam_prep.recipe import chain, files_of_groups, inputs_of, layout, read_config, references_of, run_steps
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Dropped, LedgerTotals, Plan, dropped_in
@@ -574,11 +574,12 @@ class _Shown:
 
     def _place(self, line: int) -> str:
         path, offset = self._batch.origin.source.path, self._batch.offset(line)
-        if is_table(path):
-            return f"{path}, {place_in(path, offset + 1)}"
+        kind = source_of(path)
+        if kind.by_row:
+            return f"{path}, {kind.place(offset + 1)}"
         if self._batch.origin.start:  # nobody has counted the lines before
             return f"{path}, byte offset {offset:,}"
-        return f"{path}, {place_in(path, line + 1)}"
+        return f"{path}, {kind.place(line + 1)}"
 
 
 def _counted(batch: Batch, row: int) -> list[str]:

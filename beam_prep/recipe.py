@@ -21,8 +21,8 @@ from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
-from beam_prep.reading.json_list import is_json_file, parse_list
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import Records
+from beam_prep.reading.sources import source_of
 from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, Splits
 from beam_prep.shards.layout import Layout
@@ -33,8 +33,7 @@ from beam_prep.storage.references import References, read_references
 from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.tokens import with_gigatoken
-from beam_prep.tokens.backends import Backend
+from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.tokens.rows import Padding
@@ -339,7 +338,7 @@ def check_in_full(
     if not config.input.tokenized:
         ledger, origin = batch.ledger, batch.origin
         raw = RawBlock(origin.start, origin.size, origin.skip, ledger.raw, b"")
-        records = parse_list(raw, origin) if is_json_file(origin.source.path) else parse(raw, origin)
+        records = source_of(origin.source.path).parse(raw, origin)
         found = first_difference(
             batch, run_steps(mask_steps(config, tokenizer, check="full", references=references), records)
         )
@@ -493,7 +492,7 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
         config["output"]["dtype"].pop(key, None)
     versions = {name: library_version(name) for name in _BLOCK_LIBRARIES}
     # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
-    versions |= {"gigatoken": with_gigatoken.VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
+    versions |= {"gigatoken": GIGATOKEN_VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -17,7 +17,6 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, OutputError, RunError
 from beam_prep.pipeline import Pipeline
 from beam_prep.tokens import backends as backend
-from beam_prep.tokens import with_gigatoken
 from beam_prep.tokens.backends import FastEncoder
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import first_difference
@@ -62,7 +61,7 @@ def cache_dir(tmp_path: Path) -> str:
 def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, cache_dir: str) -> None:
     first = run(config(), CHAT, cache_dir=cache_dir)
     found, records = ways(first), first.manifest["ledger"]["kept"]
-    assert found["encoders"] == {f"gigatoken {with_gigatoken.VERSION}": records}
+    assert found["encoders"] == {f"gigatoken {backend.GIGATOKEN_VERSION}": records}
     assert found["encoded_by_gigatoken"] == records
     assert 0 < found["compared_with_transformers"] <= 16
     assert 0 < found["conversations_compared"] <= 16
@@ -130,7 +129,7 @@ def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
         seen.add(name())
     monkeypatch.setattr("beam_prep.recipe.library_version", version)
     with monkeypatch.context() as changed:
-        changed.setattr(with_gigatoken, "VERSION", "0")
+        changed.setattr(backend, "GIGATOKEN_VERSION", "0")
         seen.add(name())
     monkeypatch.undo()
     assert name() == before

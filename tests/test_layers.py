@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "config": {"data", "reading", "errors", "formats", "hints", "renamed"},
     "formats": {"data", "reading", "shards", "tokens", "errors", "renamed"},
     "verify": {"data", "tokens", "shards", "errors", "formats"},
-    "readers": {"data", "tokens", "shards", "errors", "formats", "hints", "storage", "verify", "process"},
+    "readers": {"data", "reading", "tokens", "shards", "errors", "formats", "hints", "storage", "verify", "process"},
     "inspect": {"data", "tokens", "reading", "shards", "errors", "formats", "readers"},
     "report_page": {"data", "tokens", "reading", "shards", "inspect"},
     "storage": {

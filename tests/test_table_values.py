@@ -77,7 +77,7 @@ def records_of(path: str) -> list[Record]:
     """The records that a run reads of an input."""
     files = list(list_inputs(path))
     splits = [split for place, file in enumerate(files) for split in split_file((place, file), 1 << 20)]
-    return [row for split in splits for block in blocks_of(split, 1 << 20) for row in parse(*block).rows]
+    return [row for split in splits for block in blocks_of(split, 1 << 20) for row in parse(*block, by_row=True).rows]
 
 
 def compared(rows: list[Record], path: str, given: dict[str, Any], folder: Path, tokenizer: str) -> None:

@@ -13,9 +13,10 @@ from beam_prep.audit.finding import Finding
 from beam_prep.audit.sample import Sample
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, at_offset, is_table
+from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, InputError
 from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
 from beam_prep.shards.report import Findings, lines
@@ -168,7 +169,7 @@ def _notes(sample: Sample) -> Iterable[str]:
     if any(s.template == "message" and s.action != "mask" for spec in sample.config.outputs() for s in spec.sections):
         yield 'headers of trained messages are trained, too, with "template": true; "conversation" leaves them out'
     for path in sample.drawn.unread[:3]:
-        what = "a table" if is_table(path) else "compressed"
+        what = "a table" if source_of(path).by_row else "compressed"
         yield f"{path} is {what}: only its beginning was read"
 
 
@@ -200,7 +201,7 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield f"   {at_stake}, in {_count(finding.records, 'record')}"
         if finding.example is not None:
             example = finding.example
-            yield f"   example: {at_offset(example.file, example.offset)}: {' '.join(example.text.split())}"
+            yield f"   example: {place_at(example.file, example.offset)}: {' '.join(example.text.split())}"
         yield f"   mend: {finding.mend}"
     if audit.notes:
         yield ""

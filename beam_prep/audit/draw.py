@@ -8,8 +8,8 @@ import numpy as np
 from beam_prep.data.block import ALIVE, InputFile, drawn
 from beam_prep.data.hashing import CHUNK
 from beam_prep.reading.records import Records
+from beam_prep.reading.sources import source_of
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
-from beam_prep.storage.tables import is_parquet
 
 NOT_DRAWN = "not_drawn"
 """The reason that stands in the ledgers of drawn records at lines that were read and not drawn."""
@@ -130,7 +130,7 @@ class _Stratum:
 
 
 def _is_packed(file: InputFile) -> bool:
-    return file.compression is not None or is_parquet(file.path)
+    return file.compression is not None or source_of(file.path).is_packed
 
 
 def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:

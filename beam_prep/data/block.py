@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,29 +54,19 @@ def without_collector() -> Iterator[None]:
 COLLECTION = "records"
 """In place of a file: the records of a collection, in the order of their digests. No file has them."""
 
-_TABLES = (".parquet", ".arrow")
 
-
-def is_table(path: str) -> bool:
-    """True if a file is read as a table: its name ends in `.parquet` or `.arrow`.
-
-    A record of a table is a row. Where other files count bytes of their content (`Origin`, the offsets of rejects), a
-    table counts rows, from 0.
-    """
-    return os.path.splitext(path)[1].lower() in _TABLES
-
-
-def at_offset(path: str, offset: int) -> str:
+def at_offset(path: str, offset: int, by_row: bool) -> str:
     """A file, and where a record begins in it, for messages.
 
-    >>> at_offset("a.jsonl", 1200), at_offset("a.parquet", 3)
+    >>> at_offset("a.jsonl", 1200, by_row=False), at_offset("a.parquet", 3, by_row=True)
     ('a.jsonl (byte offset 1200)', 'a.parquet (row 4)')
 
     Args:
         path: of the file.
-        offset: bytes of its content; in a table: rows before this one.
+        offset: bytes of its content; or the records before this one.
+        by_row: offsets count records, see `Ledger`.
     """
-    return f"{path} (row {offset + 1})" if is_table(path) else f"{path} (byte offset {offset})"
+    return f"{path} (row {offset + 1})" if by_row else f"{path} (byte offset {offset})"
 
 
 OutcomeKind = Literal["blank", "dropped", "rejected"]
@@ -149,7 +138,7 @@ class Ledger:
         messages: line -> message, for rejected lines.
         digests: what `key_records` found of each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
         notes: line -> what there is to say of a line that a step dropped, or kept and marked.
-        by_row: the lines are rows of a table, see `places`.
+        by_row: the lines are rows of a table: places count rows, from 0, instead of bytes.
         metadata: fields of the records that are kept as metadata to their rows; None: there are none.
     """
 
@@ -314,7 +303,7 @@ class Block:
 
     def place(self, line: int) -> str:
         """`file (byte offset N)` of a line, for messages."""
-        return at_offset(self.origin.source.path, self.offset(line))
+        return at_offset(self.origin.source.path, self.offset(line), self.ledger.by_row)
 
     def spent(self, step: str, seconds: float) -> None:
         """Notes how long a step took, for `run.json`."""

@@ -208,6 +208,10 @@ class Ragged:
         kept = np.minimum(lengths, length)
         return self._cut(self.offsets[1:] - kept, kept)
 
+    def cut(self, begin: Array | int, lengths: Array) -> "Ragged":
+        """Of every row so many values, from its `begin`-th on."""
+        return self._cut(self.offsets[:-1] + begin, lengths) if len(self) else self
+
     def _cut(self, starts: Array, lengths: Array) -> "Ragged":
         """A part of every row, of which there is at least one."""
         if isinstance(self.values, Ragged):

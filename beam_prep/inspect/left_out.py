@@ -8,7 +8,7 @@ from rich.text import Text
 
 from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.readers.source import InputLines
-from beam_prep.reading.json_list import place_in
+from beam_prep.reading.sources import place_in
 
 TEXT = 200
 """Characters of a record that are shown in a terminal."""

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from rich.text import Text
 
-from beam_prep.data.block import at_offset, drawn
+from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
@@ -28,6 +28,7 @@ from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
+from beam_prep.reading.sources import place_at
 from beam_prep.shards.mix import NOT_SAMPLED, mix_lines
 
 
@@ -125,7 +126,7 @@ def _source_texts(rows: Dataset, selection: Selection) -> Iterator[Text]:
     for line in source_lines(rows, number):
         yield (
             Text()
-            .append(f"━━ record {number} · {at_offset(line.path, line.offset)}".translate(VISIBLE), "bold")
+            .append(f"━━ record {number} · {place_at(line.path, line.offset)}".translate(VISIBLE), "bold")
             .append(f"\n{line.text.translate(VISIBLE)}")
         )
 

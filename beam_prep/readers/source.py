@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep.data.block import COLLECTION, at_offset
+from beam_prep.data.block import COLLECTION
 from beam_prep.errors import BeamPrepError, InputError, StorageError
 from beam_prep.process import quiet_import
+from beam_prep.reading.sources import place_at
 
 if TYPE_CHECKING:
     from beam_prep.data.block import InputFile
@@ -106,7 +107,7 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
                 opened[file] = unchanged_input(inputs[file])
             found.append(SourceLine(inputs[file]["path"], offset, line_at(opened[file], offset)))
         except (InputError, StorageError) as error:
-            place = at_offset(inputs[file]["path"], offset)
+            place = place_at(inputs[file]["path"], offset)
             raise BeamPrepError(f"row {index} is of {place}: {_why(dataset, inputs[file], error)}") from None
     return found
 

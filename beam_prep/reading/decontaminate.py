@@ -16,8 +16,8 @@ import numpy as np
 
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, offsets_of
-from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Record, Records
+from beam_prep.reading.sources import place_in
 
 Mode = Literal["drop", "mark"]
 

@@ -20,17 +20,17 @@ A file that begins with an object is that one record, or several of them, each f
 is a complete object, it is JSONL, and passes unchanged. So does a file that begins with anything else.
 """
 
-import os
 import re
 from enum import Enum, auto
 
 import numpy as np
 
-from beam_prep.data.block import Origin, is_table
+from beam_prep.data.block import Origin
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
 from beam_prep.reading.blocks import BOM, RawBlock, Readable, read_up_to
 from beam_prep.reading.records import Records, parse
+from beam_prep.reading.source import Source
 
 MAX_ELEMENT = 256 * 1024 * 1024
 """Bytes of one element: one that is longer is the sign of a bracket or quote that never ends."""
@@ -40,32 +40,12 @@ STEP = 256 * 1024
 
 _WHITE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*+")
-_COMPRESSED = (".gz", ".bz2", ".zst")
 
 _QUOTE, _COMMA, _LINE_END, _OPEN, _CLOSE = range(1, 6)
 _CODES = {b'"': _QUOTE, b",": _COMMA, b"\n": _LINE_END, b"[": _OPEN, b"{": _OPEN, b"]": _CLOSE, b"}": _CLOSE}
 _KINDS = bytes(_CODES.get(bytes([byte]), 0) for byte in range(256))
 _DEPTHS = np.array([0, 0, 0, 0, 1, -1], np.int64)
 """The change of depth at each kind of byte."""
-
-
-def is_json_file(path: str) -> bool:
-    """True if a file is read as a list: its name ends in `.json`, compressed or not."""
-    stem, ending = os.path.splitext(path.lower())
-    return (os.path.splitext(stem)[1] if ending in _COMPRESSED else ending) == ".json"
-
-
-def place_in(path: str, number: int) -> str:
-    """Where a record is in a file: its line, or, in a list or a table, which record or row it is.
-
-    >>> place_in("a.jsonl.gz", 1_200), place_in("a.json", 3)
-    ('line 1,200', 'record 3')
-
-    Args:
-        path: of the file.
-        number: from 1.
-    """
-    return f"{'row' if is_table(path) else 'record' if is_json_file(path) else 'line'} {number:,}"
 
 
 class _Mode(Enum):
@@ -230,12 +210,23 @@ def _spaces(data: bytes, place: int) -> int:
     return found.end()
 
 
-def parse_list(raw: RawBlock, origin: Origin) -> Records:
-    """`parse`, for blocks of `ListAsLines`: here the offset of a line is that of the element's first byte."""
-    records = parse(raw, origin)
-    ledger = records.ledger
-    filled = np.flatnonzero(ledger.starts < ledger.ends)
-    first = np.frombuffer(ledger.raw, np.uint8)[ledger.starts[filled]]
-    for line in filled[np.isin(first, np.frombuffer(_WHITE, np.uint8))].tolist():
-        ledger.starts[line] = min(_spaces(ledger.raw, ledger.starts[line]), ledger.ends[line])
-    return records
+class JSONList(Source):
+    """`.json` files that hold one list of records."""
+
+    name = "a JSON list"
+    endings = (".json",)
+    unit = "record"
+    is_seekable = False
+
+    def lines(self, stream: Readable, path: str) -> Readable:
+        return ListAsLines(stream, path)
+
+    def parse(self, raw: RawBlock, origin: Origin) -> Records:
+        """As of JSONL; the offset of a line is that of the element's first byte."""
+        records = parse(raw, origin)
+        ledger = records.ledger
+        filled = np.flatnonzero(ledger.starts < ledger.ends)
+        first = np.frombuffer(ledger.raw, np.uint8)[ledger.starts[filled]]
+        for line in filled[np.isin(first, np.frombuffer(_WHITE, np.uint8))].tolist():
+            ledger.starts[line] = min(_spaces(ledger.raw, ledger.starts[line]), ledger.ends[line])
+        return records

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from beam_prep.data.block import ALIVE, Block, Ledger, Origin, Reject, is_table, without_collector
+from beam_prep.data.block import ALIVE, Block, Ledger, Origin, Reject, without_collector
 from beam_prep.data.ragged import Array, places_of
 from beam_prep.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.reading.json_line import BEYOND, describe, parse_json
@@ -134,14 +134,19 @@ class Records(Block):
         yield "rows", len(self.rows)
 
 
-def parse(raw: RawBlock, origin: Origin) -> Records:
+def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
     """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
 
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact. NaN and
     Infinity are `bad_json`; in a table they are numbers, as columns that nothing reads may hold them.
+
+    Args:
+        raw: the block.
+        origin: its source.
+        by_row: the lines are rows of a table.
     """
-    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=is_table(origin.source.path))
+    ledger = Ledger(raw.data, *_line_borders(raw.data, origin.start == 0), by_row=by_row)
     for line, reason, message in origin.refused:
         ledger.reject(line, reason, message)
     _reject_long(ledger, origin)

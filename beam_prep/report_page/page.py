@@ -19,8 +19,8 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, parts_of, percent, pieces_of, special_ids
-from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
+from beam_prep.reading.sources import place_in
 from beam_prep.report_page import charts
 from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import NOT_SAMPLED

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.block import Block, at_offset, drawn, is_table
+from beam_prep.data.block import Block, drawn
 from beam_prep.data.ragged import Array
 from beam_prep.data.receipts import ROLE_COUNTS, Histogram
 from beam_prep.data.schema import Column
-from beam_prep.reading.json_list import place_in
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
+from beam_prep.reading.sources import source_of
 from beam_prep.shards.compose import Compose, Splits, domain_of, view
 from beam_prep.shards.domains import folders
 from beam_prep.shards.layout import CUT
@@ -353,7 +353,8 @@ def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> t
 
 
 def _equal_to(path: str, offset: int, line: int) -> str:
-    return f"equal to {place_in(path, line)} of {path if is_table(path) else at_offset(path, offset)}"
+    kind = source_of(path)
+    return f"equal to {kind.place(line)} of {path if kind.by_row else kind.at(path, offset)}"
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_prep.data.block import Origin, is_table
+from beam_prep.data.block import Origin
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array, Ragged, changes
 from beam_prep.data.receipts import STATISTICS, BlockReceipt, Histogram, add, columns_of, count_of, counts_list
 from beam_prep.errors import EngineError
+from beam_prep.reading.sources import source_of
 
 
 def placed(
@@ -43,7 +44,7 @@ def placed(
         nodes=[astuple(node) for node in origin.nodes],
         path=source.path,
         path_size=source.size,
-        plain=source.compression is None and not is_table(source.path),
+        plain=source.compression is None and not source_of(source.path).by_row,
         copies="",
     )
 

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_prep.data.block import at_offset, is_table
 from beam_prep.data.reasons import ADVICE
 from beam_prep.errors import ConfigError
 from beam_prep.hints import nearest
 from beam_prep.reading.adapters import fields_read
-from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import LOST, NOT_FINITE
 from beam_prep.reading.rollouts import RolloutFields
+from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
 from beam_prep.tokens.batch import CUT_TOKENS
@@ -195,9 +194,10 @@ def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
 
 
 def _first_reject(reject: Mapping[str, Any]) -> str:
-    where = at_offset(reject["file"], reject["offset"])
-    if "line" in reject and not is_table(reject["file"]):
-        where = at_offset(f"{reject['file']}, {place_in(reject['file'], reject['line'])}", reject["offset"])
+    kind, file = source_of(reject["file"]), reject["file"]
+    if "line" in reject and not kind.by_row:
+        file = f"{file}, {kind.place(reject['line'])}"
+    where = kind.at(file, reject["offset"])
     message = " ".join((reject["message"] or "").split())
     return f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
 
@@ -217,7 +217,7 @@ def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
         missing, asked = _missing(found, config), config.asked(found.file)
         bare = [name for name in asked if name in (record.bare or ())]
         fields = record.fields or []
-        text = f"the first record of {reason!r} is {at_offset(path, offset)}, with the fields {_names(fields)}"
+        text = f"the first record of {reason!r} is {place_at(path, offset)}, with the fields {_names(fields)}"
         if asked:
             text += f"; the config asks for {_names(asked)}"
         others = [other for other in fields if other not in asked]

@@ -18,11 +18,12 @@ import pyarrow as pa
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from beam_prep.data.block import InputFile, is_table
+from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError
 from beam_prep.reading import foreign
-from beam_prep.reading.blocks import Readable
-from beam_prep.reading.json_list import ListAsLines, is_json_file
+from beam_prep.reading.blocks import Readable, read_up_to
+from beam_prep.reading.source import COMPRESSIONS, Position, split_name
+from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes
@@ -77,7 +78,6 @@ def _parsed(folder: str, name: str, read: Callable[[str], bytes]) -> dict[str, A
     return found
 
 
-_COMPRESSION = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 _PACKED_BYTES = 256 * 1024
 
 _END_BYTES = 256 * 1024
@@ -188,7 +188,8 @@ def _files_of_folder(folder: str) -> list[str] | None:
 
 
 def _compression(path: str) -> str | None:
-    return _COMPRESSION.get(os.path.splitext(path)[1].lower())
+    packed = split_name(path)[2]
+    return COMPRESSIONS[packed].name if packed else None
 
 
 def file_stat(path: str, place: str = "") -> tuple[int, float]:
@@ -221,16 +222,6 @@ _AHEAD = 8 * 1024 * 1024
 _BEYOND = 64 * 1024
 
 
-class Position:
-    """How far a file was read.
-
-    Attributes:
-        stored: bytes, as it is stored. What a library has read ahead is among them.
-    """
-
-    stored = 0
-
-
 @contextmanager
 def open_input(
     source: InputFile, start: int = 0, size: int | None = None, position: Position | None = None
@@ -261,8 +252,8 @@ def open_input(
     try:
         if start:
             stream.seek(start - 1)
-        content = _Input(source, stream, start == 0 and not is_table(source.path), position)
-        yield ListAsLines(content, source.path) if is_json_file(source.path) else content
+        kind = source_of(source.path)
+        yield kind.lines(_Input(source, stream, start == 0 and not kind.by_row, position), source.path)
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
     finally:
@@ -274,7 +265,7 @@ def open_table(source: InputFile) -> Iterator[Any]:
     """A table's file, which is read in any order.
 
     Raises:
-        InputError: the file changed since it was listed, or cannot be read.
+        InputError: the file changed since it was listed, is damaged, or cannot be read.
     """
     if is_local(source.path):
         _check_unchanged(source)
@@ -289,8 +280,22 @@ def open_table(source: InputFile) -> Iterator[Any]:
         _check_unchanged(source)
     except (Changed, FileNotFoundError):
         raise _changed(source) from None
+    # Names of columns that are no UTF-8, and sizes beyond the memory, are not Arrow's errors.
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        raise InputError(_damaged(source, error)) from None
     finally:
         stream.close()
+
+
+def _damaged(source: InputFile, error: BaseException) -> str:
+    """What is wrong with a table that Arrow cannot read."""
+    with open_input(source, size=foreign.HEAD_BYTES) as stream:
+        other = foreign.refusal(read_up_to(stream, foreign.HEAD_BYTES), source.path)
+    text = " ".join(str(error).split()) or type(error).__name__
+    return other or (
+        f"{source.path!r} cannot be read as {source_of(source.path).name} ({text[:300]}): it is cut, damaged, or "
+        "another kind of file; make it again, rename it, or leave it out"
+    )
 
 
 def _check_unchanged(source: InputFile) -> None:

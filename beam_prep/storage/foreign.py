@@ -3,20 +3,18 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from beam_prep.data.block import InputFile, drawn, is_table
+from beam_prep.data.block import InputFile, drawn
 from beam_prep.errors import InputError, StorageError
-from beam_prep.reading.blocks import BOM, read_up_to
+from beam_prep.reading.blocks import read_up_to
 from beam_prep.reading.foreign import GUESS_BYTES, HEAD_BYTES, guess, not_utf8
-from beam_prep.reading.json_list import is_json_file
+from beam_prep.reading.sources import source_of
+from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.tables import table_columns, table_row
 
 COMPARED_BYTES = 64 * 1024 * 1024
 """Of an input of more bytes only the size is compared with the manifest's: its digest takes reading all of it."""
-
-_STEP = 1 << 20
 
 
 def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
@@ -47,21 +45,7 @@ def line_at(file: InputFile, offset: int) -> str:
     Raises:
         InputError: none begins there, or the file cannot be read.
     """
-    if is_table(file.path):
-        return table_row(file, offset).decode()
-    as_list = is_json_file(file.path)
-    seeks = file.compression is None and not as_list
-    with open_input(file, offset if seeks else 0) as stream:
-        left, before = min(offset, 1) if seeks else offset, b""
-        while left and (before := read_up_to(stream, min(left, _STEP))):
-            left -= len(before)
-        begins = offset == 0 or as_list or before[-1:] == b"\n" or (offset == len(BOM) and before[-1:] == BOM[-1:])
-        parts = [read_up_to(stream, _STEP)]
-        if left or not begins or not parts[0]:
-            raise InputError("no line begins there: the file is not what it was when the output was made")
-        while parts[-1] and b"\n" not in parts[-1]:
-            parts.append(read_up_to(stream, _STEP))
-    return b"".join(parts).partition(b"\n")[0].rstrip(b"\r").decode(errors="replace")
+    return source_of(file.path).record_at(file, files, offset).decode(errors="replace")
 
 
 _FILES = 8  # that are named: of each up to a megabyte is read
@@ -84,8 +68,8 @@ def check_heads(inputs: Sequence[InputFile], fields: Collection[str] = ()) -> No
     local = [source for source in inputs if is_local(source.path)]
     for place in drawn(len(local), _HEADS).tolist():
         source = local[place]
-        if is_table(source.path):
-            columns = table_columns(source)
+        columns = source_of(source.path).columns(source, files)
+        if columns is not None:
             if fields and not set(columns) & set(fields):
                 raise InputError(
                     f"{source.path!r} has none of the fields that the config reads ({_names(fields)}): "
@@ -110,7 +94,7 @@ def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]
         fields: the fields that the config reads.
     """
     for source in sorted(inputs, key=lambda source: source.path not in problem)[:_FILES]:
-        if is_table(source.path):
+        if source_of(source.path).by_row:
             continue
         try:
             with open_input(source, size=GUESS_BYTES) as stream:

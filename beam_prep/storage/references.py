@@ -14,8 +14,8 @@ from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError
 from beam_prep.formats.sealed import Sealed, seal_batches
 from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
-from beam_prep.reading.json_list import place_in
 from beam_prep.reading.records import Record, Records
+from beam_prep.reading.sources import place_in
 from beam_prep.storage.files import join, list_inputs, write_file
 from beam_prep.storage.splits import BLOCK_BYTES, read_split
 from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, is_local, with_retries

@@ -5,17 +5,16 @@ import pickle
 import zlib
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 
-from beam_prep.data.block import REPLAYED, InputFile, Ledger, Origin, Split, is_table
-from beam_prep.errors import InputError, TokenCacheError
+from beam_prep.data.block import REPLAYED, InputFile, Ledger, Origin, Split
+from beam_prep.errors import TokenCacheError
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
-from beam_prep.reading.json_list import is_json_file, parse_list
-from beam_prep.reading.records import Records, parse
-from beam_prep.storage.files import Position, open_input
-from beam_prep.storage.tables import is_parquet, table_blocks
+from beam_prep.reading.records import Records
+from beam_prep.reading.sources import source_of
+from beam_prep.storage import files
+from beam_prep.storage.files import open_input
 from beam_prep.storage.token_cache import TokenCache
 
 log = logging.getLogger("beam_prep")
@@ -23,84 +22,41 @@ log = logging.getLogger("beam_prep")
 BLOCK_BYTES = 8 * 1024 * 1024
 
 
-def pack_files(files: Sequence[InputFile]) -> bytes:
+def pack_files(inputs: Sequence[InputFile]) -> bytes:
     """Packs the files of a job, in a few bytes each.
 
     The graph of a pipeline holds them, and Dataflow limits its size to 10 MB: `Create` of 100,000 files has more.
     """
-    return zlib.compress(pickle.dumps(files, protocol=5))
+    return zlib.compress(pickle.dumps(inputs, protocol=5))
 
 
 def split_files(_: bytes, packed: bytes, block_bytes: int, workers: int = 1) -> Iterable[Split]:
     """The splits of packed files, in order. For `workers` see `split_file`."""
-    files = pickle.loads(zlib.decompress(packed))
-    streams = sum(map(is_stream, files))
-    for place in enumerate(files):
+    inputs = pickle.loads(zlib.decompress(packed))
+    streams = sum(map(is_stream, inputs))
+    for place in enumerate(inputs):
         yield from split_file(place, block_bytes, workers // max(1, streams))
 
 
-_SHARED_BYTES = 4 * 1024 * 1024
-"""Bytes of a compressed file from which on several workers read it."""
-
-
-def split_file(place: tuple[int, InputFile], block_bytes: int, workers: int = 1) -> Iterable[Split]:
-    """The byte ranges of a plain file, or of a Parquet file. An empty file is one split, as a stream is.
-
-    Several workers can share a large file that is compressed with gzip or Zstandard: each decompresses all of it, which
-    takes little beside its records, and makes only its part of the blocks.
-
-    Args:
-        place: the file's number, and the file.
-        block_bytes: of a block.
-        workers: that may share a compressed file.
-    """
-    index, source = place
-    if is_stream(source) and not is_parquet(source.path):
-        fast = source.compression in ("gzip", "zstd") and not is_json_file(source.path) and not is_table(source.path)
-        parts = max(1, workers) if fast and source.size >= _SHARED_BYTES else 1
-        return [Split(index, source, 0, -1, part, parts) for part in range(parts)]
-    ranges = range(0, max(source.size, 1), block_bytes)
-    return [Split(index, source, start, min(start + block_bytes, source.size)) for start in ranges]
+def split_file(place: tuple[int, InputFile], block_bytes: int, workers: int = 1) -> list[Split]:
+    """The parts of a file, by its number, that are read by themselves: see `Source.splits`."""
+    return source_of(place[1].path).splits(*place, block_bytes, workers)
 
 
 def is_stream(source: InputFile) -> bool:
     """True if records are found from the file's beginning on: it is compressed, a `.json` file, or a table."""
-    return source.compression is not None or is_json_file(source.path) or is_table(source.path)
+    return source_of(source.path).is_stream(source)
 
 
 def blocks_of(
     split: Split, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES, digests: bool = True
 ) -> Generator[tuple[RawBlock, Origin]]:
-    """The blocks of a split, as they are read. An empty file has one, too: the manifest lists it.
-
-    Args:
-        split: of a file.
-        block_bytes: of a block.
-        max_line_bytes: a longer line is rejected.
-        digests: the blocks of a table have those of the file, see `table_blocks`.
+    """The blocks of a split, as they are read: see `Source.blocks`.
 
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
     """
-    source = split.source
-    if is_table(source.path):
-        yield from table_blocks(split, block_bytes, max_line_bytes, digests)
-        return
-    end = split.start
-    size = None if split.stop < 0 else split.stop - split.start
-    position, before = Position(), 0
-    with open_input(source, split.start, size, position) as stream:
-        for number, raw in enumerate(read_blocks(stream, split.start, split.stop, block_bytes, max_line_bytes)):
-            end = raw.start + raw.size
-            stored = raw.size if source.compression is None else position.stored - before
-            before = position.stored
-            if number % split.parts == split.part:
-                yield raw, replace(raw.origin(split.file, source, block_bytes, max_line_bytes), stored=stored)
-    if end < split.stop:
-        raise InputError(f"{source.path!r} became shorter while the job ran: run again when nobody writes to it")
-    if end == 0 and split.part == 0:
-        raw = RawBlock(0, 0, 0, b"", b"")
-        yield raw, raw.origin(split.file, source, block_bytes, max_line_bytes)
+    return source_of(split.source.path).blocks(split, files, block_bytes, max_line_bytes, digests)
 
 
 def read_split(
@@ -194,8 +150,7 @@ def _block(raw: RawBlock, origin: Origin, token_cache: TokenCache | None = None)
             if token_cache is not None and token_cache.earlier is not None
             else None
         )
-        read = parse_list if is_json_file(origin.source.path) else parse
-        records = read(raw if part is None else part, origin)
+        records = source_of(origin.source.path).parse(raw if part is None else part, origin)
         if part is not None:
             records.ledger.raw = raw.data
             made[REPLAYED] = 1

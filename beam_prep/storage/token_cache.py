@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, Ledger, Origin, is_table
+from beam_prep.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, Ledger, Origin
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, FormatError, TokenCacheError
@@ -28,6 +28,7 @@ from beam_prep.formats.cached_block import (
     read_rows,
 )
 from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.sources import source_of
 from beam_prep.shards.replay import (
     CountedRoles,
     KeptRows,
@@ -355,7 +356,7 @@ class EarlierBlocks:
         now, kept = _rows_of(token_cache, found, origin), _rows_of(self.token_cache, earlier, origin)
         (row_index,) = token_cache.row_indexes([token_cache.name(token_cache.digest(origin))])
         ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, row_index.status, row_index.outcomes)
-        ledger.by_row = is_table(origin.source.path)
+        ledger.by_row = source_of(origin.source.path).by_row
         block = replace(now.rows, ledger=ledger, roles=CountedRoles(counts=now.roles))
         self._check(block, kept, kept.rows.line)
 

@@ -11,7 +11,7 @@ from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
-from beam_prep.tokens.segments import Segments, disjoint
+from beam_prep.tokens.segments import Segments, painted
 
 RowsWithoutLoss = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
@@ -90,10 +90,13 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         if output.weights_name is not None and segments.weight is not None:
             trained = trained & (segments.weight > 0)
         roles = roles.with_tokens(batch.line, rows, segments, trained, batch.row)
-        columns[output.mask_name] = rows.with_flat(_cover(segments, trained, len(rows.flat)))
+        places = np.flatnonzero(trained)
+        ones = np.ones(len(segments), np.uint8)
+        columns[output.mask_name] = rows.with_flat(painted(segments, places, ones, len(rows.flat)))
         schema[output.mask_name] = Column(output.mask_name, "int32", rows.depth, "mask", of=name)
         if output.weights_name is not None and segments.weight is not None:
-            columns[output.weights_name] = rows.with_flat(_weights(segments, trained, len(rows.flat)))
+            weights = painted(segments, places, segments.weight.astype(np.float32), len(rows.flat))
+            columns[output.weights_name] = rows.with_flat(weights)
             schema[output.weights_name] = Column(output.weights_name, "float32", rows.depth, "weights", of=name)
         for segment in np.flatnonzero(trained & (segments.refused > 0)).tolist():
             row = int(segments.sequence[segment])
@@ -104,33 +107,6 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
             refused.setdefault(row, (reason, f"what is trained of message {turn} cannot be told: {why}"))
     masked = batch._with(columns=columns, schema=schema, segments={}, roles=roles)
     return masked.reject_each(refused) if refused else masked
-
-
-def _cover(segments: Segments, trained: Array, size: int) -> Array:
-    """uint8 [size]: 1 on every token of a trained segment."""
-    start, stop = segments.start[trained], segments.stop[trained]
-    borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
-    lengths = np.diff(borders)
-    if (lengths >= 0).all():  # one after the other, as most are
-        inside = np.zeros(len(lengths), np.uint8)
-        inside[1::2] = 1
-        return np.repeat(inside, lengths)
-    edges = np.zeros(size + 1, np.int32)
-    np.add.at(edges, start, 1)
-    np.add.at(edges, stop, -1)
-    return (np.cumsum(edges[:-1]) > 0).astype(np.uint8)
-
-
-def _weights(segments: Segments, trained: Array, size: int) -> Array:
-    """float32 [size]: the weight of each token of a trained segment, 0 elsewhere."""
-    assert segments.weight is not None
-    places, start, stop = disjoint(segments, np.flatnonzero(trained))
-    some = start < stop
-    places, start, stop = places[some], start[some], stop[some]
-    lengths = np.diff(np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]]))
-    weights = np.zeros(len(lengths), np.float32)
-    weights[1::2] = segments.weight[places]
-    return np.repeat(weights, lengths)
 
 
 def trained_tokens(batch: Batch) -> dict[str, Array]:

@@ -368,12 +368,6 @@ def _largest_id(source: Any) -> int:
     return max(itertools.chain(ids, (token["id"] for token in source["added_tokens"])), default=0)
 
 
-def fingerprint_of(contents: Mapping[str, bytes]) -> str | None:
-    """The fingerprint of a resolved tokenizer, computed from its files; None if they are not those of one."""
-    texts = expected_files(contents)
-    return None if texts is None else str(json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"])
-
-
 def expected_files(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
     """The files as `write` would write them; None if they are not those of a resolved tokenizer."""
     try:

@@ -37,29 +37,19 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
         batch = batch.reject(batch[output.name].lengths < 2, "too_short_to_shift", message)
     ids = batch[output.name]
     mask = batch.columns.get(output.mask_name) if output.mask_name is not None else None
-    flat: Array = ids.flat
-    labels = flat if mask is None else np.where(mask.flat != 0, flat, np.int32(IGNORE_INDEX))
-    if shift:
-        ids, labels_rows = _drop_one(ids, flat, last=True), _drop_one(ids, labels, last=False)
-    else:
-        labels_rows = ids.with_flat(labels)
-    columns = {"input_ids": ids, "labels": labels_rows}
+    labels = ids if mask is None else ids.with_flat(np.where(mask.flat != 0, ids.flat, np.int32(IGNORE_INDEX)))
+    columns = {"input_ids": ids, "labels": labels}
     schema = {
         "input_ids": Column("input_ids", "int32", 1, "ids"),
         "labels": Column("labels", "int32", 1, "labels", of="input_ids", shifted=shift),
     }
     if (name := output.weights_name) is not None:
-        weights = batch[name]
-        columns[name] = _drop_one(weights, weights.flat, last=False) if shift else weights
+        columns[name] = batch[name]
         schema[name] = replace(batch.schema[name], of="input_ids", shifted=shift)
+    if shift:
+        shorter = ids.lengths - 1
+        columns = {each: rows.cut(0 if each == "input_ids" else 1, shorter) for each, rows in columns.items()}
     return batch._with(columns=columns, schema=schema)
-
-
-def _drop_one(rows: Ragged, flat: Array, last: bool) -> Ragged:
-    """Every row without its last (or its first) value. No row may be empty."""
-    keep = np.ones(len(flat), bool)
-    keep[rows.offsets[1:] - 1 if last else rows.offsets[:-1]] = False
-    return Ragged.from_lengths(flat[keep], rows.lengths - 1)
 
 
 ATTENTION_MASK = "attention_mask"
@@ -194,10 +184,10 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
         batch = batch.reject(differs, "prompt_differs", "chosen and rejected do not begin with the same prompt")
         sizes = [prompt[~differs] for prompt in sizes]
     columns: dict[str, Any] = {
-        name: _cut_side(batch[side], prompt, batch[side].lengths)
+        name: batch[side].cut(prompt, batch[side].lengths - prompt)
         for name, side, prompt in zip(PROMPT_COMPLETION[:2], SIDES, sizes, strict=True)
     }
-    columns[PROMPT_COMPLETION[2]] = _cut_side(batch[SIDES[0]], np.zeros_like(sizes[0]), sizes[0])
+    columns[PROMPT_COMPLETION[2]] = batch[SIDES[0]].cut(0, sizes[0])
     return batch._with(columns=columns, schema={name: Column(name, "int32", 1, "ids") for name in columns})
 
 
@@ -208,13 +198,6 @@ def _prompt_sizes(mask: Ragged) -> Array:
     places = np.arange(len(mask.flat)) - np.repeat(mask.offsets[:-1], mask.lengths)
     at_end = mask.sums((mask.flat != 0) & (places >= np.repeat(size, mask.lengths)))
     return np.where(at_end == trained, size, -1)
-
-
-def _cut_side(rows: Ragged, start: Array, stop: Array) -> Ragged:
-    """Values [start, stop) of each row."""
-    places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)
-    kept = (places >= np.repeat(start, rows.lengths)) & (places < np.repeat(stop, rows.lengths))
-    return Ragged.from_lengths(rows.flat[kept], stop - start)
 
 
 TruncationMode = Literal["keep_start", "keep_end", "drop", "error"]

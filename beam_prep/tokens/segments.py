@@ -1,8 +1,8 @@
 """`Segments`: where each message lies in the tokens. `Roles`: messages and tokens by role, for reports only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,14 @@ class Segments:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def take(self, kept: Array) -> "Segments":
+        """The segments of a bool mask [segments]."""
+        columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray):
+                columns[name] = values[kept]
+        return Segments(**columns)
 
     def is_role(self, name: str) -> Array:
         """bool [segments]: the segments of that role."""
@@ -216,6 +224,24 @@ def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:
     start, stop = segments.start[places], segments.stop[places]
     before = np.maximum.accumulate(np.append(0, stop))[:-1]
     return places, np.minimum(np.maximum(start, before), stop), stop
+
+
+def painted(segments: Segments, places: Array, values: Array, size: int) -> Array:
+    """Values of some segments on each of their tokens, 0 on the others.
+
+    Args:
+        segments: of an output.
+        places: int64: which of them, ascending. A token that several have is the first one's.
+        values: one for each of all segments; what is given has their dtype.
+        size: tokens of the output.
+    """
+    places, start, stop = disjoint(segments, places)
+    some = start < stop
+    places, start, stop = places[some], start[some], stop[some]
+    found = np.zeros(2 * len(places) + 1, values.dtype)
+    found[1::2] = values[places]
+    borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
+    return np.repeat(found, np.diff(borders))
 
 
 def _short(names: Sequence[str]) -> tuple[str, ...]:

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import UNSET
 from beam_prep.data.schema import PROMPT_COMPLETION, Column
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.segments import Segments, disjoint
+from beam_prep.tokens.segments import painted
 
 _ROLES, _LABEL_ROLES = "\0roles", "\0label roles"  # no column of a user has such a name
 
@@ -37,7 +36,8 @@ def with_roles(tokenized: Batch, masked: Batch) -> Batch:
     for name, segments in tokenized.segments.items():
         rows = tokenized.columns[name]
         if (segments.role != UNSET).any():
-            roles = rows.with_flat(_roles(segments, len(rows.flat)))
+            certain = np.flatnonzero((segments.role != UNSET) & (segments.refused == 0))
+            roles = rows.with_flat(painted(segments, certain, segments.role.astype(np.int32) + 1, len(rows.flat)))
             kept = np.isin(tokenized.line, masked.line)
             batch = batch.assign(_column(name, rows.depth), roles.take(kept))
     return batch
@@ -67,46 +67,18 @@ def followed(before: Batch, after: Batch) -> Batch:
     batch = after
     if "input_ids" in after.columns and len(roles) == 1:
         (rows,), ids = roles.values(), after["input_ids"]
-        batch = batch.assign(_column("input_ids", 1), _first(rows, ids.lengths))
+        batch = batch.assign(_column("input_ids", 1), rows.cut(0, ids.lengths))
         if after.schema["labels"].shifted:
-            batch = batch.assign(
-                replace(_column("input_ids", 1), name=f"input_ids{_LABEL_ROLES}"), _last(rows, ids.lengths)
-            )
+            of_labels = replace(_column("input_ids", 1), name=f"input_ids{_LABEL_ROLES}")
+            batch = batch.assign(of_labels, rows.cut(rows.lengths - ids.lengths, ids.lengths))
     elif PROMPT_COMPLETION[0] in after.columns:
         for name, side in zip(PROMPT_COMPLETION, ("chosen", "rejected", "chosen"), strict=True):
             if side in roles:
-                part = _first if name == PROMPT_COMPLETION[2] else _last
-                batch = batch.assign(_column(name, 1), part(roles[side], after[name].lengths))
+                rows, lengths = roles[side], after[name].lengths
+                begin = 0 if name == PROMPT_COMPLETION[2] else rows.lengths - lengths
+                batch = batch.assign(_column(name, 1), rows.cut(begin, lengths))
     return batch
 
 
 def _column(of: str, depth: int) -> Column:
     return Column(f"{of}{_ROLES}", "int32", depth, "token_value", of)
-
-
-def _roles(segments: Segments, size: int) -> Array:
-    """int32 [size]: 1 + the role of each token; 0 without."""
-    places, start, stop = disjoint(segments, np.flatnonzero((segments.role != UNSET) & (segments.refused == 0)))
-    some = start < stop
-    places, start, stop = places[some], start[some], stop[some]
-    lengths = np.diff(np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]]))
-    roles = np.zeros(len(lengths), np.int32)
-    roles[1::2] = segments.role[places] + 1
-    return np.repeat(roles, lengths)
-
-
-def _first(rows: Ragged, lengths: Array) -> Ragged:
-    """The first values of each row, so many."""
-    return _part(rows, np.zeros_like(lengths), lengths)
-
-
-def _last(rows: Ragged, lengths: Array) -> Ragged:
-    """The last values of each row, so many."""
-    return _part(rows, rows.lengths - lengths, lengths)
-
-
-def _part(rows: Ragged, start: Array, lengths: Array) -> Ragged:
-    place = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)
-    begin = np.repeat(start, rows.lengths)
-    kept = (place >= begin) & (place < begin + np.repeat(lengths, rows.lengths))
-    return Ragged.from_lengths(rows.flat[kept], lengths)

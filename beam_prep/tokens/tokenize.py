@@ -317,21 +317,10 @@ def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
     inner = rows.values if isinstance(rows.values, Ragged) else rows
     removed = offsets_of(np.where(keep_sequence, 0, inner.lengths))
     picked = keep_sequence[segments.sequence]
-    sequence = segments.sequence[picked]
-    new_sequence = offsets_of(keep_sequence)[sequence]
-    return Segments(
-        segments.start[picked] - removed[sequence],
-        segments.stop[picked] - removed[sequence],
-        new_sequence,
-        segments.action[picked],
-        segments.role[picked],
-        segments.turn[picked],
-        segments.own[picked],
-        segments.refused[picked],
-        segments.roles,
-        segments.reasons,
-        None if segments.weight is None else segments.weight[picked],
-        None if segments.kind is None else segments.kind[picked],
+    kept = segments.take(picked)
+    before = removed[kept.sequence]
+    return replace(
+        kept, start=kept.start - before, stop=kept.stop - before, sequence=offsets_of(keep_sequence)[kept.sequence]
     )
 
 

@@ -1,12 +1,15 @@
 """Rows that are tokenised already: records -> `Batch` without a tokenizer."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, Output, Section
 from beam_prep.reading.adapters import record_domain, record_weight, token_weights, tokenized
-from beam_prep.reading.records import Records
+from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout
 from beam_prep.tokens.batch import Batch
 
@@ -24,25 +27,7 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
         max_id: the tokenizer's largest id.
         domain_key: the record's key that names its domain.
     """
-    found: list[Rollout] = []
-    kept, domain = [], []
-    ledger = records.ledger.copy()
-    for line, record in zip(records.line.tolist(), records.rows, strict=True):
-        try:
-            rollout = read_rollout(record, fields, max_id)
-            named = record_domain(record, domain_key)
-        except Reject as reject:
-            ledger.reject(line, reject.reason, reject.message)
-            continue
-        if rollout is None:
-            ledger.drop(line, "empty")
-            continue
-        found.append(rollout)
-        kept.append(line)
-        domain.append(named)
-    outputs = _outputs(fields)
-    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, outputs, domain)
-    batch.made = dict(records.made)
+    batch, found = _read(records, _outputs(fields), domain_key, lambda record: read_rollout(record, fields, max_id))
     if fields.response_ids is not None:
         depth = 2 if fields.grouped else 1
         responses = _responses(found, depth)
@@ -63,6 +48,34 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
     for name in dict(fields.texts):
         _add(batch, Column(name, "uint8", 1, "text"), _flat([rollout.texts[name] for rollout in found], np.uint8))
     return batch
+
+
+_Read = TypeVar("_Read")
+
+
+def _read(
+    records: Records, outputs: tuple[Output, ...], domain_key: str | None, read: Callable[[Record], _Read | None]
+) -> tuple[Batch, list[_Read]]:
+    """A batch without columns, and what was read of each of its records. Those that have nothing are dropped."""
+    found: list[_Read] = []
+    kept, domain = [], []
+    ledger = records.ledger.copy()
+    for line, record in zip(records.line.tolist(), records.rows, strict=True):
+        try:
+            each = read(record)
+            named = record_domain(record, domain_key)
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+            continue
+        if each is None:
+            ledger.drop(line, "empty")
+            continue
+        found.append(each)
+        kept.append(line)
+        domain.append(named)
+    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, outputs, domain)
+    batch.made = dict(records.made)
+    return batch, found
 
 
 def _outputs(fields: RolloutFields) -> tuple[Output, ...]:
@@ -99,42 +112,25 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
     Records without ids are dropped (`empty`); ids beyond `max_id`, the tokenizer's largest, are rejected (`bad_id`).
     """
     assert output.mask_name is not None
-    ids, masks, weights, kept, domain = [], [], [], [], []
-    ledger = records.ledger.copy()
-    for line, record in zip(records.line.tolist(), records.rows, strict=True):
-        try:
-            row = tokenized(record)
-            if row is not None and row[0].max(initial=0) > max_id:
-                raise Reject("bad_id", f"'input_ids' holds {row[0].max()}; the tokenizer has ids up to {max_id}")
-            if row is not None and output.weights_name is not None:
-                per_token = record_weight(record) * token_weights(record, "loss_weights", len(row[0]))
-                trained = row[1] & (per_token > 0)
-                weight = np.where(trained, per_token, 0).astype(np.float32)
-                row = row[0], trained
-            named = record_domain(record, domain_key)
-        except Reject as reject:
-            ledger.reject(line, reject.reason, reject.message)
-            continue
-        if row is None or not len(row[0]):
-            ledger.drop(line, "empty")
-            continue
-        ids.append(row[0])
-        masks.append(row[1])
-        kept.append(line)
+
+    def read(record: Record) -> tuple[Array, Array, Array] | None:
+        row = tokenized(record)
+        if row is None:
+            return None
+        ids, mask = row
+        weights = np.zeros(0, np.float32)
+        if ids.max(initial=0) > max_id:
+            raise Reject("bad_id", f"'input_ids' holds {ids.max()}; the tokenizer has ids up to {max_id}")
         if output.weights_name is not None:
-            weights.append(weight)
-        domain.append(named)
-    lengths = [len(row) for row in ids]
-    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, (output,), domain)
-    batch.made = dict(records.made)
-    columns: list[tuple[str, list[Array], str, str | None, type]] = [
-        (output.name, ids, "ids", None, np.int32),
-        (output.mask_name, masks, "mask", output.name, np.uint8),
-    ]
+            per_token = record_weight(record) * token_weights(record, "loss_weights", len(ids))
+            mask = mask & (per_token > 0)
+            weights = np.where(mask, per_token, 0).astype(np.float32)
+        return (ids, mask, weights) if len(ids) else None
+
+    batch, found = _read(records, (output,), domain_key, read)
+    ids, masks, weights = ([row[place] for row in found] for place in range(3))
+    _add(batch, Column(output.name, "int32", 1, "ids"), _flat(ids, np.int32))
+    _add(batch, Column(output.mask_name, "int32", 1, "mask", of=output.name), _flat(masks, np.uint8))
     if output.weights_name is not None:
-        columns.append((output.weights_name, weights, "weights", output.name, np.float32))
-    for name, rows, role, of, dtype in columns:
-        flat = np.concatenate(rows) if rows else np.zeros(0, dtype)
-        batch.columns[name] = Ragged.from_lengths(flat, lengths)
-        batch.schema[name] = Column(name, "float32" if role == "weights" else "int32", 1, role, of)  # type: ignore[arg-type]
+        _add(batch, Column(output.weights_name, "float32", 1, "weights", of=output.name), _flat(weights, np.float32))
     return batch

@@ -1,19 +1,18 @@
 """The cache of this user's resolved tokenizers: transformers takes two seconds for the same answer.
 
 An answer is used again only if everything it depends on is the same: the bytes of the folder's files, the versions of
-the libraries that read them, and our own code. The resolved files are compared with their digest whenever they are
-read. They are in a folder that nobody else can write to; files anywhere else are not trusted.
+the libraries that read them, and our own code. A note of that name, in the user's cache folder, says which files the
+answer was; these are compared with their digest whenever they are read.
 """
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import logging
 import os
-import shutil
-import stat
 import sys
 import tempfile
 import uuid
@@ -77,23 +76,42 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def cache() -> Path:
-    """The folder of this user, mode 0700, for what is kept between runs.
-
-    Where it cannot be made, or others can write into it, a new temporary folder, which is removed with the process.
+    """The folder of this user for what is kept between runs; where it cannot be used, one of this process.
 
     Raises:
         TokenizerError: neither can be written.
     """
-    wanted = _wanted()
-    problem = _problem(wanted)
-    if problem is None:
-        return wanted
-    _warn_once(f"resolved tokenizers are kept for this run only: {problem}")
-    return _folder_of_process()
+    return _usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))) or _folder_of_process()
 
 
-def _wanted() -> Path:
-    return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))
+@functools.cache
+def _usable(folder: Path) -> Path | None:
+    """A folder, which is made if need be; None, and a warning, if it cannot be written, or others can."""
+    try:
+        if not folder.is_absolute():
+            raise OSError(f"the user has no home folder ({folder})")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise OSError(f"{folder} cannot be written")
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise OSError(f"others may have written into {folder}")
+    except OSError as error:
+        advice = "set XDG_CACHE_HOME to a folder of yours"
+        log.warning("resolved tokenizers are kept for this run only: %s: %s", error, advice)
+        return None
+    return folder
+
+
+@functools.cache
+def _folder_of_process() -> Path:
+    """A new temporary folder, which is removed with the process."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="beam_prep-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _no_folder_error(error) from None
+    atexit.register(made.cleanup)
+    return Path(made.name)
 
 
 def bundles() -> Path:
@@ -110,7 +128,7 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
     try:
         return put(bundles() / fingerprint, contents)
     except OSError as error:  # a full disk
-        _warn_once(f"resolved tokenizers are kept for this run only: {error}")
+        log.warning("resolved tokenizers are kept for this run only: %s", error)
     try:
         return put(_folder_of_process() / "tokenizers" / fingerprint, contents)
     except OSError as error:
@@ -130,65 +148,24 @@ def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
             same = False
         if same:
             continue
-        made = folder / f"{name}.{uuid.uuid4().hex}"
-        try:
-            made.write_bytes(content)
-            made.replace(folder / name)
-        finally:
-            made.unlink(missing_ok=True)
+        _write(folder / name, content)
     for name in {*FILES} - {*contents}:  # a template that it does not have
         (folder / name).unlink(missing_ok=True)
     return folder
 
 
-def _problem(folder: Path) -> str | None:
-    """The reason why others than this user can write to a folder, which is made if need be; None: they cannot."""
-    if not folder.is_absolute():
-        return f"the user has no home folder ({folder}): set XDG_CACHE_HOME to a folder of yours"
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file that has its name only when it is complete."""
+    made = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            return f"{folder} is a link: remove it, or set XDG_CACHE_HOME to another folder of yours"
-        if found.st_uid != os.geteuid():
-            return f"{folder} belongs to user {found.st_uid}, you are {os.geteuid()}: set XDG_CACHE_HOME"
-        if found.st_mode & 0o022:
-            return f"others may have written into {folder} (mode {found.st_mode & 0o777:o}): type: rm -r '{folder}'"
-        if found.st_mode & 0o077:
-            folder.chmod(0o700)
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            return f"{folder} cannot be written: set XDG_CACHE_HOME to a folder of yours"
-    except OSError as error:
-        return f"{error}: set XDG_CACHE_HOME to a folder of yours"
-    return None
-
-
-_made: list[Path] = []  # folders of this process, the last one in use
-
-
-def _folder_of_process() -> Path:
-    if not _made or _problem(_made[-1]) is not None:
-        try:
-            _made.append(Path(tempfile.mkdtemp(prefix="beam_prep-")))
-        except OSError as error:
-            raise _no_folder_error(error) from None
-        atexit.register(_remove, _made[-1], os.getpid())
-    return _made[-1]
-
-
-def _remove(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:  # not a fork of the process
-        shutil.rmtree(folder, ignore_errors=True)
+        made.write_bytes(content)
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _no_folder_error(error: OSError) -> TokenizerError:
     return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
-
-
-@functools.cache
-def _warn_once(problem: str) -> None:
-    """Warns once a process."""
-    log.warning("%s", problem)
 
 
 def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
@@ -199,13 +176,9 @@ def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedT
         resolve: resolves it, and writes the files into their folder.
     """
     # Where transformers is imported already, other classes may be registered with it; and the import is what is slow.
-    note = None if "transformers" in sys.modules else _note(folder)
-    if note is not None and (known := _recall(note)) is not None:
-        return known
-    known = resolve()
-    if note is not None and note == _note(folder):  # nobody changed the files meanwhile
-        _remember(note, known)
-    return known
+    if "transformers" in sys.modules:
+        return resolve()
+    return _remembered(lambda: _state_of(folder), resolve)
 
 
 def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
@@ -215,37 +188,51 @@ def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokeni
         key: says of which tokenizer, and what.
         derive: makes it, and writes the files into their folder.
     """
-    try:
-        state = hashlib.sha256(Path(__file__).with_name("resolver.py").read_bytes())
-    except OSError:
-        return derive()
-    state.update(f"{sys.version}\0{key}".encode("utf-8", "surrogatepass"))
+    return _remembered(lambda: [key], derive)
+
+
+def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """The answer that a note names, or else the one that is made.
+
+    Args:
+        depends_on: what the answer depends on beside our own code; None: on more than can be compared.
+        make: makes the answer, and writes its files.
+    """
+    before = depends_on()
+    if before is None:
+        return make()
+    state = hashlib.sha256(Path(__file__).with_name("resolver.py").read_bytes())
+    state.update("\0".join([sys.version, *before]).encode("utf-8", "surrogatepass"))
     note = cache() / "resolved" / f"{state.hexdigest()}.json"
-    if (known := _recall(note)) is None:
-        known = derive()
-        _remember(note, known)
+    try:
+        kept = json.loads(note.read_bytes())
+        known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
+        if digest_of(read(Path(known.folder))) == known.digest:
+            return known
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+        pass
+    known = make()
+    if before == depends_on():  # nobody changed the files meanwhile
+        with contextlib.suppress(OSError):  # a full disk: the next run resolves again
+            note.parent.mkdir(parents=True, exist_ok=True)
+            _write(note, json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}).encode())
     return known
 
 
-def _note(folder: str) -> Path | None:
-    """The file for the answer for a folder; None if the answer may depend on more than is compared here."""
+def _state_of(folder: str) -> list[str] | None:
+    """Versions of libraries, and digests of a folder's files; None if the answer may depend on more."""
     if not os.path.isdir(folder):
         return None  # a name on the Hub may be another tokenizer tomorrow
-    state = hashlib.sha256(sys.version.encode())
     try:
-        state.update(Path(__file__).with_name("resolver.py").read_bytes())
-        for name in _LIBRARIES:
-            state.update(f"{name} {_version(name)}\n".encode())
         places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
         files = sorted(path for place in places for path in place.iterdir() if path.is_file())
         files = [path for path in files if path.suffix not in WEIGHTS]
         if sum(path.stat().st_size for path in files) > _MOST_BYTES:
             return None  # reading them takes longer than resolving
-        for path in files:
-            state.update(f"{str(path.relative_to(folder))!r} {_digest(path)}\n".encode())
+        contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     except OSError:
         return None
-    return cache() / "resolved" / f"{state.hexdigest()}.json"
+    return [*(f"{name} {_version(name)}" for name in _LIBRARIES), digest_of(contents)]
 
 
 def _version(name: str) -> str | None:
@@ -253,28 +240,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _recall(note: Path) -> ResolvedTokenizer | None:
-    try:
-        if note.lstat().st_uid != os.geteuid():
-            return None
-        kept = json.loads(note.read_bytes())
-        known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
-        return known if digest_of(read(Path(known.folder))) == known.digest else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _remember(note: Path, known: ResolvedTokenizer) -> None:
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        made = note.with_suffix(f".{uuid.uuid4().hex}")
-        made.write_text(json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}))
-        made.replace(note)
-    except OSError:  # a full disk: the next run resolves again
-        return

@@ -40,7 +40,7 @@ def parsed(rows: pa.RecordBatch) -> Records:
     data = b"".join(line + b"\n" for line, _ in lines)
     raw = RawBlock(0, len(data), 0, data, b"")
     refused = tuple((place, *problem) for place, (_, problem) in enumerate(lines) if problem is not None)
-    return parse(raw, replace(raw.origin(0, SOURCE, 65536), refused=refused))
+    return parse(raw, replace(raw.origin(0, SOURCE, 65536), refused=refused), by_row=True)
 
 
 def without_nulls(value: Any) -> Any:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
 from beam_prep.reading.blocks import read_blocks
-from beam_prep.reading.json_list import ListAsLines, is_json_file, parse_list
+from beam_prep.reading.json_list import JSONList, ListAsLines
+from beam_prep.reading.sources import source_of
 from tests.conftest import shared
 
 NAME = "data/x.json"
@@ -33,7 +34,7 @@ def read(content: bytes, block_bytes: int = 1 << 20, **options: Any) -> Found:
     found = Found()
     source = InputFile(NAME, len(content), 0.0)
     for raw in read_blocks(ListAsLines(io.BytesIO(content), NAME, **options), 0, -1, block_bytes):
-        records = parse_list(raw, raw.origin(0, source, block_bytes))
+        records = JSONList().parse(raw, raw.origin(0, source, block_bytes))
         ledger, begin = records.ledger, records.origin.first_byte
         found.records += records.rows
         found.offsets += [begin + int(start) for start in ledger.starts[records.line]]
@@ -313,4 +314,4 @@ def test_memory_is_flat() -> None:
     ],
 )
 def test_which_files(path: str, answer: bool) -> None:
-    assert is_json_file(path) is answer
+    assert isinstance(source_of(path), JSONList) is answer

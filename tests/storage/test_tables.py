@@ -169,7 +169,7 @@ def test_a_page_that_changed_is_an_error(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
     path.write_bytes(data)
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
+    with pytest.raises(InputError, match="cannot be read as a Parquet file"):
         blocks(one(str(path)))
 
 
@@ -195,8 +195,8 @@ def test_damage_is_an_error_or_changes_only_values(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"text": "a"}\n', "cannot be read as Parquet"),
-        (b"PAR1", "cannot be read as Parquet"),
+        (b'{"text": "a"}\n', "cannot be read as a Parquet file"),
+        (b"PAR1", "cannot be read as a Parquet file"),
         (b"<!DOCTYPE html><html>", "is an HTML page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
         (b"\x1f\x8b\x08", "is compressed, but its name does not end in .gz"),

@@ -22,7 +22,6 @@ from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import backends as module
-from beam_prep.tokens import with_gigatoken
 from beam_prep.tokens.backends import FastEncoder, choose, encoder_of
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
@@ -135,7 +134,7 @@ def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fr
 
 
 def test_another_version_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    monkeypatch.setattr(with_gigatoken, "VERSION", "0.0.1")
+    monkeypatch.setattr(module, "GIGATOKEN_VERSION", "0.0.1")
     assert choose(ours(), "auto")[0] == "transformers"
     with pytest.raises(TokenizerError, match=r"version .* is installed, wanted 0\.0\.1"):
         choose(ours(), "gigatoken")
@@ -382,7 +381,7 @@ def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], other
         return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
 
     wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
-    assert with_gigatoken._overlapping(some, others) == (wanted[0] if wanted else None)
+    assert module._sharing(some, others) == (wanted[0] if wanted else None)
 
 
 def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.tokens.with_gigatoken import TriedCharacters
+from beam_prep.tokens.backends import TriedCharacters
 
 
 def is_old(character: str) -> bool:

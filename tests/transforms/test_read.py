@@ -20,10 +20,10 @@ from apache_beam.testing.util import assert_that, equal_to
 import beam_prep as bp
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
+from beam_prep.reading import source as _source
 from beam_prep.reading.blocks import read_blocks
 from beam_prep.reading.records import Records, parse
 from beam_prep.storage import files as _files
-from beam_prep.storage import splits as _splits
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import pack_files, read_split, split_file, split_files
 from beam_prep.transforms.records import ReadJSONL
@@ -103,7 +103,7 @@ def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> No
 def test_workers_that_share_a_compressed_file_read_each_block_once(
     ending: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_splits, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(_source, "_SHARED_BYTES", 0)
     path = tmp_path / f"one.jsonl{ending}"
     path.write_bytes(halves(PACK[ending], lines(1200)))
     (source,) = list_inputs([str(path)])
@@ -129,7 +129,7 @@ def test_a_compressed_file_is_shared_where_it_is_large_and_there_are_few(
         return [found.count(file) for file in range(len(files))]
 
     assert shared(8, "a.jsonl.gz") == [1]
-    monkeypatch.setattr(_splits, "_SHARED_BYTES", 100)
+    monkeypatch.setattr(_source, "_SHARED_BYTES", 100)
     assert shared(8, "a.jsonl.gz") == [8]
     assert shared(8, "a.jsonl.gz", "b.jsonl.zst") == [4, 4]
     assert shared(8, "a.jsonl.gz", "c.json.gz", "d.jsonl.gz") == [2, 1, 1]  # a list is not read by lines
@@ -279,7 +279,7 @@ def test_a_damaged_file_is_one_error_that_names_it(name: str, tmp_path: Path) ->
     message = str(caught.value)
     assert message.startswith(repr(str(path)))
     assert "\n" not in message
-    kind = _files._COMPRESSION.get(path.suffix)
+    kind = _files._compression(path.name)
     assert (f"cannot be read as {kind} (" if kind else "is compressed, but its name does not end in ") in message
 
 

@@ -1,0 +1,365 @@
+"""Tables as blocks of JSON lines: Parquet files, and the Arrow files of a `datasets` folder.
+
+Every row becomes a line, in memory, and goes the way of JSONL from there. A block takes rows until their lines have
+`block_bytes`; it is named by the digest of its lines, so the same rows in a file that was compressed in another way are
+the same block.
+
+A Parquet file is split by ranges of its bytes: the row groups that begin in a range, about, are its split. They are
+read page by page, so that a row group of any size takes the memory of a few pages of each column. The manifest has the
+digest of the bytes as they are stored, so every split has digests of its range.
+
+An Arrow file is read from its beginning to its end, as a compressed file is.
+"""
+
+import hashlib
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from beam_prep.data.block import InputFile, Origin, Split
+from beam_prep.data.hashing import CHUNK, Node, tree_nodes
+from beam_prep.data.ragged import Array
+from beam_prep.errors import InputError
+from beam_prep.reading.arrow_rows import Line, lines_of, schema_problem
+from beam_prep.reading.blocks import RawBlock, Readable
+from beam_prep.reading.records import Records, parse
+from beam_prep.reading.source import Files, Source, ranges
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_BATCH_BYTES, _BATCH_ROWS = 1 << 20, 1024
+"""Of a Parquet file, read at once: as far as its footer tells, and at most."""
+
+_PAGES = 1 << 20
+"""Bytes of a column that are read at once."""
+
+_HASHED = 128 * CHUNK
+
+
+class _Table(Source):
+    """Tables: records are rows of Arrow, which are read in batches, and become lines of JSON."""
+
+    unit = "row"
+    by_row = True
+    compressible = False
+    is_seekable = False
+
+    def blocks(
+        self, split: Split, files: Files, block_bytes: int, max_line_bytes: int, digests: bool
+    ) -> Generator[tuple[RawBlock, Origin]]:
+        """The blocks of a split. Without `digests`, a part of a file is read for its first rows."""
+        part = self._part(split, files)
+        if part is None:
+            return
+        hashed = _Hashed() if digests else None
+        cut = _cut(self._lines(split.source, files, part, hashed), block_bytes)
+        last: _Cut | None = next(cut, (0, b"", ()))
+        start, stored = part.rows_before, 0
+        while last is not None:
+            rows, data, refused = last
+            last = next(cut, None)
+            if last is None and part.groups and start + rows != part.rows_before + part.rows:
+                raise InputError(
+                    f"{split.source.path!r} has {start + rows - part.rows_before} rows where its footer says "
+                    f"{part.rows}: it is damaged, make it again or leave it out"
+                )
+            # The digests come with the last block: only then all was read.
+            nodes = hashed.nodes() if last is None and hashed is not None else ()
+            if last is None:
+                read = part.size
+            elif part.groups:
+                read = part.size * (start + rows - part.rows_before) // part.rows
+            else:
+                read = 0 if hashed is None else hashed.size
+            said = repr(refused).encode("utf-8", "backslashreplace") + b"\n" if refused else b""
+            digest = hashlib.sha256(b"rows of a table\n" + said + data).hexdigest()
+            origin = Origin(
+                split.file,
+                split.source,
+                start,
+                skip=0,
+                size=rows,
+                nodes=nodes,
+                digest=digest,
+                max_line_bytes=max_line_bytes,
+                refused=refused,
+                stored=read - stored,
+                text_bytes=len(data),
+            )
+            yield RawBlock(start, rows, 0, data, b""), origin
+            start, stored = start + rows, read
+
+    def parse(self, raw: RawBlock, origin: Origin) -> Records:
+        return parse(raw, origin, by_row=True)
+
+    def record_at(self, file: InputFile, files: Files, offset: int) -> bytes:
+        with files.open_table(file) as stream:
+            left, batches = self._from(file, stream, offset)
+            for rows in batches:
+                if left < rows.num_rows:
+                    row = rows.slice(left, 1)
+                    row.validate(full=True)  # as in `_lines`
+                    return next(lines_of(row))[0]
+                left -= rows.num_rows
+        raise InputError(f"it has no row {offset + 1:,}: the file is not what it was when the output was made")
+
+    def columns(self, file: InputFile, files: Files) -> Sequence[str]:
+        with files.open_table(file) as stream:
+            return list(self._schema(file, stream).names)
+
+    def _part(self, split: Split, files: Files) -> "_Part | None":
+        """What a split reads; None: nothing, as all of it is of other splits."""
+        return _Part(0, split.source.size, rows_before=0)
+
+    def _lines(self, file: InputFile, files: Files, part: "_Part", hashed: "_Hashed | None") -> Iterator[Line]:
+        """The rows of a part. The bytes of the file go to `hashed`, if it is there."""
+        raise NotImplementedError
+
+    def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
+        """Batches that hold a row, and how many rows of them are before it."""
+        raise NotImplementedError
+
+    def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
+        raise NotImplementedError
+
+
+class Parquet(_Table):
+    """Parquet files."""
+
+    name = "a Parquet file"
+    endings = (".parquet",)
+    magic = b"PAR1"
+    is_packed = True
+
+    def splits(self, number: int, file: InputFile, block_bytes: int, workers: int = 1) -> list[Split]:
+        return ranges(number, file, block_bytes)
+
+    def _part(self, split: Split, files: Files) -> "_Part | None":
+        source = split.source
+        with files.open_table(source) as stream:
+            metadata = _parquet(source, stream).metadata
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            rows = np.array([group.num_rows for group in groups], np.int64)
+            content = np.array([group.total_byte_size for group in groups], np.int64)
+        if (rows < 0).any() or rows.sum() != metadata.num_rows:
+            raise InputError(
+                f"{source.path!r} has {metadata.num_rows} rows, and its row groups have {rows.sum()}: it is damaged, "
+                "make it again or leave it out"
+            )
+        full = np.flatnonzero(rows)
+        begins = _begins(content[full], source.size)
+        stop = source.size if split.stop < 0 else split.stop
+        mine = (begins >= split.start) & (begins < stop)
+        if not len(full) and split.start == 0:
+            return _Part(0, source.size, 0)
+        if not mine.any():
+            return None
+        first, last = np.flatnonzero(mine)[[0, -1]].tolist()
+        width = stop - split.start if stop < source.size else 0
+        before = split.start if first else 0
+        # Up to the next split that has a row group.
+        after = source.size if last + 1 == len(full) or not width else int(begins[last + 1]) // width * width
+        some = full[first : last + 1]
+        count = int(rows[some].sum())
+        row_bytes = int(content[some].sum()) // count
+        return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(some.tolist()), row_bytes)
+
+    def _lines(self, file: InputFile, files: Files, part: "_Part", hashed: "_Hashed | None") -> Iterator[Line]:
+        with files.open_table(file) as stream:
+            if part.groups:
+                for rows in _batches(_parquet(file, stream), part.row_bytes, part.groups):
+                    yield from lines_of(rows)
+            if hashed is not None:
+                hashed.begin(part.start)
+                stream.seek(part.start)
+                for start in range(part.start, part.stop, _HASHED):
+                    hashed.add(stream.read(min(_HASHED, part.stop - start)))
+
+    def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
+        opened = _parquet(file, stream)
+        groups = [opened.metadata.row_group(group) for group in range(opened.num_row_groups)]
+        ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
+        place = int(np.searchsorted(ends, row, side="right"))
+        if place == len(groups):
+            return row, ()
+        count = groups[place].num_rows
+        return row - int(ends[place]) + count, _batches(opened, groups[place].total_byte_size // count, (place,))
+
+    def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
+        return _parquet(file, stream).schema_arrow
+
+
+class ArrowStream(_Table):
+    """Arrow streams: the files of a folder that `datasets` saved."""
+
+    name = "an Arrow stream"
+    endings = (".arrow",)
+    magic = b"\xff\xff\xff\xff"
+
+    def _lines(self, file: InputFile, files: Files, part: "_Part", hashed: "_Hashed | None") -> Iterator[Line]:
+        with files.open_table(file) as stream:
+            for rows in _reader(file, stream if hashed is None else _Tee(stream, hashed)):
+                rows.validate(full=True)  # Arrow has no checksums, and would read what is not there
+                yield from lines_of(rows)
+            _check_end(file, stream)
+
+    def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
+        return row, _reader(file, stream)
+
+    def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
+        return _reader(file, stream).schema
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a split of a table reads.
+
+    Attributes:
+        start, stop: the bytes of the file whose digests it gives.
+        rows_before: rows of the file before it.
+        rows: that it has, if known.
+        groups: the numbers of its row groups.
+        row_bytes: of a row, about, decompressed.
+    """
+
+    start: int
+    stop: int
+    rows_before: int
+    rows: int = 0
+    groups: tuple[int, ...] = ()
+    row_bytes: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def _begins(content: Array, size: int) -> Array:
+    """int64 [row groups]: the byte at which each begins, about; it decides only which split reads the group.
+
+    The places of columns are not looked at: where a footer is damaged, Arrow ends the process. What decompressed row
+    groups have before this one is scaled by a power of two, so that the splits stay when row groups are added.
+
+    Args:
+        content: int64 [row groups], decompressed bytes of each.
+        size: of the file.
+    """
+    before = np.cumsum(np.maximum(content, 0), dtype=np.float64)
+    if not len(before) or not before[-1]:
+        return np.zeros(len(before), np.int64)
+    scale = 2.0 ** math.floor(math.log2(size / before[-1]))
+    return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
+
+
+def _batches(file: "pq.ParquetFile", row_bytes: int, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Rows of some row groups, as many at once as the bytes of one say."""
+    at_once = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
+    batches: Iterator[pa.RecordBatch] = file.iter_batches(at_once, row_groups=list(groups), use_threads=False)
+    return batches
+
+
+_Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
+
+
+def _cut(lines: Iterator[Line], block_bytes: int) -> Iterator[_Cut]:
+    """(how many, joined, `Origin.refused`) of lines that together have `block_bytes`, or more by a part of the last."""
+    held: list[bytes] = []
+    refused: list[tuple[int, str, str]] = []
+    size = 0
+    for line, problem in lines:
+        if problem is not None:
+            refused.append((len(held), *problem))
+        held.append(line)
+        size += len(line) + 1
+        if size >= block_bytes:
+            yield len(held), b"\n".join([*held, b""]), tuple(refused)
+            held, refused, size = [], [], 0
+    if held:
+        yield len(held), b"\n".join([*held, b""]), tuple(refused)
+
+
+def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":
+    import pyarrow.parquet as pq
+
+    if not source.size:
+        raise InputError(f"{source.path!r} is empty: a Parquet file without rows has its columns at least")
+    file = pq.ParquetFile(_native(stream), buffer_size=_PAGES, pre_buffer=False, page_checksum_verification=True)
+    _check_schema(source, file.schema_arrow)
+    return file
+
+
+def _reader(source: InputFile, stream: Any) -> pa.RecordBatchReader:
+    if not source.size:
+        raise InputError(f"{source.path!r} is empty: an Arrow file without rows has its columns at least")
+    reader = pa.ipc.open_stream(_native(stream))
+    _check_schema(source, reader.schema)
+    return reader
+
+
+_END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def _check_end(source: InputFile, stream: Any) -> None:
+    """Looks for the end of an Arrow stream. Arrow takes a stream that was cut between two batches for an entire one."""
+    end = stream.tell()
+    stream.seek(max(0, end - len(_END_MARK)))
+    if stream.read(len(_END_MARK)) != _END_MARK:
+        raise InputError(f"{source.path!r} has no end: it is cut; make it again, or leave it out")
+    if end < source.size:
+        raise InputError(
+            f"{source.path!r} has {source.size - end} bytes after its end: give each table a file of its own"
+        )
+
+
+def _native(stream: Any) -> pa.NativeFile:
+    return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="r")
+
+
+def _check_schema(source: InputFile, schema: pa.Schema) -> None:
+    if (problem := schema_problem(schema)) is not None:
+        raise InputError(f"{source.path!r}: {problem}: write the file without it, or as text")
+
+
+class _Hashed:
+    """The digests of bytes that come one after another, from a multiple of `CHUNK` on."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._start, self._rest = 0, bytearray()
+
+    @property
+    def size(self) -> int:
+        return self._start + len(self._rest)
+
+    def begin(self, start: int) -> None:
+        self._start = start
+
+    def add(self, data: bytes) -> None:
+        self._rest += data
+        while len(self._rest) >= _HASHED:
+            self._nodes += tree_nodes(memoryview(self._rest)[:_HASHED].toreadonly(), self._start)
+            self._start += _HASHED
+            self._rest = self._rest[_HASHED:]
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Of all bytes; no more come."""
+        return (*self._nodes, *tree_nodes(bytes(self._rest), self._start))
+
+
+class _Tee:
+    """A stream whose bytes are hashed as they are read."""
+
+    closed = False
+
+    def __init__(self, stream: Readable, hashed: _Hashed) -> None:
+        self._stream, self._hashed = stream, hashed
+
+    def read(self, size: int, /) -> bytes:
+        data = self._stream.read(size)
+        self._hashed.add(data)
+        return data

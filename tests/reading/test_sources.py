@@ -1,0 +1,81 @@
+"""A kind of input files is one `Source`: what it says is all that listing, reading, splitting and messages need."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from beam_prep.data.block import InputFile
+from beam_prep.errors import InputError
+from beam_prep.reading import sources
+from beam_prep.reading.blocks import Readable
+from beam_prep.reading.foreign import refusal
+from beam_prep.reading.source import Source
+from beam_prep.storage import files
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import first_records, is_stream, split_file
+
+
+class Bars(Source):
+    """Records with a bar between them."""
+
+    name = "a file with bars"
+    endings = (".bars",)
+    magic = b"BARS"
+    unit = "entry"
+    is_seekable = False
+
+    def lines(self, stream: Readable, path: str) -> Readable:
+        return io.BytesIO(stream.read(1 << 20).replace(b"BARS|", b"    \n").replace(b"|", b"\n"))
+
+
+CONTENT = b'BARS|{"text": "a"}|nope|{"text": "c"}'
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InputFile:
+    monkeypatch.setattr(sources, "SOURCES", (*sources.SOURCES, Bars()))
+    (tmp_path / "x.bars").write_bytes(CONTENT)
+    (file,) = list_inputs(str(tmp_path / "x.bars"))
+    return file
+
+
+def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
+    records = first_records(bars)
+    assert records is not None
+    assert records.rows == [{"text": "a"}, {"text": "c"}]
+    assert [records.place(line) for line in records.ledger.messages] == [f"{bars.path} (byte offset 19)"]
+    assert (is_stream(bars), len(split_file((0, bars), 8))) == (True, 1)
+    kind = sources.source_of(bars.path)
+    assert kind.record_at(bars, files, CONTENT.index(b'{"text": "c"')) == b'{"text": "c"}'
+    assert sources.place_in(bars.path, 3) == "entry 3"
+
+
+def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
+    with pytest.raises(InputError, match="no line begins there"):
+        sources.source_of(bars.path).record_at(bars, files, len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [
+        ("a.jsonl", "line"),
+        ("a.json", "record"),
+        ("a.JSON.gz", "record"),
+        ("a.parquet", "row"),
+        ("a.Parquet", "row"),
+        ("a.arrow", "row"),
+        ("a.parquet.gz", "line"),
+        ("parquet", "line"),
+    ],
+)
+def test_the_ending_says_what_a_record_is_called(path: str, unit: str) -> None:
+    assert sources.place_in(path, 1_200) == f"{unit} 1,200"
+
+
+@pytest.mark.parametrize("source", [source for source in sources.SOURCES if source.magic])
+def test_a_file_under_another_name_is_refused_by_its_first_bytes(source: Source) -> None:
+    said = refusal(source.magic + bytes(40), "x.jsonl")
+    assert said is not None
+    assert said.startswith(f"'x.jsonl' is {source.name}, which is read from a {source.endings[0]} file")
+    assert refusal(source.magic + bytes(40), f"x{source.endings[0]}") is None
