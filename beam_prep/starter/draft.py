@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from beam_prep.chat.environment import asks_for_date
-from beam_prep.reading.adapters import ROLES, functions_of
+from beam_prep.reading.adapters import ROLES, has_functions
 from beam_prep.reading.prompts import begins
 from beam_prep.shards.report import near_name
 from beam_prep.starter.shapes import Found, Record, Shape, prompt_of_pairs
@@ -133,7 +133,7 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 
 def _tools(made: Draft, records: Sequence[Record]) -> None:
-    tools = sum(bool(record.get("tools") or functions_of(record)) for record in records)
+    tools = sum(bool(record.get("tools") or has_functions(record)) for record in records)
     if tools:
         made.open.append(
             f"{tools:,} records have tools, which are passed to the chat template: `beam-prep audit` "
