@@ -52,7 +52,7 @@ from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
-from beam_prep.storage.splits import BLOCK_BYTES, first_records
+from beam_prep.storage.splits import BLOCK_BYTES, first_records, is_stream, records_at
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
@@ -461,15 +461,18 @@ class Pipeline:
         return result
 
     def _first_records_warnings(self) -> list[str]:
-        """What the first records of each group show: bad answers that are trained, roles without an end token."""
+        """What records of each group show: bad answers that are trained, roles without an end token."""
         found: dict[str, None] = {}
         firsts = {file.group or 0: file for file in reversed(self.inputs)}
         for group, part in [*enumerate(self.config.parts())][:_GROUPS_PROBED]:
             if (records := _first_records(firsts[group])) is None:
                 continue
             rows = records.rows
-            if (text := warning_of(verdicts(rows, part.field_use), len(rows))) is not None:
-                found[f"{firsts[group].path}: {text}"] = None
+            files = [file for file in self.inputs if (file.group or 0) == group]
+            looked = [row for file in _spread(files, _FILES_PROBED // len(firsts)) for row in _looked_at(file)]
+            if (text := warning_of(verdicts(looked, part.field_use), len(looked))) is not None:
+                more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+                found[f"{firsts[group].path}{more}: {text}"] = None
             found.update(dict.fromkeys(recipe.missing_ends(part, self.tokenizer, records)))
             key = part.output.domain_key
             numbers = [row[key] for row in rows if key is not None and isinstance(row.get(key), int | float)]
@@ -623,6 +626,7 @@ class Pipeline:
         return Result(output, load(read_bytes(path), path), up_to_date)
 
 
+_FILES_PROBED = 16
 _PROBE_BYTES = 4 * CHUNK
 _PROBES = 64
 _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
@@ -646,6 +650,25 @@ def _first_records(source: InputFile) -> Records | None:
     except InputError:
         return None
     return None if records is None else records.part(range(min(len(records), _PROBES)))
+
+
+def _spread(files: Sequence[InputFile], most: int) -> list[InputFile]:
+    """So many of the files, first and last among them."""
+    count = min(len(files), max(2, most))
+    return [files[place * (len(files) - 1) // max(1, count - 1)] for place in range(count)]
+
+
+def _looked_at(source: InputFile) -> list[dict[str, Any]]:
+    """Records of a file's beginning, and of its middle and its end, where these can be read by themselves."""
+    places = [] if is_stream(source) else [source.size // 2, source.size - CHUNK]
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(InputError):  # the run will report it
+        blocks = [first_records(source, block_bytes=_PROBE_BYTES)]
+        blocks += [records_at(source, 0, place // CHUNK * CHUNK, 2 * CHUNK) for place in places if place >= CHUNK]
+        for rows in (block.rows for block in blocks if block is not None):
+            half = min(len(rows), _PROBES // 2)
+            found += rows[:half] + rows[max(half, len(rows) - half) :]
+    return found
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

@@ -78,7 +78,8 @@ def bad_answers(sample: Sample) -> Iterator[Finding]:
         hits = Hits(sample)
         for place in found.bad:
             part, line, record = originals[place]
-            hits.add(part, line, f"{found.name}: {_short(record[found.name])}")
+            value = record.get(found.name)
+            hits.add(part, line, f"{found.name}: {found.which if value is None else _short(value)}")
         yield from hits.finding("bad_answers", f"{found}: {hits.told} bad ({found.which})", found.mend)
 
 

@@ -321,6 +321,7 @@ class Findings:
         empty: splits without a record.
         counters: of kept records, as in the manifest.
         not_text: records that are rejected for their images, audio or video.
+        bad_answers: field -> records that were read, and whose answers it marks as bad.
     """
 
     roles: RoleTable = field(default_factory=dict)
@@ -331,6 +332,7 @@ class Findings:
     empty: Sequence[str] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     not_text: int = 0
+    bad_answers: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -365,6 +367,12 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
     if found.not_text:
         count = f"{found.not_text:,} record{' has' if found.not_text == 1 else 's have'} images, audio or video"
         texts.append(f"{count}, and {'is' if found.not_text == 1 else 'are'} rejected (not_text): {_KEEPS_TEXT}")
+    if found.bad_answers:
+        told = "; ".join(f"{_places('records', count)} by {name!r}" for name, count in found.bad_answers.items())
+        texts.append(
+            f"answers marked as bad were trained like the others: of {told}. Leave these records out; or keep the "
+            "field for a trainer that reads it (output.keep_fields)"
+        )
     for name in found.empty:
         texts.append(
             f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
