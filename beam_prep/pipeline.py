@@ -28,6 +28,7 @@ from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.renamed import GONE_VALUES
@@ -470,9 +471,11 @@ class Pipeline:
             rows = records.rows
             files = [file for file in self.inputs if (file.group or 0) == group]
             looked = [row for file in _spread(files, _FILES_PROBED // len(firsts)) for row in _looked_at(file)]
-            if (text := warning_of(verdicts(looked, part.field_use), len(looked))) is not None:
+            use = part.field_use
+            if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
                 found[f"{firsts[group].path}{more}: {text}"] = None
+            found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
             found.update(dict.fromkeys(recipe.missing_ends(part, self.tokenizer, records)))
             key = part.output.domain_key
             numbers = [row[key] for row in rows if key is not None and isinstance(row.get(key), int | float)]

@@ -29,6 +29,11 @@ class FieldUse:
     answers: bool
     pairs: bool
 
+    @property
+    def known(self) -> frozenset[str]:
+        """The fields that are read or kept."""
+        return self.read | frozenset(self.kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
