@@ -111,7 +111,17 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
             "no tokenizer was given: whether it has a chat template, and what it writes, was not looked at"
         )
         return
-    source = tokenizer.chat_template
+    source, named = tokenizer.chat_template, tokenizer.chat_templates
+    if source is None and named:
+        name = min(sorted(named), key=lambda each: _FOR_CASES.get(each, 0))
+        source = named[name]
+        made.set(
+            "input", "chat_template", name, "the tokenizer's chat templates have names, and none is the default one"
+        )
+        made.open.append(
+            f"the tokenizer's chat templates are named {', '.join(map(repr, sorted(named)))}: is {name!r} the one that "
+            "you want (input.chat_template)?"
+        )
     if source is None:
         made.set(
             "input",
@@ -130,6 +140,10 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
             "the chat template writes today's date: with a date that "
             "is fixed, the same input gives the same bytes tomorrow",
         )
+
+
+_FOR_CASES = {"tool_use": 1, "rag": 2}
+"""Names of chat templates that are for some conversations only, the one that suits others sooner first."""
 
 
 def _tools(made: Draft, records: Sequence[Record]) -> None:
