@@ -351,14 +351,20 @@ def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records)
     eos = tokenizer.special_tokens.get("eos_token")
     wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
     first = "the first record" if len(records) == 1 else f"the first {len(records)} records"
+    source = tokenizer.template_source(config.input.chat_template) or ""
     lines = []
     for role, turn in found.items():
         tail = tokenizer.decode(turn.tail)
         mark = _MARK.search(tail)
         mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
-        if turn.followed:
+        if tokenizer.reference.encode_special_tokens:
+            mend = (
+                "split_special_tokens of the tokenizer makes plain text of its special tokens, so of what ends a turn, "
+                "too: set it to false in tokenizer_config.json"
+            )
+        elif turn.followed and "endgeneration" in source:
             mend = "move {% endgeneration %} of the chat template behind the end token"
-        elif mark is not None and mark[1] in (tokenizer.template_source(config.input.chat_template) or ""):
+        elif mark is not None and mark[1] in source:
             mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
         lines.append(
             f"no end token is trained behind what {role!r} says in {first}, so a model "

@@ -131,7 +131,8 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
-        return f"the input has no record, only {ledger.blank} blank lines: {files}"
+        only = f", only {ledger.blank} blank lines" if ledger.blank else ""
+        return f"the input has no record{only}: {files}"
     if ledger.kept == 0:
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
@@ -403,7 +404,9 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
 
 
 def _places(name: str, count: int) -> str:
-    what = "turn" if name.startswith("marks") else "message" if name.startswith("texts") else "record"
+    # Each side of a pair, and each of sampled responses, is a conversation of its own.
+    kinds = {"marks": "turn", "texts": "message", "tools": "conversation"}
+    what = kinds.get(name.partition("_")[0], "record")
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
