@@ -1,5 +1,6 @@
 """What the first records of an input show before a run: what is trained of them that should not be; which encoder."""
 
+import contextlib
 import itertools
 import json
 import logging
@@ -15,12 +16,13 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import InputError, RunError
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
 from beam_prep.shards.report import ConfigView
 from beam_prep.storage.foreign import advice_on, check_heads
-from beam_prep.storage.splits import first_records
+from beam_prep.storage.splits import first_records, is_stream, records_at
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.ends import endless_roles
 from beam_prep.tokens.mask import RoleMask
@@ -34,6 +36,7 @@ REFERENCE_ALONE = 2_000_000
 _GROUPS_PROBED = 16
 """Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
 checked by sample."""
+_FILES_PROBED = 16
 _PROBE_BYTES = 4 * CHUNK
 _PROBES = 64
 _PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
@@ -60,18 +63,22 @@ class FirstRecords:
     def warnings(self) -> list[str]:
         """What is probably not meant: bad answers that are trained, roles without an end token, numbers as domains."""
         found: dict[str, None] = {}
-        for part, file in self._groups()[:_GROUPS_PROBED]:
-            if (records := _records(file)) is None:
+        groups = self._groups()
+        for part, files in groups[:_GROUPS_PROBED]:
+            if (records := _records(files[0])) is None:
                 continue
-            rows = records.rows
-            if (text := warning_of(verdicts(rows, part.field_use), len(rows))) is not None:
-                found[f"{file.path}: {text}"] = None
+            rows, path, use = records.rows, files[0].path, part.field_use
+            looked = [row for file in _spread(files, _FILES_PROBED // len(groups)) for row in _looked_at(file)]
+            if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
+                more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+                found[f"{path}{more}: {text}"] = None
+            found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
             found.update(dict.fromkeys(missing_ends(part, self.tokenizer, records)))
             key = part.output.domain_key
             numbers = [row[key] for row in rows if key is not None and isinstance(row.get(key), int | float)]
             if numbers:
                 found[
-                    f"{file.path}: output.domain_key {key!r} is a number or a boolean (as "
+                    f"{path}: output.domain_key {key!r} is a number or a boolean (as "
                     f"{json.dumps(numbers[0])}) in {len(numbers)} of the first {len(rows)} records: these are in the "
                     "domain '__default__'; write it as a text for a domain of its own"
                 ] = None
@@ -87,7 +94,7 @@ class FirstRecords:
         Raises:
             TokenizerError: it cannot be used.
         """
-        encoded = [(part, file) for part, file in self._groups() if not part.input.tokenized]
+        encoded = [(part, files[0]) for part, files in self._groups() if not part.input.tokenized]
         if not encoded:
             return "transformers"
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
@@ -112,10 +119,12 @@ class FirstRecords:
         advice = advice_on(self.inputs, str(error), ConfigView.of(self.config.canonical()).fields)
         return error if advice is None else RunError(f"{error}; {advice}")
 
-    def _groups(self) -> list[tuple[PipelineConfig, InputFile]]:
-        """The config of each group, and its first file."""
-        firsts = {file.group or 0: file for file in reversed(self.inputs)}
-        return [(part, firsts[group]) for group, part in enumerate(self.config.parts())]
+    def _groups(self) -> list[tuple[PipelineConfig, list[InputFile]]]:
+        """The config of each group, and its files."""
+        return [
+            (part, [file for file in self.inputs if (file.group or 0) == group])
+            for group, part in enumerate(self.config.parts())
+        ]
 
 
 def _texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
@@ -135,6 +144,25 @@ def _records(source: InputFile) -> Records | None:
     except InputError:
         return None
     return None if records is None else records.part(range(min(len(records), _PROBES)))
+
+
+def _spread(files: Sequence[InputFile], most: int) -> list[InputFile]:
+    """So many of the files, first and last among them."""
+    count = min(len(files), max(2, most))
+    return [files[place * (len(files) - 1) // max(1, count - 1)] for place in range(count)]
+
+
+def _looked_at(source: InputFile) -> list[dict[str, Any]]:
+    """Records of a file's beginning, and of its middle and its end, where these can be read by themselves."""
+    places = [] if is_stream(source) else [source.size // 2, source.size - CHUNK]
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(InputError):  # the run will report it
+        blocks = [first_records(source, block_bytes=_PROBE_BYTES)]
+        blocks += [records_at(source, 0, place // CHUNK * CHUNK, 2 * CHUNK) for place in places if place >= CHUNK]
+        for rows in (block.rows for block in blocks if block is not None):
+            half = min(len(rows), _PROBES // 2)
+            found += rows[:half] + rows[max(half, len(rows) - half) :]
+    return found
 
 
 def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records) -> list[str]:
@@ -157,14 +185,20 @@ def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records)
     eos = tokenizer.special_tokens.get("eos_token")
     wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
     first = "the first record" if len(records) == 1 else f"the first {len(records)} records"
+    source = tokenizer.template_source(config.input.chat_template) or ""
     lines = []
     for role, turn in found.items():
         tail = tokenizer.decode(turn.tail)
         mark = _MARK.search(tail)
         mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
-        if turn.followed:
+        if tokenizer.reference.encode_special_tokens:
+            mend = (
+                "split_special_tokens of the tokenizer makes plain text of its special tokens, so of what ends a turn, "
+                "too: set it to false in tokenizer_config.json"
+            )
+        elif turn.followed and "endgeneration" in source:
             mend = "move {% endgeneration %} of the chat template behind the end token"
-        elif mark is not None and mark[1] in (tokenizer.template_source(config.input.chat_template) or ""):
+        elif mark is not None and mark[1] in source:
             mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
         lines.append(
             f"no end token is trained behind what {role!r} says in {first}, so a model "

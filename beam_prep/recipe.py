@@ -23,6 +23,7 @@ from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import Records
 from beam_prep.reading.sources import source_of
+from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, Splits
 from beam_prep.shards.layout import Layout
@@ -181,6 +182,8 @@ def mask_steps(
     domain_key = config.output.domain_key
     domain = [] if given.domain is None else [InDomain(given.domain)]
     steps = key_steps(config)
+    if (use := config.field_use).answers:
+        steps.append(CountBadAnswers(use))
     if config.output.keep_fields:
         steps.append(KeepFields(config.output.keep_fields))
     compared: list[BlockStep] = []
@@ -361,6 +364,14 @@ class CheckInFull(BlockStep):
     references: IndexSource | None = None
 
     work, gives = check_in_full, Batch
+
+
+class CountBadAnswers(BlockStep):
+    """`Records` -> the same `Records`: see `count_bad_answers`."""
+
+    use: FieldUse
+
+    work, gives = count_bad_answers, Records
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:

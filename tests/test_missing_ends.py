@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,34 @@ def test_a_template_without_an_end_is_told_of_each_role() -> None:
 def test_a_mark_before_the_end_token_is_told() -> None:
     (line,) = found(ROOT / "examples" / "tokenizer", MARKED)
     assert line.endswith("To mend it: move {% endgeneration %} of the chat template behind the end token")
+
+
+def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None:
+    bare = CHATML.replace(
+        "{% for m in messages %}", "{% for m in messages %}{% if m.role == 'tool' %}{{ m.content }}{% else %}"
+    )
+    bare = bare.replace("\n{% endfor %}", "\n{% endif %}{% endfor %}")
+    turns = [("user", "Why?"), ("assistant", "y"), ("tool", "zz"), ("assistant", "y")]
+    records = bp.testing.records([{"messages": [{"role": role, "content": text} for role, text in turns]}])
+    tokenizer = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
+    (line,) = missing_ends(made(bare, {"assistant": "train", "tool": "train"}), tokenizer, records)
+    assert line == (
+        "no end token is trained behind what 'tool' says in the first record, so a model does not learn to stop: its "
+        'turns end with \'zz\'. To mend it: "input": {"chat_template": ...} with a template that writes '
+        "'<|im_end|>' behind each of its turns"
+    )
+
+
+def test_a_setting_that_splits_end_tokens_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "split"
+    shutil.copytree(ROOT / "examples" / "tokenizer", folder, ignore=shutil.ignore_patterns("beam_prep.json"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "split_special_tokens": True}))
+    (line,) = found(folder, CHATML)
+    assert line.endswith(
+        "its turns end with 'For the sea.<|im_end|>'. To mend it: split_special_tokens of the tokenizer makes plain "
+        "text of its special tokens, so of what ends a turn, too: set it to false in tokenizer_config.json"
+    )
 
 
 @pytest.mark.parametrize("template", [None, CHATML])

@@ -11,7 +11,7 @@ from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
 from beam_prep.chat.chat_format import guard_of
 from beam_prep.data.reasons import ADVICE
-from beam_prep.reading.adapters import functions_of
+from beam_prep.reading.adapters import has_functions
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.shards.report import lost_causes
@@ -78,7 +78,8 @@ def bad_answers(sample: Sample) -> Iterator[Finding]:
         hits = Hits(sample)
         for place in found.bad:
             part, line, record = originals[place]
-            hits.add(part, line, f"{found.name}: {_short(record[found.name])}")
+            value = record.get(found.name)
+            hits.add(part, line, f"{found.name}: {found.which if value is None else _short(value)}")
         yield from hits.finding("bad_answers", f"{found}: {hits.told} bad ({found.which})", found.mend)
 
 
@@ -141,7 +142,7 @@ def _read_fields(sample: Sample) -> list[str]:
         read.append("weight")
     if any(spec.has_template for spec in sample.config.outputs()):
         read += sorted(_READ_BY_ITSELF)
-        read += ["functions"] if any(functions_of(record) for _, _, record in sample.originals()) else []
+        read += ["functions"] if any(has_functions(record) for _, _, record in sample.originals()) else []
     return [*dict.fromkeys(read)]
 
 

@@ -34,7 +34,7 @@ REJECTED: dict[Reason, str] = {
     "bad_weight": "has a weight that is not 0 or 1, or contradicts `train`; with `loss_weights`: beyond 1e-12 to 1e12",
     "unsupported_part": "has a content part of a type that is not known",
     "not_text": "has an image, a sound, a video or a file",
-    "bad_tools": "has `tools` that a template cannot take",
+    "bad_tools": "has `tools` or `functions` that a template cannot take",
     "bad_kwargs": "has `chat_template_kwargs` that a template cannot take",
     "template_error": "has a message that the chat template refuses, or fails on",
     "not_rendered": "has a content or a call that the chat template does not write",

@@ -9,6 +9,7 @@ An adapter takes one parsed record and gives a new one, or raises `Reject`. A re
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -404,14 +405,14 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
 def tools(record: Record) -> list[dict[str, Any]] | None:
     """The record's `tools`: a list of schemas, or that list as a JSON string; None where absent, null or blank.
 
-    `functions`, as OpenAI's API took them before it took `tools`, are tools where they are such a list, each of its
-    schemas with a name. Any other value of that field is no one's tools.
+    `functions`, as OpenAI's API took them before it took `tools`, are tools, too: a list of schemas with names, one of
+    them, or these as a JSON string.
 
     Raises:
-        Reject: `bad_tools`: `tools` are no such list, or there are `functions` that are not the same.
+        Reject: `bad_tools`: they are nothing of that, or there are `functions` that are not the same.
     """
     given = record.get("tools")
-    found = _parsed(given) if isinstance(given, str) else given
+    found = _parsed(given, "tools") if isinstance(given, str) else given
     if found is not None:
         if not isinstance(found, list):
             kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
@@ -419,7 +420,7 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
         for place, tool in enumerate(found):
             if not isinstance(tool, dict):
                 raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
-    functions = functions_of(record)
+    functions = _functions(record)
     if not functions:
         return found
     if found and [tool.get("function", tool) for tool in found] != functions:
@@ -427,26 +428,44 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     return found or [{"type": "function", "function": function} for function in functions]
 
 
-def functions_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The record's `functions`, where they are schemas of functions, or such a list as a JSON string; else []."""
-    found = record.get("functions")
-    if isinstance(found, str):
-        try:
-            found = _json(found)
-        except Reject:
-            return []
-    if not isinstance(found, list):
+def has_functions(record: Mapping[str, Any]) -> bool:
+    """True if the record's `functions` are objects, or JSON of objects: then they are tools. Names or code are not."""
+    given = record.get("functions")
+    if isinstance(given, str):
+        return _OBJECTS.match(given) is not None
+    return bool(given) if isinstance(given, dict) else isinstance(given, list) and any(map(_is_object, given))
+
+
+_OBJECTS = re.compile(r"\s*\[?\s*\{")
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _functions(record: Record) -> list[dict[str, Any]]:
+    if not has_functions(record):
         return []
-    return found if all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in found) else []
+    given = record["functions"]
+    found = _parsed(given, "functions") if isinstance(given, str) else given
+    functions = []
+    for place, each in enumerate([found] if isinstance(found, dict) else found):
+        # Also in the form of `tools`.
+        function = each.get("function", each) if isinstance(each, dict) else each
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            kind = "an object without a name" if isinstance(function, dict) else describe(function)
+            raise Reject("bad_tools", f"'functions[{place}]' is {kind}, wanted a schema (an object with a 'name')")
+        functions.append(function)
+    return functions
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str, name: str) -> Any:
     if not text.strip():
         return None
     try:
         return _json(text)
     except Reject as reject:
-        message = f"field 'tools' is a string that is no JSON ({reject.message}), wanted a list of schemas"
+        message = f"field {name!r} is a string that is no JSON ({reject.message}), wanted a list of schemas"
         raise Reject("bad_tools", message) from None
 
 

@@ -18,6 +18,10 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _NESTED = {dict, list}
+_BOM = (
+    "the record begins with a byte order mark (BOM), which only a file may: files that have one were put together; "
+    "take it out: sed -i 's/^\\xEF\\xBB\\xBF//' FILE"
+)
 _NO_VALUE = re.compile(r"-?(?:(NaN|Infinity)|nan|inf|None|True|False|undefined)\b")
 """What some programs write for values that JSON does not have, or writes in another way."""
 
@@ -79,6 +83,8 @@ def _parse_carefully(
         elif "infinity" in str(error):
             found = Reject("bad_number", str(error))
         else:
+            if text.startswith("\ufeff"):
+                raise Reject("bad_json", _BOM)
             word = _NO_VALUE.match(text, error.pos - (text[error.pos - 1 : error.pos] == "-"))
             if constants is None or word is None or word[1] is None:
                 raise Reject("bad_json", f"{word[0]} is no value of JSON: {error}" if word else str(error))

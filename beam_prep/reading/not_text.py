@@ -2,12 +2,16 @@
 
 They are found in three forms: a part of a content (`{"type": "image_url", ...}`), or a field of a message (`images`);
 a placeholder in a text (`<image>`) beside a field of the record that names files (`images`); base64 in a text (a data
-URL). In documents, which nobody answers, base64 is part of the text.
+URL, or what files of images begin with). In documents, which nobody answers, base64 is part of the text.
+
+A field of files beside texts without a placeholder is no reject, as somebody may want the texts alone: a line says it.
 """
 
 import functools
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,11 +29,16 @@ _WORDS = {
     **dict.fromkeys(("image", "img", "picture", "photo", "vision", "pixel"), _IMAGE),
     **dict.fromkeys(("audio", "sound", "speech", "wav"), _SOUND),
     **dict.fromkeys(("video", "clip", "frame"), _VIDEO),
-    **dict.fromkeys(("media", "multimodal", "file", "document", "application"), _FILE),
+    **dict.fromkeys(("media", "multimodal", "multi_modal", "mm", "attachment"), _FILE),
+    **dict.fromkeys(("file", "document", "application"), _FILE),
 }
-_NAMES = r"image|img|picture|photo|audio|sound|speech|wav|video|clip|frame|media|multimodal"
+_NAMES = (
+    r"image|img|picture|photo|pixel(?=_values)|audio|sound|speech|wav|video|clip|frame|media|multi_?modal|mm(?=_)|"
+    r"attachment"
+)
 _FIELD = re.compile(
-    rf"(?:\w+_)?({_NAMES})s?(?:_?(?:url|uri|path|file|filename|name|data|base64|b64|bytes|id|list|input)s?)?", re.I
+    rf"(?:\w+_)?({_NAMES})s?(?:_?(?:url|uri|path|file|filename|name|data|base64|b64|bytes|id|list|input|value)s?)?",
+    re.I,
 )
 """Names of fields that hold files, or their places."""
 _TYPE = re.compile(rf"(?:^|_)({_NAMES}|pixel|file|document)s?(?:_|$)", re.I)
@@ -46,6 +55,14 @@ _DATA_URL = re.compile(
 """With the image of Markdown around it. What an explanation of data URLs gives as example is shorter than any image;
 what somebody cut (`...`) is none."""
 _BASE64 = ";base64,"
+_BEGINS = {
+    **dict.fromkeys(("iVBORw0KGgo", "/9j/4", "R0lGODlh", "R0lGODdh"), _IMAGE),
+    **dict.fromkeys(("UklGR", "T2dnUw", "ZkxhQw", "SUQz"), _SOUND),
+    "JVBERi0": _FILE,
+}
+"""What the base64 of files begins with: PNG, JPEG, GIF; WAV and WebP, Ogg, FLAC, MP3; PDF."""
+_RAW = re.compile(rf"(?<![\w+/=])({'|'.join(map(re.escape, _BEGINS))})[\w+/]{{100,}}+={{0,2}}(?!\.\.)", re.A)
+"""Base64 of a file without `data:` before it."""
 _ADVICE = 'beam_prep is for text: leave such records out, or keep their text: "not_text": "drop_parts" in "input"'
 
 
@@ -74,24 +91,51 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
             continue
         search = _Search(rule, beside, not is_document)
         cleaned = search.value(value, name)
-        if search.dropped:
+        if cleaned is not value:
             made, dropped = {**made, name: cleaned}, dropped + search.dropped
     return made, dropped
+
+
+def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str]) -> list[str]:
+    """A line for each field that holds files beside the texts of records, and that is not read.
+
+    >>> fields_of_files([{"images": ["a.png"], "prompt": "What is this?"}, {"prompt": "Hi"}], {"prompt"})[0][:75]
+    "'images' holds an image in 1 of 2 records that were looked at, and is not "
+
+    Args:
+        records: of the input.
+        read: the fields that a config reads or keeps.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        counts.update((name, kind) for name, kind in _all_files(record) if name not in read)
+    return [
+        f"{name!r} holds {kind} in {count:,} of {len(records):,} records that were looked at, and is not read: answers "
+        "about it would be trained without it. beam_prep is for text: leave such records out, unless the texts alone "
+        "are what you want"
+        for (name, kind), count in counts.items()
+    ]
 
 
 def _is_plain(value: Any, is_document: bool) -> bool:
     """True if a field has certainly nothing but text, as nearly all have."""
     if type(value) is str:
-        return is_document or _BASE64 not in value
+        return is_document or not _may_hold_base64(value)
     if type(value) is not list:
         return False
     for message in value:
         if type(message) is not dict or len(message) != 2:
             return False
         content = message.get("content")
-        if type(content) is not str or "role" not in message or _BASE64 in content:
+        if type(content) is not str or "role" not in message or _may_hold_base64(content):
             return False
     return True
+
+
+def _may_hold_base64(text: str) -> bool:
+    if _BASE64 in text:
+        return True
+    return len(text) > 100 and any(begin in text for begin in _BEGINS)
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,11 +162,23 @@ def _kind_of_name(name: str) -> str | None:
 def _files(holder: Mapping[str, Any]) -> dict[str, str]:
     """Kind -> the first field of an object that holds files of it, or their places."""
     found: dict[str, str] = {}
+    for name, kind in _all_files(holder):
+        found.setdefault(kind, name)
+    return found
+
+
+def _all_files(holder: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, kind) of all these fields."""
     for name, value in holder.items():
         kind = _kind_of_name(name)
+        if kind is None and type(value) is dict and value.keys() == _STORED:
+            kind = _FILE
         if kind is not None and isinstance(value, str | list | dict) and _is_filled(value):
-            found.setdefault(kind, name)
-    return found
+            yield name, kind
+
+
+_STORED = {"bytes", "path"}
+"""What `datasets` makes of a file, whatever its column is called."""
 
 
 def _is_filled(value: Any) -> bool:
@@ -165,7 +221,7 @@ class _Search:
                 made.append(self._message(item, where, place))
             else:
                 made.append(self.value(item, f"{where}[{place}]"))
-        return value if self.dropped == before else made
+        return value if _same(made, value) else made
 
     def _message(self, message: dict[str, Any], field_name: str, place: int) -> dict[str, Any]:
         content = message.get("content")
@@ -176,8 +232,9 @@ class _Search:
         if isinstance(content, str):
             content = self._text(content, where, {**self.beside, **own})
         elif isinstance(content, list):
-            content = [*self._parts(content, where, {**self.beside, **own})]
-        if self.dropped == before:
+            parts = [*self._parts(content, where, {**self.beside, **own})]
+            content = content if _same(parts, content) else parts
+        if self.dropped == before and content is message.get("content"):
             return message
         made = {name: value for name, value in message.items() if name not in own.values()}
         if "content" in made:
@@ -197,8 +254,11 @@ class _Search:
                 yield self._text(part, at, beside)
             elif isinstance(part, dict) and isinstance(part.get("text"), str):
                 text = self._text(part["text"], at, beside)
-                yield part if text is part["text"] else {**part, "text": text}
-            else:
+                if self.rule == "drop_parts" and part.get("type") in _OTHER_TEXTS:
+                    yield {"type": "text", "text": text}
+                else:
+                    yield part if text is part["text"] else {**part, "text": text}
+            elif part is not None or self.rule == "reject":
                 yield part
 
     def _text(self, text: str, where: str, beside: Mapping[str, str]) -> str:
@@ -210,6 +270,13 @@ class _Search:
                 return ""
 
             text = _DATA_URL.sub(without_data, text)
+        if self.base64 and len(text) > 100:
+
+            def without_file(match: re.Match[str]) -> str:
+                self._found(f"'{where}' holds {_BEGINS[match[1]]} as base64 ({match[0][:40]} ...)")
+                return ""
+
+            text = _RAW.sub(without_file, text)
         if not beside or ("<" not in text and "[" not in text):
             return text
         before = self.dropped
@@ -229,6 +296,14 @@ class _Search:
         if self.rule == "reject":
             raise Reject("not_text", f"{what}: {_ADVICE}")
         self.dropped += 1
+
+
+_OTHER_TEXTS = (None, "input_text", "output_text")
+"""Types of parts that hold a text like those of the type `text`."""
+
+
+def _same(made: Sequence[Any], given: Sequence[Any]) -> bool:
+    return len(made) == len(given) and all(map(operator.is_, made, given))
 
 
 def _nothing_left(where: str) -> Reject:

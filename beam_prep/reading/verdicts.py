@@ -1,10 +1,14 @@
 """Fields of records that say whether an answer is good: what they mean, and which records they mark as bad."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from beam_prep.data.block import step
+from beam_prep.reading.records import Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,18 @@ class FieldUse:
     answers: bool
     pairs: bool
 
+    @property
+    def known(self) -> frozenset[str]:
+        """The fields that are read or kept."""
+        return self.read | frozenset(self.kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A field that judges answers.
 
     Attributes:
-        name: the field.
+        name: the field; `meta.label` of an object in it, `messages[].label` of its messages.
         means: what it says, and the values that were found.
         does: what the config does with it.
         bad: the places of the records that it marks as bad and that are trained like the others.
@@ -63,31 +72,88 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
     """
     if not use.answers:
         return []
-    names = dict.fromkeys(name for record in records for name in record)
+    fields: dict[_Field, list[tuple[int, Any]]] = {}
+    for place, record in enumerate(records):
+        for field, value in _fields(record, use):
+            if value is not None:
+                fields.setdefault(field, []).append((place, value))
     found: list[Verdict] = []
-    for name in names:
-        look = _LOOK.get(name.lower())
-        if look is None or (use.pairs and look not in (_weights, _splits)):
+    for field, values in fields.items():
+        looks = _looks_of(field)
+        if use.pairs and looks[0] not in (_weights, _splits):
             continue
-        if name in use.read and name not in use.kept and look is not _worse:
+        if field.name in use.read and field.top not in use.kept and looks[0] is not _worse:
             continue  # a classifier's answer is its label
-        values = [(place, record[name]) for place, record in enumerate(records) if record.get(name) is not None]
-        found += look(name, values, use)
+        found += next(filter(None, (list(look(field, values, use)) for look in looks)), [])
     return found
 
+
+class _Field(NamedTuple):
+    """A field of records, of objects in them (`meta.label`), or of messages (`messages[].label`).
+
+    Attributes:
+        top: the field of the record.
+        name: as it is shown; `top`, if it is that.
+        keys: its own name, and that of the object that holds it.
+    """
+
+    top: str
+    name: str
+    keys: tuple[str, ...]
+
+
+def _fields(record: Mapping[str, Any], use: FieldUse) -> Iterator[tuple[_Field, Any]]:
+    for top, value in record.items():
+        kind = type(value)
+        if kind is dict:
+            for key, each in value.items():
+                yield _Field(top, f"{top}.{key}", (key, top)), each
+        elif kind is list and top in use.read:
+            for message in value:
+                if type(message) is dict and len(message) > 2:  # more than a role and a content
+                    for key, each in message.items():
+                        if key not in _OF_MESSAGES:
+                            yield _Field(top, f"{top}[].{key}", (key,)), each
+        else:
+            yield _Field(top, top, (top,)), value
+
+
+_OF_MESSAGES = ("role", "content", "weight", "train", "from", "value")
+"""Keys of messages that are read."""
+
+
+def _looks_of(field: _Field) -> list["_Look"]:
+    """What looks at a field, by its name; of an object in a field, then by the name of that."""
+    found = []
+    for name in field.keys:
+        words = [word for word in _WORD.findall(name.replace("-", "_")) if word.lower() not in _WHOSE]
+        found += [_LOOK[each] for each in (name.lower(), "_".join(words).lower()) if each in _LOOK]
+    return found or [_words]
+
+
+_WORD = re.compile(r"[A-Z]*[^A-Z_\W]+|[A-Z]+")
+_WHOSE = {
+    *("is", "was", "has", "human", "user", "model", "llm", "judge", "gpt", "annotator", "expert", "reviewer", "final"),
+    *("overall", "answer", "response", "completion", "output", "assistant"),
+}
+"""Words of a name that say who judges, and what."""
 
 _Values = Sequence[tuple[int, Any]]
 
 _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
-_GOOD_WORDS = {
-    *("true", "yes", "good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass"),
-    "passed",
+_CERTAIN = {
+    *("incorrect", "rejected", "reject", "undesirable", "failed", "refused", "thumbs_down", "thumbs down"),
+    *("disliked", "downvoted", "disapproved", "unacceptable", "inaccurate"),
 }
-_GOOD_WORDS |= {"thumbs_up", "thumbs up", "up", "like", "liked", "approved", "1"}
-_BAD_WORDS = {*("false", "no", "bad", "incorrect", "wrong", "rejected", "reject", "undesirable", "fail", "failed"), "0"}
-_BAD_WORDS |= {"thumbs_down", "thumbs down", "down", "dislike", "disliked", "unsafe"}
+"""Words that say of an answer that it is bad, whatever the field is called."""
+_GOOD_WORDS = {
+    *("true", "yes", "good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "1"),
+    *("thumbs_up", "thumbs up", "up", "like", "liked", "approved", "upvoted", "acceptable", "accurate"),
+}
+_BAD_WORDS = _CERTAIN | {"false", "no", "bad", "wrong", "fail", "down", "dislike", "unsafe", "0"}
 _EVALUATION = {"test", "testing", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout", "holdout"}
+_FEW, _SHORT = 8, 24
 
 
 def _good(value: Any) -> bool | None:
@@ -104,75 +170,95 @@ def _good(value: Any) -> bool | None:
     return None
 
 
+def _words(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
+    if not all(isinstance(value, str) and len(value) <= _SHORT for _, value in values):
+        return
+    bad = [each for each in values if each[1].strip().lower() in _CERTAIN]
+    if bad and len({value for _, value in values}) <= _FEW:
+        yield _verdict(field, f"marks answers as good or bad ({_counts(values)})", bad, use)
+
+
 def _marks(good: bool) -> "_Look":
-    def look(name: str, values: _Values, use: FieldUse) -> Iterator[Verdict]:
+    def look(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
         said = [_good(value) for _, value in values]
         if not said or None in said:  # numbers of classes, names of topics
+            yield from _words(field, values, use)
             return
         bad = [each for each, says in zip(values, said, strict=True) if says is not good]
-        yield _verdict(name, f"marks answers as good or bad ({_counts(values)})", bad, use)
+        yield _verdict(field, f"marks answers as good or bad ({_counts(values)})", bad, use)
 
     return look
 
 
-def _ratings(name: str, values: _Values, use: FieldUse) -> Iterator[Verdict]:
+def _ratings(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
     numbers = [
         (place, value) for place, value in values if isinstance(value, int | float) and not isinstance(value, bool)
     ]
+    if all(isinstance(value, str) and _GRADE.fullmatch(value) for _, value in values):
+        bad = [each for each in values if each[1][0] in "EFef"]
+        yield _verdict(field, f"rates answers ({_counts(values)})", bad, use)
+        return
     if not numbers or len(numbers) < len(values):
-        yield from _marks(True)(name, values, use)  # `feedback` may be a word
+        yield from _marks(True)(field, values, use)  # `feedback` may be a word
         return
     low, high = (choose(value for _, value in numbers) for choose in (min, max))
     # Of a scale that nobody names, what is certainly bad: nothing, less, or a quarter of the best. Where all is
     # negative it is the logarithm of a probability, which is no rating.
     bad = [each for each in numbers if high > 0 and (each[1] <= 0 or each[1] <= high / 4)]
     shown = f"{low:g} to {high:g}" if low < high else f"{low:g}"
-    yield _verdict(name, f"rates answers ({shown}, in {len(numbers):,} records)", bad, use)
+    yield _verdict(field, f"rates answers ({shown}, in {_records(numbers)})", bad, use)
 
 
-def _weights(name: str, values: _Values, use: FieldUse) -> Iterator[Verdict]:
+_GRADE = re.compile("[A-Fa-f][+-]?")
+
+
+def _weights(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
     bad = [(place, value) for place, value in values if isinstance(value, int | float) and value == 0]
     if bad:
-        yield _verdict(name, f"is 0 in {len(bad):,} of {len(values):,} records: do not train these", bad, use)
+        yield _verdict(field, f"is 0 in {len(bad):,} of {len(values):,} records: do not train these", bad, use)
 
 
-def _splits(name: str, values: _Values, use: FieldUse) -> Iterator[Verdict]:
+def _splits(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
     bad = [each for each in values if isinstance(each[1], str) and each[1].strip().lower() in _EVALUATION]
     if bad:
-        yield _verdict(name, f"names parts of a data set, also those for evaluation ({_counts(values)})", bad, use)
+        yield _verdict(field, f"names parts of a data set, also those for evaluation ({_counts(values)})", bad, use)
 
 
-def _worse(name: str, values: _Values, use: FieldUse) -> Iterator[Verdict]:
+def _worse(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
     if all(_good(value) is not None for _, value in values):
-        yield from _marks(False)(name, values, use)
+        yield from _marks(False)(field, values, use)
         return
     texts = [each for each in values if isinstance(each[1], str | list) and each[1]]
     if texts:
-        does = "trains it" if name in use.trained else "does not read it"
-        bad = texts if name in use.trained else []
-        yield _verdict(
-            name, f"holds answers that were rejected (in {len(texts):,} records)", bad, use, does, "all of it"
-        )
+        does = "trains it" if field.name in use.trained else "does not read it"
+        bad = texts if field.name in use.trained else []
+        means = f"holds answers that were rejected (in {_records(texts)})"
+        yield _verdict(field, means, bad, use, does, "all of it")
 
 
-_Look = Callable[[str, _Values, FieldUse], Iterator[Verdict]]
+_Look = Callable[[_Field, _Values, FieldUse], Iterator[Verdict]]
 
 
 def _verdict(
-    name: str, means: str, bad: _Values, use: FieldUse, does: str | None = None, which: str | None = None
+    field: _Field, means: str, bad: _Values, use: FieldUse, does: str | None = None, which: str | None = None
 ) -> Verdict:
-    if name in use.kept:
-        return Verdict(name, means, use.kept[name])
+    if field.top in use.kept:
+        return Verdict(field.name, means, use.kept[field.top])
     if not bad:
-        return Verdict(name, means, does or _UNREAD)
+        return Verdict(field.name, means, does or _UNREAD)
     values = list(dict.fromkeys(_shown(value) for _, value in bad))
     shown = ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
-    return Verdict(name, means, does or _UNREAD, tuple(place for place, _ in bad), which or shown, _mend(name, bad))
+    places = tuple(dict.fromkeys(place for place, _ in bad))  # several messages of a record
+    return Verdict(field.name, means, does or _UNREAD, places, which or shown, _mend(field, bad))
 
 
-def _mend(name: str, bad: _Values) -> str:
-    key, look = json.dumps(name, ensure_ascii=False), _LOOK[name.lower()]
-    if look is _weights and name == "weight":
+def _mend(field: _Field, bad: _Values) -> str:
+    key, look = json.dumps(field.name, ensure_ascii=False), _looks_of(field)[0]
+    if field.name.startswith(f"{field.top}[]"):
+        return f'{_OUT}; or "weight": 0 in these messages, which are not trained then'
+    if field.name != field.top:
+        return _OUT
+    if look is _weights and field.name == "weight":
         return f'{_OUT}; or "output": {{"loss_weights": true}}, which gives their tokens no weight'
     if look is _splits:
         return f'{_OUT}; or "output": {{"domain_key": {key}}}, which gives each part a folder'
@@ -183,6 +269,11 @@ def _mend(name: str, bad: _Values) -> str:
         return _OUT
     kind = "bool" if kinds == {bool} else "float32" if kinds <= {bool, int, float} else "string"
     return f'{_OUT}; or "output": {{"keep_fields": {{{key}: "{kind}"}}}} for a trainer that reads the field (as KTO)'
+
+
+def _records(values: _Values) -> str:
+    count = len({place for place, _ in values})
+    return f"{count:,} record{'' if count == 1 else 's'}"
 
 
 def _shown(value: Any) -> str:
@@ -198,41 +289,50 @@ def _counts(values: _Values) -> str:
 _GOOD = (
     *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
     *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up", "feedback"),
+    *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate"),
 )
 _BAD = (
-    *("bad", "incorrect", "wrong", "toxic", "harmful", "unsafe", "flagged", "spam", "deleted", "hallucination"),
-    *("hallucinated", "thumbs_down", "disliked", "undesirable", "failed", "refusal"),
+    *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
+    *("hallucination", "hallucinated", "thumbs_down", "disliked", "undesirable", "failed", "refusal", "refused"),
+    *("downvoted", "downvote"),
 )
 _RATING = (
     *("score", "scores", "rating", "ratings", "reward", "quality", "quality_score", "stars", "grade", "votes"),
-    *("upvotes", "helpfulness", "correctness", "overall_score", "overall_rating", "preference_score"),
+    *("upvotes", "helpfulness", "correctness", "preference_score"),
 )
-_REJECTED = ("rejected", "rejected_response", "rejected_output", "rejected_answer", "bad_answer", "dispreferred")
-_PLAIN: dict[str, _Look] = {
+_REJECTED = ("rejected", "bad_answer", "dispreferred")
+_LOOK: dict[str, _Look] = {
     **dict.fromkeys(_GOOD, _marks(True)),
     **dict.fromkeys(_BAD, _marks(False)),
     **dict.fromkeys(_RATING, _ratings),
     **dict.fromkeys(_REJECTED, _worse),
-}
-_LOOK: dict[str, _Look] = {
-    **{f"is_{name}": look for name, look in _PLAIN.items()},
-    **_PLAIN,
     **dict.fromkeys(("weight", "sample_weight", "loss_weight"), _weights),
     **dict.fromkeys(("split", "data_split", "partition"), _splits),
 }
-"""Names of fields, in lower case -> what looks at their values."""
+"""Names of fields, in lower case and without `_WHOSE` -> what looks at their values."""
 
 
 def warning_of(found: Sequence[Verdict], records: int) -> str | None:
     """One line before a run that would train answers marked as bad; None: there is none.
 
     Args:
-        found: in the first records.
+        found: in records of the input.
         records: how many these are.
     """
     bad = [verdict for verdict in found if verdict.bad]
     if not bad:
         return None
     told = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
-    first = f"the first {records:,} records" if records > 1 else "the first record"
-    return f"answers marked as bad are trained like the others: of {first}, {told}: {bad[0].mend}"
+    looked = f"{records:,} records that were looked at" if records > 1 else "the one record that was looked at"
+    return f"answers marked as bad are trained like the others: of {looked}, {told}: {bad[0].mend}"
+
+
+BAD_ANSWERS = "bad_answers: "
+"""Prefix of the entries of `Block.made` that count records by the field that marks their answers as bad."""
+
+
+@step
+def count_bad_answers(records: Records, use: FieldUse) -> Records:
+    """The records of a block; `made` counts those whose answers a field marks as bad, as `verdicts` finds them."""
+    bad = {f"{BAD_ANSWERS}{verdict.name}": len(verdict.bad) for verdict in verdicts(records.rows, use) if verdict.bad}
+    return replace(records, made=records.made | bad)

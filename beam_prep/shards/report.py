@@ -129,7 +129,8 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
         files = ", ".join(repr(entry["path"]) for entry in plan.inputs[:3])
-        return f"the input has no record, only {ledger.blank} blank lines: {files}"
+        only = f", only {ledger.blank} blank lines" if ledger.blank else ""
+        return f"the input has no record{only}: {files}"
     if ledger.kept == 0:
         left_out = {**ledger.dropped, **ledger.rejected}
         most = max(left_out, key=left_out.__getitem__)
@@ -320,6 +321,7 @@ class Findings:
         empty: splits without a record.
         counters: of kept records, as in the manifest.
         not_text: records that are rejected for their images, audio or video.
+        bad_answers: field -> records that were read, and whose answers it marks as bad.
     """
 
     roles: RoleTable = field(default_factory=dict)
@@ -330,6 +332,7 @@ class Findings:
     empty: Sequence[str] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     not_text: int = 0
+    bad_answers: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Findings":
@@ -364,6 +367,12 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
     if found.not_text:
         count = f"{found.not_text:,} record{' has' if found.not_text == 1 else 's have'} images, audio or video"
         texts.append(f"{count}, and {'is' if found.not_text == 1 else 'are'} rejected (not_text): {_KEEPS_TEXT}")
+    if found.bad_answers:
+        told = "; ".join(f"{_places('records', count)} by {name!r}" for name, count in found.bad_answers.items())
+        texts.append(
+            f"answers marked as bad were trained like the others: of {told}. Leave these records out; or keep the "
+            "field for a trainer that reads it (output.keep_fields)"
+        )
     for name in found.empty:
         texts.append(
             f"split {name!r} has no records: none of the {found.kept:,} that are kept falls into it; give it a larger "
@@ -394,7 +403,9 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
 
 
 def _places(name: str, count: int) -> str:
-    what = "turn" if name.startswith("marks") else "message" if name.startswith("texts") else "record"
+    # Each side of a pair, and each of sampled responses, is a conversation of its own.
+    kinds = {"marks": "turn", "texts": "message", "tools": "conversation"}
+    what = kinds.get(name.partition("_")[0], "record")
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 

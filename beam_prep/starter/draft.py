@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from beam_prep.chat.environment import asks_for_date
-from beam_prep.reading.adapters import ROLES, functions_of
+from beam_prep.reading.adapters import ROLES, has_functions
 from beam_prep.reading.prompts import begins
 from beam_prep.shards.report import near_name
 from beam_prep.starter.shapes import Found, Record, Shape, prompt_of_pairs
@@ -111,7 +111,17 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
             "no tokenizer was given: whether it has a chat template, and what it writes, was not looked at"
         )
         return
-    source = tokenizer.chat_template
+    source, named = tokenizer.chat_template, tokenizer.chat_templates
+    if source is None and named:
+        name = min(sorted(named), key=lambda each: _FOR_CASES.get(each, 0))
+        source = named[name]
+        made.set(
+            "input", "chat_template", name, "the tokenizer's chat templates have names, and none is the default one"
+        )
+        made.open.append(
+            f"the tokenizer's chat templates are named {', '.join(map(repr, sorted(named)))}: is {name!r} the one that "
+            "you want (input.chat_template)?"
+        )
     if source is None:
         made.set(
             "input",
@@ -132,8 +142,12 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
         )
 
 
+_FOR_CASES = {"tool_use": 1, "rag": 2}
+"""Names of chat templates that are for some conversations only, the one that suits others sooner first."""
+
+
 def _tools(made: Draft, records: Sequence[Record]) -> None:
-    tools = sum(bool(record.get("tools") or functions_of(record)) for record in records)
+    tools = sum(bool(record.get("tools") or has_functions(record)) for record in records)
     if tools:
         made.open.append(
             f"{tools:,} records have tools, which are passed to the chat template: `beam-prep audit` "

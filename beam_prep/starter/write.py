@@ -18,6 +18,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
 from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.json_line import describe
+from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
@@ -80,7 +81,9 @@ def start(
     _set_length(made, found, drawn, tokenizer, files)
     config = PipelineConfig.from_dict(made.config, str(target))
     tried = None if tokenizer is None else audit_files(files, config, tokenizer, RECORDS)
-    made.open += [str(each) for each in verdicts(found.records, config.field_use)]
+    use = config.field_use
+    made.open += [str(each) for each in verdicts(found.records, use)]
+    made.open += fields_of_files(found.records, use.known) if use.answers else []
     made.open += folders(found.records)
     name = tokenizer_path or "TOKENIZER"
     commands = _commands(inputs, target, name)

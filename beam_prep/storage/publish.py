@@ -28,6 +28,7 @@ from beam_prep.formats.manifest import (
     load,
     output_columns,
 )
+from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.chunk import ROW_LENGTHS, ChunkStats, TurnStats, split_rows
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.pack import PackStats
@@ -382,7 +383,10 @@ class Publisher:
 
     def _run(self, plan: Plan, manifest: Mapping[str, Any], made: Sequence[WrittenShard]) -> dict[str, Any]:
         spent = {name: count / 1e6 for name, count in _of(plan.made, MICROSECONDS).items()}
-        counted = {name: count for name, count in plan.made.items() if not name.startswith((_ENCODER, MICROSECONDS))}
+        others = (_ENCODER, MICROSECONDS, BAD_ANSWERS)
+        counted = {name: count for name, count in plan.made.items() if not name.startswith(others)}
+        bad = _of(plan.made, BAD_ANSWERS)
+        found = replace(Findings.of(manifest), bad_answers=bad)
         return {
             **self.run,
             "finished": time.time(),
@@ -392,9 +396,10 @@ class Publisher:
             "blocks_reused": plan.reused,
             **counted,
             "encoders": _of(plan.made, _ENCODER),
+            **({"bad_answers": bad} if bad else {}),
             **numbers(made),
             "seconds": {**spent, "Write": sum(shard.seconds for shard in made)},
-            "warnings": [*self.run.get("warnings", ()), *warnings(Findings.of(manifest), self._config)],
+            "warnings": [*self.run.get("warnings", ()), *warnings(found, self._config)],
             "report": {
                 "lengths": {"kept": plan.lengths[0], "uncut": plan.lengths[1]},
                 "dropped": [_dropped(drop) for drop in plan.drops],

@@ -1,5 +1,7 @@
 """Resolves a tokenizer with transformers, and makes the files of the resolved one."""
 
+import codecs
+import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -102,6 +104,8 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
             raise TokenizerError(
                 f"the tokenizer in {path!r} is code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
             ) from None
+        if looks_local and (bad := _bad_file(path)) is not None:
+            raise TokenizerError(f"no tokenizer in {path!r}: {bad}") from None
         known = _what_is_missing(path) if looks_local else ""
         raise TokenizerError(
             f"no tokenizer in {path!r}: wanted {hint}. "
@@ -161,8 +165,14 @@ def _settings(found: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         name: True for name in ("split_special_tokens", "clean_up_tokenization_spaces") if getattr(found, name, False)
     }
-    if found.model_max_length < _NO_LENGTH:
-        settings["model_max_length"] = int(found.model_max_length)
+    most = found.model_max_length
+    if not isinstance(most, int | float):
+        raise TokenizerError(
+            f"tokenizer_config.json: model_max_length is {most!r}, with which transformers encodes nothing: write a "
+            "number of tokens, without quotes"
+        )
+    if 0 < most < _NO_LENGTH:  # 0 and -1 are used for "no limit"
+        settings["model_max_length"] = int(most)
     return settings
 
 
@@ -196,7 +206,7 @@ _END_OF_LINE = re.compile(r"(\r\n|\r|\n)\Z")
 
 
 def _check_named(folder: str, found: Any) -> None:
-    """Raises `TokenizerError` if the settings name a token that the vocabulary lacks.
+    """Raises `TokenizerError` if the settings, or the tokenizer's class, name a token that the vocabulary lacks.
 
     transformers gives it an id behind the last one, for which a model has no row.
     """
@@ -208,12 +218,14 @@ def _check_named(folder: str, found: Any) -> None:
     known |= {token["content"] for token in _json_of(folder, "tokenizer.json").get("added_tokens", ())}
     known |= {token["content"] for token in config.get("added_tokens_decoder", {}).values()}
     rows = model.get("vocab_size") or 0
-    for key, value in [*config.items(), *others.items()]:
+    # Last what a class adds of its own, as GemmaTokenizer its pad_token.
+    for key, value in [*config.items(), *others.items(), *found.special_tokens_map.items()]:
         for token in _texts_of(value) if key.endswith(("_token", "_special_tokens")) else ():
             number = found.convert_tokens_to_ids(token)
             if token not in known and number is not None and number >= rows:
+                who = key if key in config or key in others else f"{key} of its class ({type(found).__name__})"
                 raise TokenizerError(
-                    f"the tokenizer in {folder!r}: {key} names {token!r}, which the vocabulary lacks; transformers "
+                    f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
                     f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
                     "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
                 )
@@ -238,6 +250,52 @@ def _json_of(folder: str, name: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
+
+
+_OBJECTS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+    *("vocab.json", "tekken.json"),
+)
+"""Files of a folder that hold a JSON object, where they are there."""
+
+
+def _bad_file(folder: str) -> str | None:
+    """The first file of a folder that nobody can read, and why; None: there is none."""
+    for name in [*_OBJECTS, *_template_files(folder)]:
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                text = file.read().decode("utf-8")
+            read = json.loads(text) if name in _OBJECTS else {}
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        except UnicodeDecodeError as error:
+            return f"{name} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
+        except (ValueError, RecursionError) as error:
+            return f"{name} is no JSON ({error}): copy it again, or mend it"
+        if not isinstance(read, dict):
+            return f"{name} holds a JSON {type(read).__name__}, wanted an object"
+    return None
+
+
+def _template_files(folder: str) -> list[str]:
+    below = os.path.join(folder, tokenizer_cache.BELOW)
+    names = sorted(os.listdir(below)) if os.path.isdir(below) else []
+    return ["chat_template.jinja", *(os.path.join(tokenizer_cache.BELOW, name) for name in names)]
+
+
+def templates_with_bom(folder: str) -> list[str]:
+    """The files of a folder with a chat template that begins with a byte order mark."""
+    found = []
+    for name in _template_files(folder):
+        with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
+            found += [name] if file.read(3) == codecs.BOM_UTF8 else []
+    given = _json_of(folder, "tokenizer_config.json").get("chat_template")
+    named = [each.get("template") for each in given] if isinstance(given, list) else [given]
+    if any(isinstance(text, str) and text.startswith("\ufeff") for text in named):
+        found.append("tokenizer_config.json")
+    return found
 
 
 def _what_is_missing(folder: str) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,10 +23,20 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
-from beam_prep.tokens.resolver import check_texts, expected_files, resolve, resolved_here, rust_tokenizer, write
+from beam_prep.tokens.resolver import (
+    check_texts,
+    expected_files,
+    resolve,
+    resolved_here,
+    rust_tokenizer,
+    templates_with_bom,
+    write,
+)
 
 if TYPE_CHECKING:
     import tokenizers
+
+log = logging.getLogger("beam_prep")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,6 +338,12 @@ class Tokenizer:
         if (kept := _kept(Path(path))) is not None:
             return kept
 
+        for name in templates_with_bom(str(path)):
+            log.warning(
+                "warning: tokenizer: the chat template in %s begins with a byte order mark (BOM), which is left out; "
+                "transformers would write it into every text",
+                name,
+            )
         return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":

@@ -165,7 +165,28 @@ def test_functions_are_tools_where_they_are_schemas() -> None:
     assert variables_of({"functions": [TIDE], "tools": None}) == {"tools": tools}
     assert variables_of({"functions": [TIDE], "tools": tools}) == {"tools": tools}
     assert variables_of({"functions": [TIDE], "tools": [TIDE]}) == {"tools": [TIDE]}
-    for other in ("main, load", ["main"], [{"code": "x"}], {"main": 1}, [], None, 3):
+    forms: tuple[Any, ...] = (TIDE, json.dumps(TIDE), tools, tools[0], json.dumps(tools), f" [ {json.dumps(TIDE)}]")
+    for same in forms:
+        assert variables_of({"functions": same}) == {"tools": tools}
+    others: tuple[Any, ...] = ("main, load", ["main"], '["main"]', {}, [], None, 3)
+    for other in others:
         assert variables_of({"functions": other}) == {}
     with pytest.raises(Reject, match="fields 'tools' and 'functions' hold different schemas, wanted one of them"):
         variables_of({"functions": [TIDE], "tools": [{"type": "function", "function": {"name": "other"}}]})
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"),
+    [
+        ([{"code": "x"}], "'functions[0]' is an object without a name, wanted a schema (an object with a 'name')"),
+        ([TIDE, "x"], "'functions[1]' is a string (\"x\"), wanted a schema"),
+        ({"main": 1}, "'functions[0]' is an object without a name, wanted a schema"),
+        ([{"type": "function", "function": "x"}], "'functions[0]' is a string (\"x\"), wanted a schema"),
+        ("[{bad", "field 'functions' is a string that is no JSON ("),
+    ],
+)
+def test_functions_that_are_no_schemas_are_a_reject(functions: Any, says: str) -> None:
+    with pytest.raises(Reject) as found:
+        variables_of({"functions": functions})
+    assert found.value.reason == "bad_tools"
+    assert found.value.message.startswith(says)

@@ -120,6 +120,66 @@ FOUND: dict[str, tuple[Output, dict[str, Any], str, Any]] = {
         "'text' has '<image>'",
         "See  here.",
     ),
+    "attachments": (
+        CHAT,
+        chat("What is it?", own={"experimental_attachments": [{"contentType": "image/png", "url": "x"}]}),
+        "'messages[0].experimental_attachments' holds a file: ",
+        "What is it?",
+    ),
+    "pixel_values": (
+        CHAT,
+        chat("<image>What is it?", pixel_values=[[1]]),
+        "'messages[0]' has '<image>'",
+        ASK["text"],
+    ),
+    "mm_data": (
+        CHAT,
+        chat("<image>What is it?", mm_data={"image": ["a"]}),
+        "'messages[0]' has '<image>'",
+        "What is it?",
+    ),
+    "multi_modal_data": (
+        CHAT,
+        chat("<video>What is it?", multi_modal_data={"video": ["a"]}),
+        "'messages[0]' has '<video>'",
+        "What is it?",
+    ),
+    "a file of datasets": (
+        CHAT,
+        chat("<image>What is it?", scan={"bytes": "x", "path": None}),
+        "'messages[0]' has '<image>'",
+        "What is it?",
+    ),
+    "base64 alone": (
+        CHAT,
+        chat(f"What is it? /9j/4AAQSkZJRgAB{'AQAA' * 40}=="),
+        "'messages[0]' holds an image as base64 (/9j/4AAQSkZJRgABAQAA",
+        "What is it? ",
+    ),
+    "base64 alone, in a pair": (
+        PAIR,
+        {"prompt": f"iVBORw0KGgo{'AQAA' * 40} What?", "completion": "A cat."},
+        "'prompt' holds an image as base64 (iVBORw0KGgo",
+        " What?",
+    ),
+    "a text of another type": (
+        CHAT,
+        chat([{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": "a"}]),
+        "'messages[0].content[1]' is an image (type 'input_image'): ",
+        [ASK],
+    ),
+    "parts without a type": (
+        CHAT,
+        chat([{"text": "What is it?"}, {"image": "a.png"}]),
+        "'messages[0].content[1]' is an image: ",
+        [ASK],
+    ),
+    "beside a null": (
+        CHAT,
+        chat([ASK, {"type": "image_url", "image_url": {"url": "a"}}, None]),
+        "'messages[0].content[1]' is an image",
+        [ASK],
+    ),
     "nothing else": (CHAT, chat([{"type": "image"}]), "'messages[0].content[0]' is an image", None),
     "nothing but a placeholder": (CHAT, chat("<image>", image="a.png"), "'messages[0]' has '<image>'", None),
     "a prompt of nothing else": (PAIR, {"prompt": PNG, "completion": "A cat."}, "'prompt' holds an image", None),
@@ -136,6 +196,8 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
     "nulls of a table in a part": (CHAT, chat([{"type": "text", "text": "Hi", "image_url": None}])),
     "the example of an explanation": (CHAT, chat('Write "data:image/png;base64,iVBORw0KGgo..." for it.')),
     "an image that somebody cut": (CHAT, chat(f'The tool gave "{PNG[:-2]}... (truncated)"')),
+    "base64 of a small file": (CHAT, chat("A PNG begins with iVBORw0KGgoAAAANSUhEUg, in base64." + " And so on." * 20)),
+    "base64 that somebody cut": (CHAT, chat(f"It gave iVBORw0KGgo{'AQAA' * 40}... (cut)")),
     "a document with base64": (DOCUMENT, {"text": f'<img src="{PNG}">'}),
     "a text in base64": (CHAT, chat("data:text/plain;base64," + "QUJD" * 30)),
     "a field that is not read": (
@@ -217,3 +279,35 @@ def test_a_placeholder_of_sharegpt_is_found(run: Callable[..., Any]) -> None:
 def test_a_run_that_keeps_nothing_says_what_to_do(run: Callable[..., Any]) -> None:
     with pytest.raises(bp.errors.RunError, match=r'"input": \{"not_text": "drop_parts"\}'):
         run(CONFIG, [chat([{"type": "image"}, ASK])] * 3, max_reject_rate=1)
+
+
+def test_drop_parts_keeps_texts_of_other_types_where_nothing_is_dropped() -> None:
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "A cat."}]}
+    record = {"messages": [chat([ASK])["messages"][0], answer]}
+    made, dropped = text_only(record, [CHAT], "drop_parts")
+    assert made["messages"][1]["content"] == [{"type": "text", "text": "A cat."}]
+    assert made["messages"][0] is record["messages"][0]
+    assert dropped == 0
+    assert text_only(record, [CHAT]) == (record, 0)  # which the check of messages rejects
+
+
+@pytest.mark.parametrize("name", ["images", "image", "video_path", "pixel_values", "mm_data", "scan"])
+def test_a_field_of_files_beside_answers_is_said_before_a_run(name: str, run: Callable[..., Any]) -> None:
+    value = {"bytes": "x", "path": "a.png"} if name == "scan" else ["a.png"]
+    done = run(CONFIG, [chat("What is it?", **{name: value}), chat("Hi")])
+    (warning,) = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
+    assert warning.startswith(f"{name!r} holds a")
+    assert " in 1 of 2 records that were looked at, and is not read: answers about it would be trained" in warning
+
+
+def test_a_field_of_files_that_is_kept_or_empty_or_beside_a_document_is_not_said(run: Callable[..., Any]) -> None:
+    keeps = {**CONFIG, "output": {**CONFIG.get("output", {}), "keep_fields": {"image": "string"}}}
+    document = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
+    cases: list[tuple[Any, Any]] = [
+        (keeps, chat("What is it?", image="a.png")),
+        (CONFIG, chat("What is it?", image=None, images=[])),
+        (document, {"text": "A heron.", "image": "a.png"}),
+    ]
+    for place, (config, record) in enumerate(cases):
+        done = run(config, [record], f"out{place}")
+        assert json.loads((Path(done.output) / "run.json").read_text())["warnings"] == []

@@ -544,6 +544,14 @@ def test_the_text_of_a_reject_shows_bytes_that_are_no_utf8() -> None:
     assert ledger.text(1) == "\ufffd" * TEXT_LIMIT
 
 
+def test_a_byte_order_mark_in_the_middle_of_a_file_says_what_to_type() -> None:
+    ledger = blocks((BOM + b'{"a":1}\n') * 2)[0].ledger
+    assert ledger.status.tolist() == [0, 1]
+    (message,) = ledger.messages.values()
+    assert message.startswith("the record begins with a byte order mark (BOM), which only a file may: files that have")
+    assert message.endswith(r"take it out: sed -i 's/^\xEF\xBB\xBF//' FILE")
+
+
 # --- filters and maps
 
 

@@ -137,9 +137,9 @@ def test_the_warning_is_one_line_with_the_mend() -> None:
     records = answered("label", True, False, False)
     text = warning_of(verdicts(records, bp.PipelineConfig.from_dict(PAIR).field_use), 3)
     assert text == (
-        "answers marked as bad are trained like the others: of the first 3 records, 'label' (false) in 2: leave these "
-        'records out before the run; or "output": {"keep_fields": {"label": "bool"}} for a trainer that reads the '
-        "field (as KTO)"
+        "answers marked as bad are trained like the others: of 3 records that were looked at, 'label' (false) in 2: "
+        'leave these records out before the run; or "output": {"keep_fields": {"label": "bool"}} for a trainer that '
+        "reads the field (as KTO)"
     )
 
 
@@ -150,8 +150,88 @@ def test_a_run_says_it_before_it_starts(run: Callable[..., Any], caplog: pytest.
     (place,) = [place for place, text in enumerate(told) if "answers marked as bad are trained" in text]
     assert place < next(place for place, text in enumerate(told) if text.startswith("records encoded"))
     assert "input.jsonl: answers marked as bad" in told[place]
-    (warning,) = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
+    warning, at_end = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
     assert told[place] == f"warning: {warning}"
+    assert at_end.startswith("answers marked as bad were trained like the others: of 1 record by 'label'. Leave these")
+
+
+FORMS: dict[str, Any] = {
+    "status": ("approved", "rejected"),
+    "preference": ("chosen", "rejected"),
+    "state": ("done", "refused"),
+    "refused": (False, True),
+    "upvoted": (True, False),
+    "vote": (1, -1),
+    "thumbs": ("up", "down"),
+    "grade": ("A-", "F"),
+    "human_rating": (5, 1),
+    "isCorrect": (True, False),
+    "answer_is_correct": (True, False),
+    "meta": ({"label": True, "id": 1}, {"label": False, "id": 2}),
+    "metadata": ({"rating": 5}, {"rating": 1}),
+    "judge": ({"verdict": "correct"}, {"verdict": "incorrect"}),
+    "score": ({"helpful": 4, "note": "x"}, {"helpful": 0, "note": "y"}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_judges_answers_is_found_in_all_its_forms(name: str) -> None:
+    (found,) = verdicts(answered(name, *FORMS[name]), bp.PipelineConfig.from_dict(PAIR).field_use)
+    assert found.bad == (1,)
+    assert found.name == name or found.name.startswith(f"{name}.")
+    assert found.mend.startswith("leave these records out before the run")
+    assert ("keep_fields" in found.mend) is (found.name == name)  # only a field of the record can be kept
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        answered("status", "done", "open"),
+        answered("note", "The request was rejected by us", "rejected"),  # sentences
+        answered("word", *"abcdefgh", "rejected"),  # a vocabulary
+        answered("meta", {"label": 3}, {"label": 7}),
+        answered("user_id", 0, 1),
+        answered("meta", {"id": 0}, None),
+    ],
+)
+def test_words_numbers_and_objects_that_judge_nothing_are_not_said(records: list[dict[str, Any]]) -> None:
+    assert judged(PAIR, records) == []
+
+
+@pytest.mark.parametrize(("key", "values"), [("label", (False, True)), ("rating", (1, 5))])
+def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None:
+    def turn(value: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "a", key: value}]
+
+    records = [{"messages": turn(values[0]) + turn(values[0])}, {"messages": turn(values[1])}]
+    (found,) = verdicts(records, bp.PipelineConfig.from_dict(CHAT).field_use)
+    assert (found.name, found.bad) == (f"messages[].{key}", (0,))
+    assert found.mend.endswith('or "weight": 0 in these messages, which are not trained then')
+
+
+def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(
+    tmp_path: Path, tokenizer_path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [json.dumps({"prompt": "1 + 1 =", "completion": " 2" * 20, "label": True})] * 5000
+    bad = json.dumps({"prompt": "1 + 1 =", "completion": " 3", "label": False})
+    for name, lines in {"a": good[:5], "b": [*good, bad], "c": good[:5]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    job = bp.Pipeline(
+        bp.PipelineConfig.from_dict(PAIR), str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer_path=tokenizer_path
+    )
+    with caplog.at_level(logging.INFO, "beam_prep"):
+        job.run(["--runner=FnApiRunner"])
+    (told,) = [text for text in caplog.messages if "records that were looked at, 'label' (false) in 1:" in text]
+    assert "a.jsonl and 2 more: answers" in told
+
+
+def test_a_run_counts_bad_answers_that_its_start_did_not_see(run: Callable[..., Any]) -> None:
+    labels = [True] * 200 + [False] * 3 + [True] * 200
+    done = run(PAIR, answered("label", *labels))
+    made = json.loads((Path(done.output) / "run.json").read_text())
+    assert made["bad_answers"] == {"label": 3}
+    (warning,) = made["warnings"]
+    assert "of 3 records by 'label'" in warning
 
 
 def test_a_run_with_good_answers_says_nothing(run: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """`beam-prep init` writes a config with which records run, whatever shape they have, and replaces nothing."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -525,3 +526,23 @@ def test_unpaired_preference_keeps_its_label(kind: str, start: Start, tmp_path: 
 def test_a_label_that_is_no_boolean_is_no_unpaired_preference(start: Start) -> None:
     config, _, _ = start([{"prompt": "A text about ", "completion": "sports", "label": 3}] * 3)
     assert "preset" not in config["output"]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [(("rag", "tool_use", "chat"), "chat"), (("rag", "tool_use"), "tool_use"), (("rag",), "rag")],
+)
+def test_one_of_the_named_templates_is_chosen_and_said(
+    names: tuple[str, ...], chosen: str, start: Start, tmp_path: Path, tokenizer_path: str
+) -> None:
+    folder = tmp_path / "named"
+    shutil.copytree(tokenizer_path, folder)
+    source = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "beam_prep.json").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    templates = [{"name": name, "template": source} for name in names]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
+    config, reasons, _ = start([{"messages": says(user="Hi", assistant="Yes.")}] * 3, tokenizer=str(folder))
+    assert config["input"]["chat_template"] == chosen
+    assert f"is {chosen!r} the one that you want" in reasons

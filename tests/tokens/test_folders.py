@@ -215,6 +215,71 @@ def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
     assert Tokenizer.load(OURS).model_max_length is None
 
 
+@pytest.mark.parametrize(("given", "known"), [(512.0, 512), (-1, None), (0, None), (None, None)])
+def test_a_longest_row_below_1_is_no_limit(given: Any, known: int | None, tmp_path: Path) -> None:
+    assert Tokenizer.load(changed(tmp_path / "made", model_max_length=given)).model_max_length == known
+
+
+@pytest.mark.parametrize("given", ["512", "long", [512]])
+def test_a_longest_row_that_is_no_number_is_an_error(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.load(changed(tmp_path / "made", model_max_length=given))
+    assert str(caught.value).startswith(f"tokenizer_config.json: model_max_length is {given!r}, with which")
+    assert "write a number of tokens, without quotes" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer.json", b"{x", "tokenizer.json is no JSON (Expecting property name"),
+        ("tokenizer.json", b"[]", "tokenizer.json holds a JSON list, wanted an object"),
+        ("tokenizer_config.json", b"[1]", "tokenizer_config.json holds a JSON list, wanted an object"),
+        ("tokenizer_config.json", b"", "tokenizer_config.json is no JSON (Expecting value"),
+        ("chat_template.jinja", "{{ 1 }}".encode("utf-16"), "chat_template.jinja is not UTF-8 (invalid start byte at"),
+        ("additional_chat_templates/rag.jinja", b"\xe4", "rag.jinja is not UTF-8 (unexpected end of data at byte 0)"),
+    ],
+)
+def test_a_file_that_nobody_can_read_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.load(folder)
+    assert says in str(caught.value)
+    assert "wanted a folder with tokenizer.json" not in str(caught.value)
+
+
+def test_a_token_that_the_class_adds_is_an_error_like_one_that_the_settings_name(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", tokenizer_class="GemmaTokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("pad_token", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        TokenizerError, match=r"_token of its class \(Gemma\w+\) names '<\w+>', which the vocabulary lacks"
+    ):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "additional_chat_templates/rag.jinja", "tokenizer_config.json"]
+)
+def test_a_byte_order_mark_of_a_template_is_left_out_and_said(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "\ufeff" + TEMPLATES["default"]
+    if name == "tokenizer_config.json":
+        folder = changed(tmp_path / "made", chat_template=source)
+        (folder / "chat_template.jinja").unlink()
+    else:
+        folder = changed(tmp_path / "made", files={name: source})
+    for _ in range(2):  # also where it is in the cache of resolved tokenizers
+        caplog.clear()
+        found = Tokenizer.load(folder)
+        (said,) = caplog.messages
+        assert said.startswith(f"warning: tokenizer: the chat template in {name} begins with a byte order mark (BOM)")
+    assert "\ufeff" not in (found.chat_template or "") + "".join(found.chat_templates.values())
+
+
 def test_first_texts_are_compared_once_where_transformers_loaded_the_folder(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(changed(tmp_path / "made"))
     assert tokenizer.with_template("{{ 'other' }}").resolved_here
