@@ -110,7 +110,7 @@ def _fields(record: Mapping[str, Any], use: FieldUse) -> Iterator[tuple[_Field, 
                 yield _Field(top, f"{top}.{key}", (key, top)), each
         elif kind is list and top in use.read:
             for message in value:
-                if type(message) is dict and len(message) > 2:  # more than a role and a content
+                if type(message) is dict and not _OF_MESSAGES.issuperset(message):
                     for key, each in message.items():
                         if key not in _OF_MESSAGES:
                             yield _Field(top, f"{top}[].{key}", (key,)), each
@@ -118,7 +118,12 @@ def _fields(record: Mapping[str, Any], use: FieldUse) -> Iterator[tuple[_Field, 
             yield _Field(top, top, (top,)), value
 
 
-_OF_MESSAGES = ("role", "content", "weight", "train", "from", "value")
+_OF_MESSAGES = frozenset(
+    (
+        *("role", "content", "weight", "train", "from", "value", "name"),
+        *("tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "thinking"),
+    )
+)
 """Keys of messages that are read."""
 
 
