@@ -269,7 +269,9 @@ def test_a_report_of_what_is_no_output_says_so(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_steps_that_took_time_are_named(run: Run) -> None:
     found = run_of(run(CHAT, CHATS))["seconds"]
-    assert list(found) == ["ApplyTemplate", "BuildMask", "ReadJSONL", "TokenCache", "Tokenize", "Truncate", "Write"]
+    assert list(found) == [
+        *("ApplyTemplate", "BuildMask", "CountBadAnswers", "ReadJSONL", "TokenCache", "Tokenize", "Truncate", "Write")
+    ]
     assert all(seconds >= 0 for seconds in found.values())
 
 

@@ -16,6 +16,7 @@ Histogram = tuple[int, ...]
 """How many lengths are in each class of `BORDERS`, without the empty classes at the end."""
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
+_PATH = pa.dictionary(pa.int32(), pa.binary())  # as in the file system: names of files need not be UTF-8
 
 STATISTICS = pa.schema(
     [
@@ -32,10 +33,10 @@ STATISTICS = pa.schema(
         ("first_byte", pa.int64()),
         ("size", pa.int64()),
         ("nodes", pa.list_(pa.struct([("index", pa.int64()), ("level", pa.uint8()), ("digest", pa.binary(32))]))),
-        ("path", _NAME),
+        ("path", _PATH),
         ("path_size", pa.int64()),
         ("plain", pa.bool_()),
-        ("copies", _NAME),
+        ("copies", _PATH),
     ]
 )
 """The columns up to `uncut` are kept with a block: a function of its content and the config, without paths and times.

@@ -1,6 +1,7 @@
 """What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -334,4 +335,4 @@ def view_receipt(
     """The statistics of a block as the plan sees it; `file`: of its copies."""
     seen = view(row_index, copies, splits).row_index
     names = parts_of([domain for domain, _, _ in receipt.domains], splits)
-    return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=file)
+    return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=os.fsencode(file))

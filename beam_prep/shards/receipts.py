@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -42,10 +43,10 @@ def placed(
         first_byte=origin.first_byte,
         size=origin.size,
         nodes=[astuple(node) for node in origin.nodes],
-        path=source.path,
+        path=os.fsencode(source.path),
         path_size=source.size,
         plain=source.compression is None and not source_of(source.path).by_row,
-        copies="",
+        copies=b"",
     )
 
 
@@ -112,7 +113,7 @@ class Receipts:
             found[name].to_numpy().astype(np.int64) for name in ("file", "start", "size", "first_byte", "lines")
         )
         self.reused = found["reused"].true_count
-        self._paths, self._copies = (_Texts(found[name]) for name in ("path", "copies"))
+        self._paths, self._copies = (_Paths(found[name]) for name in ("path", "copies"))
         self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
@@ -211,11 +212,11 @@ def _sum(histograms: Ragged) -> Histogram:
     return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
-class _Texts:
-    """Texts of a dictionary: the same object for the same text, so that a pickle has it once."""
+class _Paths:
+    """Paths of a dictionary: the same object for the same path, so that a pickle has it once."""
 
     def __init__(self, texts: pa.DictionaryArray) -> None:
-        self._texts: list[str] = texts.dictionary.to_pylist()
+        self._texts = [os.fsdecode(text) for text in texts.dictionary.to_pylist()]
         self._codes: Array = texts.indices.to_numpy()
 
     def __getitem__(self, block: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import TokenizerError
+from beam_prep.reading.json_line import describe
 from beam_prep.tokens import tokenizer_cache
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def _bad_file(folder: str) -> str | None:
         except (ValueError, RecursionError) as error:
             return f"{name} is no JSON ({error}): copy it again, or mend it"
         if not isinstance(read, dict):
-            return f"{name} holds a JSON {type(read).__name__}, wanted an object"
+            return f"{name} holds {describe(read)}, wanted a JSON object"
     return None
 
 

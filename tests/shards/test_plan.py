@@ -148,13 +148,13 @@ class Simulation:
         if line.kind == "rejected":
             if not self.rejects or len(self.rejects[-1]) == self.rejects_per_file:
                 self.rejects.append([])
-            place = (receipt["name"], seen["rejected"], receipt["path"], receipt["first_byte"], lines_before)
+            place = (receipt["name"], seen["rejected"], receipt["path"].decode(), receipt["first_byte"], lines_before)
             self.rejects[-1].append(place)
             self.rejected.setdefault(line.reason, []).append((place[0], *place[2:4]))
             seen["rejected"] += 1
         if line.kind == "dropped" and self.counts[f"dropped {line.reason}"] <= DROPS:
             offset = receipt["first_byte"] + number * LINE_BYTES
-            self.drops.append((line.reason, receipt["path"], offset, lines_before + number + 1))
+            self.drops.append((line.reason, receipt["path"].decode(), offset, lines_before + number + 1))
         if line.kind != "kept":
             return
         self.lengths.append((line.tokens, line.tokens + line.doubles))

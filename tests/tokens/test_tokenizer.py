@@ -358,7 +358,27 @@ def test_a_wrong_path_is_answered_with_what_to_type(path: str) -> None:
     assert_answered(path)
 
 
-@pytest.mark.parametrize("source", [None, "", "{", "{}", "[]", "null", '{"model": 1}', '{"model": {"type": "None"}}'])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "tokenizer.json is no JSON (Expecting value: line 1 column 1 (char 0)): copy it again, or mend it"),
+        (
+            "{",
+            "tokenizer.json is no JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
+        ),
+        ("[]", "tokenizer.json holds a list, wanted a JSON object"),
+        ("null", "tokenizer.json holds null, wanted a JSON object"),
+    ],
+)
+def test_a_tokenizer_json_that_is_no_object_is_named(source: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer.json").write_text(source)
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.load(tmp_path)
+    assert f"{str(tmp_path)!r}: {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [None, "{}", '{"model": 1}', '{"model": {"type": "None"}}'])
 def test_a_folder_without_a_good_tokenizer_json_is_answered_so(source: str | None, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     if source is not None:
