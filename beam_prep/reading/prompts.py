@@ -187,7 +187,7 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     if not all(lists) or not all(chats):
         return record
     asked = [message for each in lists for message in each]
-    chats = _without_echo(sides, asked[-1], chats)
+    chats = _without_echo(sides, asked[-1], values, chats)
     found = [_found(asked, chat) for chat in chats]
     for name, chat, place in zip(sides.names, chats, found, strict=True):
         if place is None and not _is_answer(asked, chat):
@@ -208,20 +208,25 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     return _with(record, sides, prompt, answers)
 
 
-def _without_echo(sides: Sides, question: _Message, chats: list[list[_Message]]) -> list[list[_Message]]:
-    """The sides without the words of the question with which each, one answer, begins.
+def _without_echo(
+    sides: Sides, question: _Message, values: Sequence[Any], chats: list[list[_Message]]
+) -> list[list[_Message]]:
+    """The sides of a pair without the words of the user's question, with which each, one answer, begins.
 
-    Of a question of few words that is no certain repetition: an answer to "Hello" may be "Hello Anna".
+    Of a question of few words, or in one completion, that is no certain repetition: an answer to "Hello" may be "Hello
+    Anna", and code is completed together with its beginning.
     """
     asked, texts = _text_of(question), [_text_of(chat[0]) if _is_one_answer(chat) else None for chat in chats]
     if asked is None or None in texts:
         return chats
-    said = [text or "" for text in texts]
-    if len(asked.split()) >= _ECHO and all(begins(text, asked) for text in said):
-        rests = [text[len(asked) :].lstrip() for text in said]
-        return [[{**chat[0], "content": rest}] for chat, rest in zip(chats, rests, strict=True)]
-    for name, text in zip(sides.names, said, strict=True):
-        _check_echo(sides, name, asked, text)
+    rests = [(text or "")[len(asked) :] for text in texts]
+    repeated = all(begins(text or "", asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
+    if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
+        answers = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
+        return [[{**chat[0], "content": answer}] for chat, answer in zip(chats, answers, strict=True)]
+    for name, value in zip(sides.names, values, strict=True):
+        if isinstance(value, str):
+            _check_echo(sides, name, asked, value)
     return chats
 
 

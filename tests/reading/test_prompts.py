@@ -151,6 +151,8 @@ OF_PAIRS = (
     "the prompt is a system message alone, the sides are conversations",
     "the prompt is a system message alone, with which the sides begin",
     "the sides are conversations that share more than the prompt",
+    "texts that begin with a question of several words",
+    "answers that begin with a question of several words",
 )
 """Cases in which only the other side shows where the answer begins."""
 
@@ -313,3 +315,18 @@ def test_a_prompt_of_several_fields_is_their_sum() -> None:
     (sides,) = sides_of(outputs("a", fields=("s", "p")), False)
     found = with_prompt({"s": "Be brief. ", "p": "Sky?", "a": "Be brief. Sky? Blue."}, sides)
     assert found == {"s": "Be brief. ", "p": "Sky?", "a": " Blue."}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (user("def add(a, b, c): return"), "def add(a, b, c): return\n    a + b + c"),
+        ({"role": "tool", "content": "Sunny and 20 degrees today"}, "Sunny and 20 degrees today, so no umbrella."),
+        (user("he went home yesterday evening"), "he went home yesterday evening."),
+    ],
+    ids=["code", "a tool's result", "punctuation"],
+)
+def test_one_answer_that_begins_as_what_was_said_stays_whole(question: Row, answer: str) -> None:
+    asked = [ASK, HERON, question]
+    found = outcome({"prompt": asked, "completion": [assistant(answer)]}, "conversation")
+    assert found == (asked, [assistant(answer)])
