@@ -252,6 +252,11 @@ def test_sentinels_that_take_white_space_are_refused(named: tuple[str, str, str]
         batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=named))
 
 
+def test_a_family_that_takes_white_space_leaves_a_clean_one_to_be_used() -> None:
+    clean = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
+    assert Fim(0.5).of(clean, OURS).sentinels == clean
+
+
 # Documents that hold a sentinel
 
 

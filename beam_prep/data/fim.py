@@ -142,13 +142,8 @@ class Fim:
 def _known(tokens: Sequence[str], given: tuple[str, str, str] | None, greedy: Sequence[str]) -> Known:
     """The family whose sentinels are given, or else of those that are among the tokens the first."""
     there = {*tokens}
-    for some in [known[:3] for known in KNOWN] if given is None else [given]:
-        if {*some} <= there | {*greedy} and (taken := [token for token in some if token in greedy]):
-            raise TokenizerError(
-                f"output.fim: this tokenizer's sentinel {taken[0]!r} takes white space beside it, which would change "
-                "documents: set its lstrip, rstrip and single_word to false"
-            )
     if given is not None:
+        _check_greedy(given, greedy)
         if missing := [token for token in given if token not in there]:
             raise TokenizerError(
                 f"output.fim.sentinels: this tokenizer has no token {missing[0]!r} that it keeps in one piece; "
@@ -166,9 +161,21 @@ def _known(tokens: Sequence[str], given: tuple[str, str, str] | None, greedy: Se
         return family
     found = [known for known in KNOWN if there.issuperset(known[:3])]
     if not found:
+        for known in KNOWN:
+            if there.union(greedy).issuperset(known[:3]):
+                _check_greedy(known[:3], greedy)
         raise TokenizerError(
             "output.fim: this tokenizer has none of the known sentinels "
             f"({', '.join(known.prefix for known in KNOWN)} ...): add three tokens to it, and name them in "
             '"sentinels": [prefix, middle, suffix]'
         )
     return found[0]
+
+
+def _check_greedy(sentinels: Sequence[str], greedy: Sequence[str]) -> None:
+    for token in sentinels:
+        if token in greedy:
+            raise TokenizerError(
+                f"output.fim: this tokenizer's sentinel {token!r} takes white space beside it, which would change "
+                "documents: set its lstrip, rstrip and single_word to false"
+            )
