@@ -121,10 +121,10 @@ class FirstRecords:
 
     def _groups(self) -> list[tuple[PipelineConfig, list[InputFile]]]:
         """The config of each group, and its files."""
-        return [
-            (part, [file for file in self.inputs if (file.group or 0) == group])
-            for group, part in enumerate(self.config.parts())
-        ]
+        files: dict[int, list[InputFile]] = {}
+        for file in self.inputs:
+            files.setdefault(file.group or 0, []).append(file)
+        return [(part, files[group]) for group, part in enumerate(self.config.parts())]
 
 
 def _texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
