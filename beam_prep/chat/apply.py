@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from beam_prep.chat.chat_format import ChatFormat, chat_format_of
 from beam_prep.chat.checks import check_messages, check_size, checked, list_of, text_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
 from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
-from beam_prep.chat.trace import SourceSpan
 from beam_prep.data.block import Reject, sample, step, without_collector
 from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Ragged
@@ -139,10 +137,7 @@ class TextCollector:
         ]
         if self.chat_format.rules.eos == "never" and not any(text and text.strip() for text in texts):
             return []
-        ends = accumulate(len(text or "") for text in texts)
-        said = [SourceSpan(end - len(text or ""), end, 0, (), 0) for text, end in zip(texts, ends, strict=True)]
-        fields = " + ".join(section.field for section in sections)
-        self.chat_format.guard.check_seams("".join(text or "" for text in texts), said, fields)
+        self.chat_format.guard.check_joined(texts, " + ".join(section.field for section in sections))
         parts = self._finish(texts)
         joined = "".join(text or "" for text in texts)
         masked = next((place for place, section in enumerate(sections) if section.action != "mask"), len(sections))

@@ -46,9 +46,11 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, wanted a list of messages")
     if are_plain(value):
         return value
-    messages = [with_calls(message, f"{where}[{turn}]") for turn, message in enumerate(value)]
-    for turn, message in enumerate(messages):
-        check_message(message, f"{where}[{turn}]", loss_weights)
+    messages = []
+    for turn, message in enumerate(value):
+        at = f"{where}[{turn}]"
+        messages.append(with_calls(message, at))
+        check_message(messages[-1], at, loss_weights)
     return messages
 
 
@@ -65,16 +67,16 @@ def with_calls(message: Any, where: str) -> Any:
         return message
     calls, function = message.get("tool_calls"), message.get("function_call")
     if type(calls) is str:
-        calls = parsed_field(calls, f"{where}.tool_calls")
+        calls = parsed_field(calls, f"{where}.tool_calls", "a list of calls")
     if type(calls) is list and str in map(type, calls):
         calls = [
-            parsed_field(call, f"{where}.tool_calls[{place}]") if type(call) is str else call
+            parsed_field(call, f"{where}.tool_calls[{place}]", "a call") if type(call) is str else call
             for place, call in enumerate(calls)
         ]
     if calls is not message.get("tool_calls"):
         message = {**message, "tool_calls": calls}
     if type(function) is str:
-        message = {**message, "function_call": parsed_field(function, f"{where}.function_call")}
+        message = {**message, "function_call": parsed_field(function, f"{where}.function_call", "a call")}
     return message
 
 

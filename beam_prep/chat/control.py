@@ -7,6 +7,7 @@ hold the tokens that the chat template itself parses there, as `</think>` is by 
 """
 
 import bisect
+import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -202,6 +203,14 @@ class Guard:
                     f"in {where!r} the control token {found[0]!r} comes about where texts are put together: "
                     f"{text[max(start - 20, 0) : stop + 20]!r}; change the texts",
                 )
+
+    def check_joined(self, texts: Sequence[str | None], where: str) -> None:
+        """The same of texts that are joined as they are; None is none."""
+        if self.rule != "keep":
+            given = [text for text in texts if text]
+            ends = itertools.accumulate(map(len, given))
+            said = [SourceSpan(end - len(text), end, 0, (), 0) for text, end in zip(given, ends, strict=True)]
+            self.check_seams("".join(given), said, where)
 
     def _of(self, message: Message, key: str) -> Search:
         return self._in_answers if key == "content" and message.get("role") == "assistant" else self._anywhere

@@ -18,6 +18,7 @@ import numpy as np
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array
+from beam_prep.data.reasons import Reason
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.errors import ConfigError
@@ -412,7 +413,7 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
         Reject: `bad_tools`: they are nothing of that, or there are `functions` that are not the same.
     """
     given = record.get("tools")
-    found = _parsed(given, "tools") if isinstance(given, str) else given
+    found = parsed_field(given, "tools", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
     if found is not None:
         if not isinstance(found, list):
             kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
@@ -433,21 +434,18 @@ def has_functions(record: Mapping[str, Any]) -> bool:
     given = record.get("functions")
     if isinstance(given, str):
         return _OBJECTS.match(given) is not None
-    return bool(given) if isinstance(given, dict) else isinstance(given, list) and any(map(_is_object, given))
+    return bool(given) if isinstance(given, dict) else isinstance(given, list) and dict in map(type, given)
 
 
 _OBJECTS = re.compile(r"\s*\[?\s*\{")
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
+_SCHEMAS = "a list of schemas"
 
 
 def _functions(record: Record) -> list[dict[str, Any]]:
     if not has_functions(record):
         return []
     given = record["functions"]
-    found = _parsed(given, "functions") if isinstance(given, str) else given
+    found = parsed_field(given, "functions", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
     functions = []
     for place, each in enumerate([found] if isinstance(found, dict) else found):
         # Also in the form of `tools`.
@@ -459,26 +457,17 @@ def _functions(record: Record) -> list[dict[str, Any]]:
     return functions
 
 
-def _parsed(text: str, name: str) -> Any:
-    if not text.strip():
-        return None
-    try:
-        return _json(text)
-    except Reject as reject:
-        message = f"field {name!r} is a string that is no JSON ({reject.message}), wanted a list of schemas"
-        raise Reject("bad_tools", message) from None
-
-
-def parsed_field(text: str, where: str) -> Any:
+def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json") -> Any:
     """The value of a field that is JSON in a text; None where it is blank.
 
     Raises:
-        Reject: `bad_json`: it is none.
+        Reject: it is no JSON; with this reason, and what is wanted.
     """
     try:
         return _json(text) if text.strip() else None
     except Reject as reject:
-        raise Reject("bad_json", f"{where!r} is a string that is no JSON ({reject.message})") from None
+        message = f"field {where!r} is a string that is no JSON ({reject.message}), wanted {wanted}"
+        raise Reject(reason, message) from None
 
 
 def template_kwargs(record: Record) -> dict[str, Any]:
@@ -504,11 +493,7 @@ def message_list(value: Any, where: str) -> list[Any] | None:
         Reject: `bad_json`: a text begins like such JSON, and is none.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            found = _json(value)
-        except Reject as reject:
-            message = f"field {where!r} is a string that is no JSON ({reject.message}), wanted a list of messages"
-            raise Reject("bad_json", message) from None
+        found = parsed_field(value, where, "a list of messages")
         return found if isinstance(found, list) else None
     if not isinstance(value, dict) or not {"role", "from"} & {*value} or not all(map(_is_list, value.values())):
         return None
