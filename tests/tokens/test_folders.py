@@ -232,8 +232,8 @@ def test_a_longest_row_that_is_no_number_is_an_error(given: Any, tmp_path: Path)
     ("name", "content", "says"),
     [
         ("tokenizer.json", b"{x", "tokenizer.json is no JSON (Expecting property name"),
-        ("tokenizer.json", b"[]", "tokenizer.json holds a JSON list, wanted an object"),
-        ("tokenizer_config.json", b"[1]", "tokenizer_config.json holds a JSON list, wanted an object"),
+        ("tokenizer.json", b"[]", "tokenizer.json holds a list, wanted a JSON object"),
+        ("tokenizer_config.json", b"[1]", "tokenizer_config.json holds a list, wanted a JSON object"),
         ("tokenizer_config.json", b"", "tokenizer_config.json is no JSON (Expecting value"),
         ("chat_template.jinja", "{{ 1 }}".encode("utf-16"), "chat_template.jinja is not UTF-8 (invalid start byte at"),
         ("additional_chat_templates/rag.jinja", b"\xe4", "rag.jinja is not UTF-8 (unexpected end of data at byte 0)"),
