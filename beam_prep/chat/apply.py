@@ -149,10 +149,12 @@ class TextCollector:
         template = self.chat_format.template
         assert template is not None
         variables = self.chat_format.rules.template_variables or {}
-        messages = check_messages(value, where, self.output.weights_name is not None)
-        for turn, message in enumerate(self.chat_format.guard.messages(messages, where)):
+        messages, guard = check_messages(value, where, self.output.weights_name is not None), self.chat_format.guard
+        for turn, message in enumerate(guard.messages(messages, where)):
             try:
                 text = template.text([message], **variables)
+                if guard.rule != "keep":
+                    guard.check_seams(text, template.said([message], **variables), f"{where}[{turn}]")
             except Reject as reject:
                 lacks = " has no content" if message.get("content") is None else ""
                 raise Reject(reject.reason, f"'{where}[{turn}]'{lacks}: {reject.message}") from None

@@ -128,7 +128,7 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
     """
     if rule == "keep":
         return Guard()
-    controls = control_tokens(tokenizer.components.added)
+    controls = control_tokens(tokenizer.components.added, "" if template is None else template.source)
     parsed: list[str] = []
     if template is not None:
         written = {*template.special_tokens.values()}

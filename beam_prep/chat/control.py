@@ -1,15 +1,17 @@
 """Texts of control tokens in what people wrote: they become the tokens, are escaped, or reject the record.
 
-A control token is an added token that is flagged `special`, or that has several characters and holds a sign: anything
-but letters, digits and blanks. Words, signs and runs of blanks that a vocabulary was given besides control nothing. One
-rule is for all texts: contents of messages, names, calls, results, tools, documents. But an assistant's own content may
-hold the tokens that the chat template itself parses there, as `</think>` is by those that split the reasoning off.
+A control token is an added token that is flagged `special`, or whose text is something between two marks, as
+`<tool_call>`, `[INST]` and `|end|` are; or has one mark, as `### User`, and stands in the chat template. Words, signs
+and runs of blanks that a vocabulary was given besides control nothing. One rule is for all texts: contents of messages,
+names, calls, results, tools, documents. But an assistant's own content may hold the tokens that the chat template
+itself parses there, as `</think>` is by those that split the reasoning off.
 """
 
 import bisect
 import itertools
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -26,14 +28,32 @@ Rule = Literal["keep", "escape", "reject"]
 JOINER = "\u2060"
 """WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
 
-_SIGN = re.compile(r"[^\w\s\u2581]|_")
-"""U+2581 is the blank of SentencePiece."""
+_PUNCTUATION = frozenset("()'\",.;:!?")
+"""What stands around words, and marks nothing."""
 
 
-def control_tokens(added: Iterable[AddedToken]) -> tuple[str, ...]:
-    """The texts of the control tokens among a tokenizer's added tokens, the longest first."""
-    given = {token.content: token.special for token in added}
-    found = {text for text, special in given.items() if text and (special or (len(text) > 1 and _SIGN.search(text)))}
+def _marks(text: str) -> int:
+    """At how many of its two ends a text has a mark, a bracket or another sign; 0 without a letter or a digit."""
+    text = text.strip().strip("\u2581")  # the blank of SentencePiece
+    return sum(map(_is_mark, (text[0], text[-1]))) if any(map(str.isalnum, text)) else 0
+
+
+def _is_mark(character: str) -> bool:
+    return character not in _PUNCTUATION and unicodedata.category(character)[0] in "PS"
+
+
+def control_tokens(added: Iterable[AddedToken], template: str = "") -> tuple[str, ...]:
+    """The texts of the control tokens among a tokenizer's added tokens, the longest first.
+
+    Args:
+        added: the tokens.
+        template: the source of the chat template.
+    """
+    found = set()
+    for token in added:
+        marks = _marks(token.content)
+        if token.content and (token.special or marks == 2 or (marks == 1 and token.content in template)):
+            found.add(token.content)
     return tuple(sorted(found, key=lambda text: (-len(text), text)))
 
 
@@ -99,6 +119,10 @@ class Search(NamedTuple):
     def __call__(self, text: str) -> re.Match[str] | None:
         """The first that is found."""
         return self.exact.search(text) or self.behind(text)
+
+    def all_behind(self, text: str) -> list[str]:
+        """All that are there behind the normaliser."""
+        return [] if self.normal is None else self.normal.findall(self.normalise(text))
 
     def behind(self, text: str) -> re.Match[str] | None:
         """The first that is there only behind the normaliser."""
@@ -198,11 +222,21 @@ class Guard:
             there = [each for each in there if each.begin < stop and start < each.end]
             whole = len(there) == 1 and there[0].begin <= start and stop <= there[0].end
             if there and not whole and not (found[0] in self.parsed and all(each.keys == CONTENT for each in there)):
-                raise Reject(
-                    "control_token",
-                    f"in {where!r} the control token {found[0]!r} comes about where texts are put together: "
-                    f"{text[max(start - 20, 0) : stop + 20]!r}; change the texts",
-                )
+                raise _put_together(where, repr(found[0]), text[max(start - 20, 0) : stop + 20])
+        if self._anywhere.normal is not None:
+            self._check_seams_behind(text, said, where)
+
+    def _check_seams_behind(self, text: str, said: Sequence[SourceSpan], where: str) -> None:
+        """The same for what the normaliser makes of the text, whose characters have other places then."""
+        pieces, others, end = [], [], 0
+        for each in said:
+            others.append(text[end : each.begin])
+            pieces.append(text[each.begin : each.end])
+            end = each.end
+        neutral = _NEUTRAL.join([*others, text[end:]])
+        alone = sum(len(self._anywhere.all_behind(piece)) for piece in (neutral, *pieces))
+        if len(found := self._anywhere.all_behind(text)) > alone:
+            raise _put_together(where, f"{found[-1]!r} behind the tokenizer's normaliser", text[-60:])
 
     def check_joined(self, texts: Sequence[str | None], where: str) -> None:
         """The same of texts that are joined as they are; None is none."""
@@ -223,16 +257,16 @@ class Guard:
 
     def _parts(self, parts: list[Any], where: str, search: Search) -> list[Any]:
         """Parts of a content, of which several together may be a token: templates join them."""
-        parts = [*parts]
-        while (found := search.exact.search(_joined(parts))) is not None:
+        ends = [*itertools.accumulate(len(text_of_part(part)) for part in parts)]
+        made, text, place = [*parts], _joined(parts), 0
+        while (found := search.exact.search(text, place)) is not None:
             self._check(found, where)
-            at, place = 0, -1
-            while at <= found.start():
-                place += 1
-                at += len(text_of_part(parts[place]))
-            text = text_of_part(parts[place]) + JOINER
-            parts[place] = text if isinstance(parts[place], str) else {**parts[place], "text": text}
-        return parts
+            place = found.start() + 1
+            first = bisect.bisect_right(ends, found.start())  # the part in which it begins, and which it leaves
+            written = text_of_part(parts[first]) + JOINER
+            made[first] = written if isinstance(parts[first], str) else {**parts[first], "text": written}
+        self._check_behind(_joined(made), where, search)
+        return made
 
     def _guarded(self, value: Any, where: str, search: Search) -> Any:
         if isinstance(value, str):
@@ -254,19 +288,24 @@ class Guard:
         return made
 
     def _text(self, text: str, where: str, search: Search) -> str:
+        pieces, place = [], 0
         # After an escape, the rest may hold another token, which began inside the first.
-        place = 0
         while (found := search.exact.search(text, place)) is not None:
             self._check(found, where)
+            pieces.append(text[place : found.start() + 1])
             place = found.start() + 1
-            text = text[:place] + JOINER + text[place:]
+        if pieces:
+            text = JOINER.join((*pieces, text[place:]))
+        self._check_behind(text, where, search)
+        return text
+
+    def _check_behind(self, text: str, where: str, search: Search) -> None:
         if (found := search.behind(text)) is not None:
             raise Reject(
                 "control_token",
                 f"{where!r} holds a text of which the tokenizer's normaliser makes the control token {found[0]!r}, "
                 "wanted none: change the text",
             )
-        return text
 
     def _check(self, found: re.Match[str], where: str) -> None:
         if self.rule == "reject":
@@ -275,6 +314,17 @@ class Guard:
                 f'{where!r} holds the control token {found[0]!r}, wanted none ("control_tokens": "escape" in '
                 '"preprocessing" makes it plain text)',
             )
+
+
+_NEUTRAL = "\ufffc"
+"""OBJECT REPLACEMENT CHARACTER: stands for what people wrote, and is part of no token."""
+
+
+def _put_together(where: str, token: str, text: str) -> Reject:
+    return Reject(
+        "control_token",
+        f"in {where!r} the control token {token} comes about where texts are put together: {text!r}; change the texts",
+    )
 
 
 def _find(value: Any, search: Search) -> re.Match[str] | None:

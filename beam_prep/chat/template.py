@@ -253,6 +253,10 @@ class ChatTemplate:
             return replayed.text
         return self.with_variables(variables).text(self.formed(messages)[0], add_generation_prompt)
 
+    def said(self, messages: Sequence[Message], /, **variables: Any) -> Sequence[SourceSpan]:
+        """What messages say in their text, in order. For arguments and errors see `render`."""
+        return self.with_variables(variables).run(self.formed(messages)[0]).segments
+
     def with_answer(self, content: str) -> str | None:
         """A conversation in which the assistant says this twice; None: the template does not take it."""
         turns: list[Message] = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": content}]

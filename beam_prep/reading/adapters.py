@@ -430,11 +430,19 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
 
 
 def has_functions(record: Mapping[str, Any]) -> bool:
-    """True if the record's `functions` are objects, or JSON of objects: then they are tools. Names or code are not."""
+    """True if the record's `functions` are tools: one of them is an object with a name. Names or code are none."""
     given = record.get("functions")
     if isinstance(given, str):
-        return _OBJECTS.match(given) is not None
-    return bool(given) if isinstance(given, dict) else isinstance(given, list) and dict in map(type, given)
+        return _OBJECTS.match(given) is not None and '"name"' in given
+    return any(map(_has_name, given if isinstance(given, list) else [given]))
+
+
+def _has_name(function: Any) -> bool:
+    """True for a schema, also in the form of `tools`."""
+    if not isinstance(function, dict):
+        return False
+    inner = function.get("function", function)
+    return isinstance(inner, dict) and isinstance(inner.get("name"), str)
 
 
 _OBJECTS = re.compile(r"\s*\[?\s*\{")
@@ -448,12 +456,10 @@ def _functions(record: Record) -> list[dict[str, Any]]:
     found = parsed_field(given, "functions", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
     functions = []
     for place, each in enumerate([found] if isinstance(found, dict) else found):
-        # Also in the form of `tools`.
-        function = each.get("function", each) if isinstance(each, dict) else each
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            kind = "an object without a name" if isinstance(function, dict) else describe(function)
+        if not _has_name(each):
+            kind = "an object without a name" if isinstance(each, dict) else describe(each)
             raise Reject("bad_tools", f"'functions[{place}]' is {kind}, wanted a schema (an object with a 'name')")
-        functions.append(function)
+        functions.append(each.get("function", each))
     return functions
 
 

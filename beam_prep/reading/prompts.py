@@ -5,7 +5,7 @@ Sides are what follows a prompt in the sections of a config: `chosen` and `rejec
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,8 +147,7 @@ def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequen
         answers = [value[len(prompt) :] for value in values]
         _check_different(sides, values, answers)
         return {**record, **dict(zip(sides.names, answers, strict=True))}
-    for name, value in zip(sides.names, values, strict=True):
-        _check_echo(sides, name, prompt, value)
+    _check_echo(sides, prompt, dict(zip(sides.names, values, strict=True)))
     return record
 
 
@@ -163,18 +162,23 @@ def begins(side: str, prompt: str) -> bool:
     return _WITHIN_WORD.fullmatch(side, len(prompt) - 1, len(prompt) + 1) is None
 
 
-def _check_echo(sides: Sides, name: str, prompt: str, side: str) -> None:
-    """Raises Reject if a side begins with the words of a prompt, so that it is hardly an answer by itself."""
+def _check_echo(sides: Sides, prompt: str, answers: Mapping[str, str]) -> None:
+    """Raises Reject if a side begins with the words of a prompt, so that it is hardly an answer by itself.
+
+    One that is the prompt, and nothing else, may be: what there is nothing to correct in, or what should have been
+    corrected. It is none where another side is the prompt with an answer.
+    """
     words = prompt.split()
-    if len(words) < _ECHO or not side.lstrip().startswith(words[0]):
+    if len(words) < _ECHO:
         return
-    text, asked = "".join(side.split()), "".join(words)
-    if text == asked:
-        if len(sides.names) == 1:  # nothing to correct, nothing to translate
-            return
-        raise _no_answer(name, side)
-    if text.startswith(asked):
-        raise _differs(sides, name, prompt, side, "it is not certain where the answer begins")
+    asked = "".join(words)
+    texts = {name: "".join(side.split()) for name, side in answers.items() if side.lstrip().startswith(words[0])}
+    longer = [name for name, text in texts.items() if text.startswith(asked) and text != asked]
+    alone = [name for name, text in texts.items() if text == asked]
+    if longer and alone:
+        raise _no_answer(alone[0], answers[alone[0]])
+    if longer:
+        raise _differs(sides, longer[0], prompt, answers[longer[0]], "it is not certain where the answer begins")
 
 
 # Messages.
@@ -224,9 +228,9 @@ def _without_echo(
     if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
         answers = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
         return [[{**chat[0], "content": answer}] for chat, answer in zip(chats, answers, strict=True)]
-    for name, value in zip(sides.names, values, strict=True):
-        if isinstance(value, str):
-            _check_echo(sides, name, asked, value)
+    _check_echo(
+        sides, asked, {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
+    )
     return chats
 
 

@@ -209,7 +209,8 @@ _END_OF_LINE = re.compile(r"(\r\n|\r|\n)\Z")
 def _check_named(folder: str, found: Any) -> None:
     """Raises `TokenizerError` if the settings, or the tokenizer's class, name a token that the vocabulary lacks.
 
-    transformers gives it an id behind the last one, for which a model has no row.
+    transformers gives it an id behind the last one, for which a model has no row. What a class adds of its own, as
+    GemmaTokenizer its pad_token, is left alone where nothing writes it.
     """
     config, others, added, model = (
         _json_of(folder, name)
@@ -219,17 +220,24 @@ def _check_named(folder: str, found: Any) -> None:
     known |= {token["content"] for token in _json_of(folder, "tokenizer.json").get("added_tokens", ())}
     known |= {token["content"] for token in config.get("added_tokens_decoder", {}).values()}
     rows = model.get("vocab_size") or 0
-    # Last what a class adds of its own, as GemmaTokenizer its pad_token.
+    template, encoded = str(found.chat_template), found.backend_tokenizer.encode("a").ids
     for key, value in [*config.items(), *others.items(), *found.special_tokens_map.items()]:
         for token in _texts_of(value) if key.endswith(("_token", "_special_tokens")) else ():
             number = found.convert_tokens_to_ids(token)
             if token not in known and number is not None and number >= rows:
-                who = key if key in config or key in others else f"{key} of its class ({type(found).__name__})"
+                named = key in config or key in others
+                if not named and not (key in _WRITTEN or key in template or token in template or number in encoded):
+                    continue
+                who = key if named else f"{key} of its class ({type(found).__name__})"
                 raise TokenizerError(
                     f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
                     f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
                     "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
                 )
+
+
+_WRITTEN = ("eos_token", "pad_token")
+"""Tokens that rows hold whatever template and post-processor write."""
 
 
 def _texts_of(value: Any) -> Iterator[str]:

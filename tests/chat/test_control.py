@@ -276,9 +276,13 @@ def test_words_and_blanks_of_a_vocabulary_control_nothing() -> None:
     def added(content: str, special: bool = False) -> AddedToken:
         return AddedToken(0, content, special, False, False, False, False)
 
-    texts = ["covid", "\n\n", "  ", "\u2581\u2581", "你好", "2026", "<x>", "[y]", "</y>", "\u2581<PRE>", "__end__"]
-    found = control_tokens([*map(added, texts), added("END", True), added("", True)])
-    assert sorted(found) == sorted(["<x>", "[y]", "</y>", "\u2581<PRE>", "__end__", "END"])
+    blanks = ["\n\n", "  ", "\u2581\u2581", ""]
+    words = ["covid", "你好", "2026", "हिन्दी", "cafe\u0301", "snake_case", "COVID-19"]
+    signs = ["don't", "C++", "e.g.", "\\frac", "(c)", "°C", "...", "```", ":)", "❤\ufe0f", "👍🏽", "🇩🇪", "=="]
+    marked = ["<x>", "[y]", "</y>", "\u2581<PRE>", "__end__", "|end|", "\uff5cDSML\uff5c", "<tool>\n"]
+    texts = [*blanks, *words, *signs, *marked, "### User", "### Other"]
+    found = control_tokens([*map(added, texts), added("END", True), added("", True)], "{{ m }} ### User covid ==")
+    assert sorted(found) == sorted([*marked, "### User", "END"])
 
 
 def test_many_tokens_are_one_pattern() -> None:
@@ -352,6 +356,50 @@ def test_a_token_that_two_texts_make_together_is_rejected(rule: Any) -> None:
     chat_format = chat_format_of((CONVERSATION,), tokenizer, TextRules(control_tokens=rule, chat_template=JOINED))
     batch = tokenize(apply_template(testing.records(chats), (CONVERSATION,), chat_format), tokenizer, None)
     assert [line for line, reason in testing.rejects(batch) if reason == "control_token"] == [1, 2, 4, 5]
+
+
+WIDE = "\uff1cfi", "nd\uff1e"
+"""Halves of what NFKC makes the token `<find>`."""
+
+
+@pytest.mark.parametrize("rule", ["reject", "escape"])
+@pytest.mark.parametrize(
+    ("output", "row", "source"),
+    [
+        (JOINT, {"prompt": f"a {WIDE[0]}", "completion": f"{WIDE[1]} b"}, None),
+        (CONVERSATION, asked(WIDE[0], WIDE[1]), JOINED),
+        (CONVERSATION, asked(parts(*WIDE)), JOINED),
+        (CONVERSATION, asked("find", "find"), "{% for m in messages %}\uff1c{{ m.content }}>{% endfor %}"),
+        (MESSAGE, asked("find", "find"), "{% for m in messages %}<{{ m.content }}>{% endfor %}"),
+        (MESSAGE, asked("find", "find"), "{% for m in messages %}\uff1c{{ m.content }}>{% endfor %}"),
+    ],
+)
+def test_a_token_that_comes_about_behind_the_normaliser_or_in_a_message_alone_is_rejected(
+    output: Output, row: dict[str, Any], source: str | None, rule: Any
+) -> None:
+    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
+    tokenizer = with_added(added, normalizer={"type": "NFKC"})
+    chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens=rule, chat_template=source))
+    rendered = apply_template(testing.records([row]), (output,), chat_format)
+    assert testing.rejects(tokenize(rendered, tokenizer, None)) == [(0, "control_token")]
+
+
+def test_tokens_that_the_template_writes_are_no_seams() -> None:
+    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
+    tokenizer = with_added(added, normalizer={"type": "NFKC"})
+    source = "{% for m in messages %}\uff1cfind><find>{{ m.content }}<find>{% endfor %}"
+    for output in (CONVERSATION, MESSAGE):
+        chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens="reject", chat_template=source))
+        rendered = apply_template(testing.records([asked("a <b", "> c")]), (output,), chat_format)
+        assert testing.rejects(tokenize(rendered, tokenizer, None)) == []
+
+
+def test_many_tokens_are_escaped_in_a_time_that_grows_with_the_text() -> None:
+    guard = Guard("escape", ("<|end|>",))
+    text = guard("<|end|>" * 200_000, "text")
+    assert text == f"<{JOINER}|end|>" * 200_000
+    (message,) = guard.messages([{"role": "user", "content": parts(*["<|e", "nd|>"] * 50_000)}], "m")
+    assert message["content"] == parts(*[f"<|e{JOINER}", "nd|>"] * 50_000)
 
 
 def test_an_added_token_of_one_sign_is_text() -> None:

@@ -168,7 +168,8 @@ def test_functions_are_tools_where_they_are_schemas() -> None:
     forms: tuple[Any, ...] = (TIDE, json.dumps(TIDE), tools, tools[0], json.dumps(tools), f" [ {json.dumps(TIDE)}]")
     for same in forms:
         assert variables_of({"functions": same}) == {"tools": tools}
-    others: tuple[Any, ...] = ("main, load", ["main"], '["main"]', {}, [], None, 3)
+    code: tuple[Any, ...] = ([{"code": "x"}], {"main": 1}, [{"function": "x"}], [{"function": {}}], "{ return 1; }")
+    others: tuple[Any, ...] = ("main, load", ["main"], '["main"]', {}, [], None, 3, *code)
     for other in others:
         assert variables_of({"functions": other}) == {}
     with pytest.raises(Reject, match="fields 'tools' and 'functions' hold different schemas, wanted one of them"):
@@ -178,11 +179,9 @@ def test_functions_are_tools_where_they_are_schemas() -> None:
 @pytest.mark.parametrize(
     ("functions", "says"),
     [
-        ([{"code": "x"}], "'functions[0]' is an object without a name, wanted a schema (an object with a 'name')"),
+        ([{"a": 1}, TIDE], "'functions[0]' is an object without a name, wanted a schema (an object with a 'name')"),
         ([TIDE, "x"], "'functions[1]' is a string (\"x\"), wanted a schema"),
-        ({"main": 1}, "'functions[0]' is an object without a name, wanted a schema"),
-        ([{"type": "function", "function": "x"}], "'functions[0]' is a string (\"x\"), wanted a schema"),
-        ("[{bad", "field 'functions' is a string that is no JSON ("),
+        ('[{"name": bad', "field 'functions' is a string that is no JSON ("),
     ],
 )
 def test_functions_that_are_no_schemas_are_a_reject(functions: Any, says: str) -> None:

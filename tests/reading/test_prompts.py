@@ -260,7 +260,11 @@ def test_a_prompt_of_text_stands_once(case: str) -> None:
             "prompt_differs",
             ("here? ", "A heron."),
         ),
-        (("Which bird wades here?", "Which bird wades here?", "A robin."), "no_answer", ("'chosen'", "here?")),
+        (
+            ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
+            "no_answer",
+            ("'chosen'", "here?"),
+        ),
         (("Sky?", "Sky? Blue.", "Sky? Blue."), "equal_sides", ("are equal;",)),
     ],
 )
@@ -271,6 +275,15 @@ def test_texts_of_which_it_is_not_certain_are_rejects_that_show_both(
         found = outcome(pair(*given), implicit=implicit)
         assert found[0] == reason
         assert all(text in found[1] for text in shown)
+
+
+def test_an_answer_may_be_the_question_itself() -> None:
+    right, wrong = "She wades in the water.", "She wade in the water."
+    for asked, chosen, rejected in ((right, right, wrong), (wrong, right, wrong)):
+        assert outcome(pair(asked, chosen, rejected)) == (asked, chosen, rejected)
+        said = [user(asked)], [assistant(chosen)], [assistant(rejected)]
+        assert outcome(pair(*said), "conversation") == said
+        assert outcome(pair(said[0], chosen, rejected), "conversation") == said
 
 
 # Records without a prompt.
