@@ -123,6 +123,13 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     nested = found.init_kwargs.get("special_tokens")
     named = {k: v for k, v in nested.items() if isinstance(v, str)} if isinstance(nested, dict) else {}
     special_tokens = {**named, **{k: str(v) for k, v in found.special_tokens_map.items() if isinstance(v, str)}}
+    for name in named.keys() - found.special_tokens_map.keys():
+        if name in str(found.chat_template):
+            raise TokenizerError(
+                f"the tokenizer in {path!r}: its chat template writes {name!r}, which tokenizer_config.json has only "
+                "within 'special_tokens', where transformers does not look: it writes nothing. Name it at the top of "
+                f'tokenizer_config.json, as "{name}": {json.dumps(named[name])}, or take it out of the template'
+            )
     source = json.loads(backend.to_str())
     source["truncation"] = source["padding"] = None
     _keep_offsets(source)

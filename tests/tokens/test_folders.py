@@ -289,3 +289,17 @@ def test_first_texts_are_compared_once_where_transformers_loaded_the_folder(tmp_
         resolver.check_texts(source, resolver.rust_tokenizer(lowers, {}), ["Hello"])
     assert not tokenizer.resolved_here
     tokenizer.check_texts(["Hello"])
+
+
+def test_a_token_that_only_we_read_is_an_error_where_the_template_writes_it(tmp_path: Path) -> None:
+    """transformers does not look into `special_tokens`: the template would write nothing there."""
+    folder = changed(tmp_path / "made", special_tokens={"eos_token": "<|im_end|>"})
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config.pop("eos_token", None)
+    path.write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert Tokenizer.load(folder).special_tokens["eos_token"] == "<|im_end|>"
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content + eos_token }}")
+    with pytest.raises(TokenizerError, match='Name it at the top of tokenizer_config.json, as "eos_token": "<|im_end'):
+        Tokenizer.load(folder)
