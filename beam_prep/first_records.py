@@ -4,13 +4,13 @@ import contextlib
 import itertools
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from beam_prep import recipe
-from beam_prep.chat.control import end_ids
+from beam_prep.audit.checks import findings
+from beam_prep.audit.sample import Sample, sample_of, with_roles_of_others
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
@@ -24,9 +24,6 @@ from beam_prep.shards.report import ConfigView
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.splits import first_records, is_stream, records_at
 from beam_prep.tokens.backends import Backend, choose
-from beam_prep.tokens.ends import endless_roles
-from beam_prep.tokens.mask import RoleMask
-from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("beam_prep")
@@ -61,19 +58,20 @@ class FirstRecords:
             check_heads(list(some), parts[group or 0].input.fields)
 
     def warnings(self) -> list[str]:
-        """What is probably not meant: bad answers that are trained, roles without an end token, numbers as domains."""
+        """What is probably not meant: bad answers that are trained, numbers as domains, what the audit is sure of."""
         found: dict[str, None] = {}
         groups = self._groups()
+        samples: list[Sample] = []
         for part, files in groups[:_GROUPS_PROBED]:
             if (records := _records(files[0])) is None:
                 continue
+            samples.append(sample_of([records], part, self.tokenizer, files))
             rows, path, use = records.rows, files[0].path, part.field_use
             looked = [row for file in _spread(files, _FILES_PROBED // len(groups)) for row in _looked_at(file)]
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
                 found[f"{path}{more}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))
-            found.update(dict.fromkeys(missing_ends(part, self.tokenizer, records)))
             key = part.output.domain_key
             numbers = [row[key] for row in rows if key is not None and isinstance(row.get(key), int | float)]
             if numbers:
@@ -82,6 +80,10 @@ class FirstRecords:
                     f"{json.dumps(numbers[0])}) in {len(numbers)} of the first {len(rows)} records: these are in the "
                     "domain '__default__'; write it as a text for a domain of its own"
                 ] = None
+        for sample in with_roles_of_others(samples):
+            first = "the first record" if sample.count == 1 else f"the first {sample.count} records"
+            for finding in findings(sample, at_start=True):
+                found[f"{sample.files[0].path}: in {first}, {finding.says}; to mend it: {finding.mend}"] = None
         return list(found)
 
     def backend(self, wanted: Backend, references: IndexSource | None) -> Backend:
@@ -163,49 +165,3 @@ def _looked_at(source: InputFile) -> list[dict[str, Any]]:
             half = min(len(rows), _PROBES // 2)
             found += rows[:half] + rows[max(half, len(rows) - half) :]
     return found
-
-
-def missing_ends(config: PipelineConfig, tokenizer: Tokenizer, records: Records) -> list[str]:
-    """A line for each role that is trained without an end token in all of these records, and how to mend it.
-
-    Args:
-        config: the config of one group of inputs.
-        tokenizer: its tokenizer.
-        records: the first of the input.
-    """
-    masked = config.mask_options is not None and config.mask_options.eos == "mask"
-    asked = [output for output in recipe.outputs_of(config) if output.has_template and output.trains]
-    if config.input.tokenized or config.input.rollouts is not None or masked or not asked:
-        return []
-    block: Any = records
-    for work in recipe.text_steps(config, tokenizer):
-        block = work(block)
-    policy = RoleMask(config.mask, config.mask_default, recipe.text_rules(config).mask_options)
-    found = endless_roles(tokenize(block, tokenizer, tokenizer.bos_id), policy, end_ids(tokenizer), tokenizer.decode)
-    eos = tokenizer.special_tokens.get("eos_token")
-    wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
-    first = "the first record" if len(records) == 1 else f"the first {len(records)} records"
-    source = tokenizer.template_source(config.input.chat_template) or ""
-    lines = []
-    for role, turn in found.items():
-        tail = tokenizer.decode(turn.tail)
-        mark = _MARK.search(tail)
-        mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
-        if tokenizer.reference.encode_special_tokens:
-            mend = (
-                "split_special_tokens of the tokenizer makes plain text of its special tokens, so of what ends a turn, "
-                "too: set it to false in tokenizer_config.json"
-            )
-        elif turn.followed and "endgeneration" in source:
-            mend = "move {% endgeneration %} of the chat template behind the end token"
-        elif mark is not None and mark[1] in source:
-            mend = f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
-        lines.append(
-            f"no end token is trained behind what {role!r} says in {first}, so a model "
-            f"does not learn to stop: its turns end with {tail.strip()[-40:]!r}. To mend it: {mend}"
-        )
-    return lines
-
-
-_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
-"""What looks like an end token at the end of a text."""

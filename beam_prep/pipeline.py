@@ -58,6 +58,9 @@ from beam_prep.transforms.shard import Shard
 
 log = logging.getLogger("beam_prep")
 
+_SHOWN = 5
+"""Warnings about the first records that are said at the start."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -223,8 +226,11 @@ class Pipeline:
         for warning in of_config:
             log.warning("%s", warning)
         of_records = self._first_records.warnings()
-        for warning in of_records:
+        for warning in of_records[:_SHOWN]:
             log.warning("warning: %s", warning)
+        if of_records:
+            more = f"{len(of_records) - _SHOWN} more are in run.json; " if len(of_records) > _SHOWN else ""
+            log.info("%s`beam-prep audit` of these files, config and tokenizer shows records of each", more)
         return [*ignored, *of_config, *of_records]
 
     @property

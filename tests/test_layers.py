@@ -117,7 +117,7 @@ MAY_IMPORT = {
         *("errors", "hints", "recipe", "renamed", "storage", "transforms"),
     },
     "progress": {"data"},
-    "first_records": {*TO_SHARDS, "chat", "config", "errors", "recipe", "runners", "storage"},
+    "first_records": {*TO_SHARDS, "audit", "chat", "config", "errors", "recipe", "runners", "storage"},
     "output_claim": {"data", "errors", "formats", "options", "storage", "tokens"},
     "runners": {"data", "errors", "options", "process"},
     "pipeline": {

@@ -2,15 +2,16 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from beam_prep.audit import of_records, of_tokens
+from beam_prep.audit import of_records
+from beam_prep.audit.checks import findings
 from beam_prep.audit.draw import Drawn, draw
 from beam_prep.audit.finding import Finding
-from beam_prep.audit.sample import Sample
+from beam_prep.audit.sample import Sample, with_roles_of_others
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
@@ -25,13 +26,6 @@ from beam_prep.tokens.tokenizer import Tokenizer
 
 SAMPLE = 2000
 """Records that are looked at: what one record in a hundred has is seen with a chance of all but 2 in a billion."""
-
-CHECKS: tuple[Callable[[Sample], Iterable[Finding]], ...] = (
-    *of_records.CHECKS,
-    *of_tokens.CHECKS,
-)
-"""All checks. A new one is a function `Sample -> findings`, its line in the list of its module, and its paragraph in
-docs/audit.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +98,8 @@ def audit_groups(
             samples[group] = _sample(drawn, some, config.part(group), tokenizer)
     if not samples:
         raise _no_record(files)
-    roles = {group: frozenset(sample.roles) for group, (sample, _) in samples.items()}
-    found = {}
-    for group, (sample, today) in samples.items():
-        others = frozenset[str]().union(*(each for other, each in roles.items() if other != group))
-        found[group] = _checked(replace(sample, other_roles=others), today)
-    return found
+    groups = zip(samples, with_roles_of_others([sample for sample, _ in samples.values()]), strict=True)
+    return {group: _checked(sample, samples[group][1]) for group, sample in groups}
 
 
 def audit_files(files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int) -> Audit:
@@ -133,10 +123,9 @@ def _sample(
 
 
 def _checked(sample: Sample, today: str | None) -> Audit:
-    found = [finding for check in CHECKS for finding in check(sample)]
+    found = findings(sample)
     if today is not None:
-        found.append(_wants_date(sample, today))
-    found.sort(key=lambda finding: (-finding.tokens, finding.name))
+        found.insert(0, _wants_date(sample, today))
     return Audit(sample, tuple(found), tuple(_notes(sample)))
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_prep.audit.finding import Finding, Hits
@@ -262,7 +262,7 @@ def markup_of_chats(sample: Sample) -> Iterator[Finding]:
         match = next((match for match in _MARKUP.finditer(text_of(message)) if match[0] not in controls), None)
         if match is not None:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
-    says = f"the markup of another chat format than the tokenizer's is in {hits.told}: rendered twice?"
+    says = f"the markup of another chat format than the tokenizer's is in {hits.told}, as if they were rendered before"
     mend = "take the markup out of the messages: the template writes its own"
     yield from hits.finding("markup_in_text", says, mend, 0.002)
 
@@ -305,17 +305,3 @@ def _messages(sample: Sample) -> Iterator[tuple[Conversation, int, Mapping[str, 
     for chat in sample.conversations:
         for place, message in enumerate(chat.messages):
             yield chat, place, message
-
-
-CHECKS: Sequence[Any] = (
-    left_out,
-    fields_not_read,
-    bad_answers,
-    duplicates,
-    empty_turns,
-    repeated_turns,
-    control_characters,
-    broken_characters,
-    markup_of_chats,
-    control_tokens,
-)

@@ -10,8 +10,12 @@ from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.sample import Conversation, Sample, text_of
 from beam_prep.chat.control import end_ids
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.rendered import Rendered
+from beam_prep.recipe import text_rules
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
-from beam_prep.tokens.ends import NEAR
+from beam_prep.tokens.ends import NEAR, Endless, endless_roles
+from beam_prep.tokens.mask import RoleMask
+from beam_prep.tokens.tokenize import tokenize
 
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2} (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d{4}\b|"
@@ -203,10 +207,14 @@ def no_bos(sample: Sample) -> Iterator[Finding]:
 
 
 def no_end(sample: Sample) -> Iterator[Finding]:
-    """Answers and texts after which no end token is trained: a model never learns to stop."""
+    """Roles of which no trained turn ends with an end token; else, answers and texts behind which none is trained."""
     given = sample.config
     options = given.mask_options
     if given.input.tokenized or (options is not None and options.eos == "mask"):
+        return
+    of_roles = [*_roles_without_end(sample)]
+    yield from of_roles
+    if of_roles:
         return
     special = np.array(sorted(end_ids(sample.tokenizer)), np.int64)
     hits, seen = Hits(sample, "rows"), 0
@@ -242,6 +250,51 @@ def no_end(sample: Sample) -> Iterator[Finding]:
     else:
         mend = '"preprocessing": {"eos": "if_missing"}'
     yield from hits.finding("no_end", says, mend)
+
+
+_RENDERED = 1 << 19  # characters: roles show in few records, and these are encoded once more
+
+
+def _roles_without_end(sample: Sample) -> Iterator[Finding]:
+    given, tokenizer = sample.config, sample.tokenizer
+    rendered, characters = list[Rendered](), 0
+    for part in sample.parts:
+        if part.rendered is not None and characters < _RENDERED:
+            rendered.append(part.rendered)
+            characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
+    if sample.template is None or not rendered:
+        return
+    policy = RoleMask(given.mask, given.mask_default, text_rules(given).mask_options)
+    batches = (tokenize(each, tokenizer, tokenizer.bos_id) for each in rendered)
+    for role, turn in endless_roles(batches, policy, end_ids(tokenizer), tokenizer.decode).items():
+        tail = tokenizer.decode(turn.tail)
+        counts = sample.roles.get(role, {})
+        says = f"no end token is trained behind what {role!r} says, so a model does not learn to stop: its turns end "
+        says += f"with {tail.strip()[-40:]!r}"
+        mend = _mend_end(sample, turn, tail)
+        messages, tokens = counts.get("messages", 1), counts.get("tokens", sample.tokens)
+        yield Finding("no_end", says, messages, "messages", sample.count, tokens, mend)
+
+
+def _mend_end(sample: Sample, turn: Endless, tail: str) -> str:
+    eos = sample.tokenizer.special_tokens.get("eos_token")
+    wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
+    mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
+    mark = _MARK.search(tail)
+    if sample.tokenizer.reference.encode_special_tokens:
+        return (
+            "split_special_tokens of the tokenizer makes plain text of its special tokens, so of what ends a turn, "
+            "too: set it to false in tokenizer_config.json"
+        )
+    if turn.followed and "endgeneration" in sample.template_source:
+        return "move {% endgeneration %} of the chat template behind the end token"
+    if mark is not None and mark[1] in sample.template_source:
+        return f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
+    return mend
+
+
+_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
+"""What looks like an end token at the end of a text."""
 
 
 def double_end(sample: Sample) -> Iterator[Finding]:
@@ -462,23 +515,3 @@ def _start_of(sample: Sample, rows: Ragged, row: int) -> str:
 def _end_of(sample: Sample, rows: Ragged, row: int, place: int) -> str:
     ids = np.asarray(rows[row])[max(0, place - 20) : place + 1].tolist()
     return f"it ends: {sample.tokenizer.decode(ids)}"
-
-
-CHECKS = (
-    prints_date,
-    not_written,
-    roles_not_in_data,
-    roles_not_in_mask,
-    answers_not_trained,
-    little_trained,
-    config_warnings,
-    double_bos,
-    no_bos,
-    no_end,
-    double_end,
-    cut_off,
-    answers_cut,
-    prompt_not_prefix,
-    answers_in_part,
-    unknown_tokens,
-)

@@ -3,7 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -360,6 +360,23 @@ class Sample:
     def longest(self) -> int | None:
         """Tokens of the longest row that is not cut; None: nothing is cut."""
         return longest_row(dict(self.config.preprocessing))
+
+
+def sample_of(
+    blocks: Sequence[Records], config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]
+) -> Sample:
+    """The sample of these records, whoever chose them. For arguments and errors see `Sample.of`."""
+    count = sum(map(len, blocks))
+    return Sample.of(Drawn(tuple(blocks), count, count, False, len(files), ()), config, tokenizer, files)
+
+
+def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of all groups of inputs, each with the roles of the others: a mask is for all of them."""
+    roles = [frozenset(sample.roles) for sample in samples]
+    return [
+        replace(sample, other_roles=frozenset().union(*roles[:place], *roles[place + 1 :]))
+        for place, sample in enumerate(samples)
+    ]
 
 
 _NO_RECORDS = (("blank", "blank"), ("dropped", NOT_DRAWN))

@@ -1,6 +1,6 @@
 """Whether what is trained of a role ends with an end token: a model that never sees one does not learn to stop."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,18 +26,18 @@ class Endless(NamedTuple):
 
 
 def endless_roles(
-    batch: Batch, policy: MaskPolicy, ends: Collection[int], decode: Callable[[list[int]], str]
+    batches: Iterable[Batch], policy: MaskPolicy, ends: Collection[int], decode: Callable[[list[int]], str]
 ) -> dict[str, Endless]:
     """The roles of which something is trained, and no turn ends with an end token; of each the first turn.
 
     Args:
-        batch: of `tokenize`, with its segments.
+        batches: of `tokenize`, with their segments.
         policy: says what is trained.
         ends: ids of tokens that may end a turn, where nothing but blanks stands behind them in it.
         decode: ids -> text.
     """
     found, known, wanted = dict[str, Endless](), set[str](), np.array(sorted(ends), np.int64)
-    for output in batch.outputs:
+    for batch, output in ((each, output) for each in batches for output in each.outputs):
         if output.mask_name is None or output.name not in batch.segments:
             continue
         segments, flat = batch.segments[output.name], batch[output.name].flat

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,44 @@ def check(fault: Fault, records: list[dict[str, Any]], folder: Path, tokenizer: 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path, with_bos: str) -> None:
     check(fault, small(), tmp_path, with_bos)
+
+
+def advised(mend: str, given: dict[str, Any]) -> dict[str, Any] | None:
+    """The config with what an advice says; None: it is no part of a config, or leaves a value open (`...`)."""
+    section = re.match('"([a-z_]+)": (?={)', mend)
+    if section is None:
+        return None
+    try:
+        values, _ = json.JSONDecoder().raw_decode(mend, section.end())
+    except ValueError:
+        return None
+    made = json.loads(json.dumps(given))
+    part = made.setdefault(section[1], {})
+    if other := re.search(r"in place of '(\w+)'", mend):
+        part.pop(other[1])
+    part.update(values)
+    return made
+
+
+ADVISED = {
+    *("role_not_in_data", "role_not_in_mask", "answers_not_trained", "double_bos", "no_bos", "cut_off", "answers_cut"),
+    *("control_tokens", "date_wanted"),
+}
+"""Findings whose advice is a part of a config, whole."""
+
+
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each.finding in ADVISED], ids=lambda fault: fault.name)
+def test_what_an_advice_says_mends_it(fault: Fault, tmp_path: Path, with_bos: str) -> None:
+    lines, _ = planted(fault, small())
+    found = run(tmp_path, with_bos, lines, fault.config).findings
+    mended: dict[str, Any] | None = fault.config
+    for mend in [finding.mend for finding in found if finding.name == fault.finding]:
+        assert mended is not None
+        mended = advised(mend, mended)
+        assert mended is not None, mend
+    again = run(tmp_path, with_bos, lines, mended or {})
+    assert fault.finding not in {each.name for each in again.findings}, mended
+    assert again.sample.kept[2] > 0
 
 
 def test_nothing_is_found_in_a_clean_corpus(tmp_path: Path, with_bos: str) -> None:

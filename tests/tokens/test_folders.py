@@ -301,5 +301,7 @@ def test_a_token_that_only_we_read_is_an_error_where_the_template_writes_it(tmp_
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert Tokenizer.load(folder).special_tokens["eos_token"] == "<|im_end|>"
     (folder / "chat_template.jinja").write_text("{{ messages[0].content + eos_token }}")
-    with pytest.raises(TokenizerError, match='Name it at the top of tokenizer_config.json, as "eos_token": "<|im_end'):
+    with pytest.raises(
+        TokenizerError, match=r'Name it at the top of tokenizer_config\.json, as "eos_token": "<\|im_end'
+    ):
         Tokenizer.load(folder)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
+from beam_prep.audit.of_tokens import no_end
+from beam_prep.audit.sample import sample_of
 from beam_prep.config import PipelineConfig
-from beam_prep.first_records import missing_ends
 from tests.conftest import ROOT, shared
 
 CHATML = (
@@ -26,7 +27,7 @@ BARE += "{% if add_generation_prompt %}assistant: {% endif %}"
 ROWS = [
     {"messages": [{"role": role, "content": text} for role, text in (("user", "Why?"), ("assistant", "For the sea."))]}
 ] * 3
-SAYS = "no end token is trained behind what {!r} says in the first 3 records, so a model does not learn to stop: "
+SAYS = "no end token is trained behind what {!r} says, so a model does not learn to stop: "
 
 
 def made(template: str | None = None, mask: Any = None, **more: Any) -> PipelineConfig:
@@ -38,8 +39,13 @@ def made(template: str | None = None, mask: Any = None, **more: Any) -> Pipeline
     return PipelineConfig.model_validate(config)
 
 
+def missing_ends(config: PipelineConfig, tokenizer: bp.Tokenizer, rows: list[Any]) -> list[str]:
+    sample = sample_of([bp.testing.records(rows)], config, tokenizer, [])
+    return [f"{finding.says}. To mend it: {finding.mend}" for finding in no_end(sample)]
+
+
 def found(tokenizer: Path, template: str | None, mask: Any = None, **more: Any) -> list[str]:
-    return missing_ends(made(template, mask, **more), bp.Tokenizer.load(tokenizer), bp.testing.records(ROWS))
+    return missing_ends(made(template, mask, **more), bp.Tokenizer.load(tokenizer), ROWS)
 
 
 def test_a_mark_that_is_plain_text_is_told() -> None:
@@ -72,11 +78,11 @@ def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None
     )
     bare = bare.replace("\n{% endfor %}", "\n{% endif %}{% endfor %}")
     turns = [("user", "Why?"), ("assistant", "y"), ("tool", "zz"), ("assistant", "y")]
-    records = bp.testing.records([{"messages": [{"role": role, "content": text} for role, text in turns]}])
+    records = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
     tokenizer = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
     (line,) = missing_ends(made(bare, {"assistant": "train", "tool": "train"}), tokenizer, records)
     assert line == (
-        "no end token is trained behind what 'tool' says in the first record, so a model does not learn to stop: its "
+        "no end token is trained behind what 'tool' says, so a model does not learn to stop: its "
         'turns end with \'zz\'. To mend it: "input": {"chat_template": ...} with a template that writes '
         "'<|im_end|>' behind each of its turns"
     )
@@ -122,13 +128,39 @@ def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pyte
         job.run()
     told = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
     assert len(told) == 1
-    assert told[0].startswith("warning: " + SAYS.format("assistant"))
+    assert f"in.jsonl: in the first 3 records, {SAYS.format('assistant')}" in told[0]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told[0].removeprefix("warning: ")
 
 
 def test_an_end_token_within_an_answer_ends_nothing() -> None:
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Hi <|im_end|> oh"}]
-    records = bp.testing.records([{"messages": messages}])
+    records = [{"messages": messages}]
     lines = missing_ends(made(BARE), bp.Tokenizer.load(ROOT / "examples" / "tokenizer"), records)
     assert len(lines) == 1
     assert "its turns end with 'Hi <|im_end|> oh'" in lines[0]
+
+
+def test_a_run_says_at_most_five_of_what_its_first_records_show(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = {"role": "assistant", "content": "For the sea.", "reasoning_content": "Hm."}
+    row = {"messages": [{"role": "user", "content": "[INST] Why?"}, answer], "tools": [{"type": "function"}]}
+    (tmp_path / "in.jsonl").write_text(json.dumps({**row, "label": False}) + "\n")
+    config = made(BARE, {"assistant": "train", "gpt": "train"})
+    job = bp.Pipeline(config, tmp_path / "in.jsonl", tmp_path / "out", ROOT / "examples" / "tokenizer")
+    with caplog.at_level(logging.INFO, "beam_prep"):
+        job.run()
+    told = [record.getMessage() for record in caplog.records]
+    start = told[: next(place for place, line in enumerate(told) if "beam-prep audit" in line) + 1]
+    assert sum(line.startswith("warning: ") for line in start) == 5
+    assert start[-1].startswith("1 more are in run.json; `beam-prep audit` of these files")
+    warnings = json.loads((tmp_path / "out" / "run.json").read_text())["warnings"]
+    parts = (
+        "marked as bad",
+        "markup of another chat format",
+        "no end token",
+        "writes no reasoning",
+        "'gpt'",
+        "write the tools",
+    )
+    assert all(any(part in warning for warning in warnings) for part in parts)
