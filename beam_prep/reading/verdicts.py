@@ -5,6 +5,7 @@ for good or bad, a number of a closed scale. Where the answers are its values, i
 nothing.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -21,7 +22,7 @@ from beam_prep.reading.records import Records
 
 @dataclass(frozen=True, slots=True)
 class FieldUse:
-    """What a config does with the fields of a record.
+    """What is done with the fields of a record.
 
     Attributes:
         kept: fields that are beside the tokens or decide over them -> how, as a sentence without its subject.
@@ -29,13 +30,16 @@ class FieldUse:
         trained: those of them with what is trained.
         answers: rows are answers to something, and no documents or rollouts.
         pairs: each record is a better and a worse answer.
+
+    >>> sorted(bp.FieldUse(read=frozenset({"prompt"}), kept={"label": "keeps it beside the tokens"}).known)
+    ['label', 'prompt']
     """
 
-    kept: Mapping[str, str]
-    read: frozenset[str]
-    trained: frozenset[str]
-    answers: bool
-    pairs: bool
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    read: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+    answers: bool = True
+    pairs: bool = False
 
     @property
     def known(self) -> frozenset[str]:
@@ -72,7 +76,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
 
     >>> records = [{"prompt": "1 + 1?", "completion": "2", "label": True}] * 2
     >>> records += [{"prompt": "1 + 1?", "completion": "3", "label": False}]
-    >>> (found,) = verdicts(records, FieldUse({}, frozenset(), frozenset({"completion"}), True, False))
+    >>> (found,) = verdicts(records, FieldUse(trained=frozenset({"completion"})))
     >>> str(found)
     "'label' marks answers as good or bad (true 2, false 1); the config does not read it, and trains all alike"
     >>> found.bad, found.which
