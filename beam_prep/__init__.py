@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from beam_prep.readers.views import mixture as mixture
     from beam_prep.reading.records import Records as Records
     from beam_prep.reading.rollouts import RolloutFields as RolloutFields
+    from beam_prep.reading.verdicts import FieldUse as FieldUse
     from beam_prep.recipe import Prepare as Prepare
     from beam_prep.replay import Replay as Replay
     from beam_prep.shards.chunk import Chunking as Chunking
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from beam_prep.transforms.steps import AdaptRecords as AdaptRecords
     from beam_prep.transforms.steps import ApplyTemplate as ApplyTemplate
     from beam_prep.transforms.steps import BuildMask as BuildMask
+    from beam_prep.transforms.steps import CountBadAnswers as CountBadAnswers
     from beam_prep.transforms.steps import Decontaminate as Decontaminate
     from beam_prep.transforms.steps import FilterByChars as FilterByChars
     from beam_prep.transforms.steps import FilterRecords as FilterRecords
@@ -71,6 +73,7 @@ _NAMES_OF = {
     "readers.views": "mixture",
     "reading.records": "Records",
     "reading.rollouts": "RolloutFields",
+    "reading.verdicts": "FieldUse",
     "recipe": "Prepare",
     "replay": "Replay",
     "shards.chunk": "Chunking",
@@ -85,8 +88,8 @@ _NAMES_OF = {
     "tokens.tokenizer": "Tokenizer",
     "transforms.records": "FromRecords ReadJSONL",
     "transforms.shard": "Shard",
-    "transforms.steps": "AdaptRecords ApplyTemplate BuildMask Decontaminate FilterByChars FilterRecords "
-    "FromRollouts FromTokens KeepFields KeyRecords Labels MapRecords Pad Shift SplitPrompt "
+    "transforms.steps": "AdaptRecords ApplyTemplate BuildMask CountBadAnswers Decontaminate FilterByChars "
+    "FilterRecords FromRollouts FromTokens KeepFields KeyRecords Labels MapRecords Pad Shift SplitPrompt "
     "Tokenize Truncate",
 }
 _PUBLIC = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

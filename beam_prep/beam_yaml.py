@@ -16,7 +16,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown, unknown_name
 from beam_prep.reading.blocks import MAX_LINE_BYTES
-from beam_prep.recipe import CountBadAnswers, Prepare, chain, compose, layout, read_config
+from beam_prep.recipe import Prepare, chain, compose, layout, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -130,7 +130,7 @@ def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
 
 
 key_records = _one_step(steps.KeyRecords)
-count_bad_answers = _one_step(CountBadAnswers)
+count_bad_answers = _one_step(steps.CountBadAnswers)
 keep_fields = _one_step(steps.KeepFields)
 adapt_records = _one_step(steps.AdaptRecords)
 filter_by_chars = _one_step(steps.FilterByChars)

@@ -23,7 +23,6 @@ from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import Records
 from beam_prep.reading.sources import source_of
-from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, Splits
 from beam_prep.shards.layout import Layout
@@ -46,6 +45,7 @@ from beam_prep.transforms.steps import (
     AnyBackend,
     ApplyTemplate,
     BuildMask,
+    CountBadAnswers,
     Decontaminate,
     FilterByChars,
     FromRollouts,
@@ -364,14 +364,6 @@ class CheckInFull(BlockStep):
     references: IndexSource | None = None
 
     work, gives = check_in_full, Batch
-
-
-class CountBadAnswers(BlockStep):
-    """`Records` -> the same `Records`: see `count_bad_answers`."""
-
-    use: FieldUse
-
-    work, gives = count_bad_answers, Records
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:

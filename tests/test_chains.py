@@ -93,7 +93,7 @@ ON_RECORDS: st.SearchStrategy[Step] = st.one_of(
     st.tuples(SPANS, FIELDS).map(lambda given: lambda records: filter_by_chars(records, *given[0], given[1])),
     st.sampled_from([lambda records: filter_records(records, pick), lambda records: map_records(records, louder)]),
     st.sampled_from([lambda records: keep_fields(records, {"id": "string"})]),
-    st.just(lambda records: count_bad_answers(records, FieldUse({}, frozenset(), frozenset(), True, False))),
+    st.just(lambda records: count_bad_answers(records, FieldUse())),
     KEYS.map(lambda keys: lambda records: key_records(records, keys)),
     st.sampled_from(["sharegpt", "alpaca"]).map(lambda name: lambda records: adapt_records(records, adapter(name))),
     st.tuples(st.sampled_from(REFERENCES), FIELDS, st.sampled_from(get_args(Mode))).map(

@@ -1,12 +1,15 @@
 """Images, audio and video of records: found, so that no answer to them is trained without them.
 
-They are found in three forms: a part of a content (`{"type": "image_url", ...}`), or a field of a message (`images`);
-a placeholder in a text (`<image>`) beside a field of the record that names files (`images`); base64 in a text (a data
-URL, or what files of images begin with). In documents, which nobody answers, base64 is part of the text.
+A field holds files if its name says so and its value is one: a URL, a path with the extension of a file, base64, bytes,
+or an object or list of these; for the names `image`, `audio`, `video`, and where a placeholder (`<image>`) stands for
+it, the name is enough. Besides, parts of a content have types (`image_url`), and texts may hold files as base64: what
+decodes to the first bytes of one, or a data URL of one.
 
-A field of files beside texts without a placeholder is no reject, as somebody may want the texts alone: a line says it.
+A field of files in a message is a reject; in a record, beside texts without a placeholder, a line says it, as somebody
+may want the texts alone. In documents, which nobody answers, base64 is part of the text.
 """
 
+import base64
 import functools
 import operator
 import re
@@ -30,7 +33,7 @@ _WORDS = {
     **dict.fromkeys(("audio", "sound", "speech", "wav"), _SOUND),
     **dict.fromkeys(("video", "clip", "frame"), _VIDEO),
     **dict.fromkeys(("media", "multimodal", "multi_modal", "mm", "attachment"), _FILE),
-    **dict.fromkeys(("file", "document", "application"), _FILE),
+    **dict.fromkeys(("file", "document", "application"), _FILE),  # `application`: of a data URL, where it is a PDF
 }
 _NAMES = (
     r"image|img|picture|photo|pixel(?=_values)|audio|sound|speech|wav|video|clip|frame|media|multi_?modal|mm(?=_)|"
@@ -40,7 +43,18 @@ _FIELD = re.compile(
     rf"(?:\w+_)?({_NAMES})s?(?:_?(?:url|uri|path|file|filename|name|data|base64|b64|bytes|id|list|input|value)s?)?",
     re.I,
 )
-"""Names of fields that hold files, or their places."""
+"""Names of fields that may hold files, or their places."""
+_CERTAIN = {*("image", "images", "audio", "audios", "video", "videos", "pixel_values")}
+"""Names of fields, and types of parts, that mean nothing else."""
+_PLACE = re.compile(
+    r"(?:https?|ftp|file|s3|gs|hf)://\S+|data:[a-z]+/[\w.+-]+[;,][\s\S]*|[\w+/-]{100,}={0,2}|[^\n]{1,1000}\."
+    r"(?:png|jpe?g|jfif|gif|webp|bmp|tiff?|heic|heif|avif|svg|ico|wav|mp3|flac|og[gav]|opus|m4[av]|aac|wma|aiff?|mp4|"
+    r"mov|avi|mkv|webm|mpe?g|3gp|pdf|docx?|xlsx?|pptx?|txt|csv|zip|tar|gz|npy|npz|pt|pkl|bin|dcm|nii)",
+    re.I,
+)
+"""A URL, a data URL, base64, or a path."""
+_PLACES = {*("bytes", "binary", "path", "url", "uri", "base64", "file_id", "array")} | _CERTAIN
+"""Keys of objects that are a file, or its place. `binary` stands for bytes of a table."""
 _TYPE = re.compile(rf"(?:^|_)({_NAMES}|pixel|file|document)s?(?:_|$)", re.I)
 """Types of parts."""
 _PLACEHOLDER = re.compile(
@@ -49,20 +63,24 @@ _PLACEHOLDER = re.compile(
     re.I,
 )
 _DATA_URL = re.compile(
-    r"(!\[[^\]]*\]\()?data:(image|audio|video|application)/[\w.+-]+(?:;[\w=.-]+)*;base64,[\w+/=%-]{40,}+(?!\.\.)(?(1)\))",
+    r"(!\[[^][]{0,300}\]\()?data:(image(?!/svg)|audio|video|application(?=/pdf))/[\w.+-]+(?:;[\w=.-]+)*;base64,"
+    r"[\w+/=%-]{40,}+(?!\.\.)(?(1)\))",
     re.I,
 )
 """With the image of Markdown around it. What an explanation of data URLs gives as example is shorter than any image;
-what somebody cut (`...`) is none."""
+what somebody cut (`...`) is none. SVG, fonts and JSON are texts, and code has them."""
 _BASE64 = ";base64,"
-_BEGINS = {
-    **dict.fromkeys(("iVBORw0KGgo", "/9j/4", "R0lGODlh", "R0lGODdh"), _IMAGE),
-    **dict.fromkeys(("UklGR", "T2dnUw", "ZkxhQw", "SUQz"), _SOUND),
-    "JVBERi0": _FILE,
-}
+_BEGINS = ("iVBORw0KGgo", "/9j/", "R0lGODlh", "R0lGODdh", "UklGR", "T2dnUw", "ZkxhQw", "SUQz", "JVBERi0")
 """What the base64 of files begins with: PNG, JPEG, GIF; WAV and WebP, Ogg, FLAC, MP3; PDF."""
-_RAW = re.compile(rf"(?<![\w+/=])({'|'.join(map(re.escape, _BEGINS))})[\w+/]{{100,}}+={{0,2}}(?!\.\.)", re.A)
-"""Base64 of a file without `data:` before it."""
+_RAW = re.compile(rf"(?<![\w+/=])(?:{'|'.join(map(re.escape, _BEGINS))})[\w+/]{{100,}}+={{0,2}}(?!\.\.)", re.A)
+"""What may be base64 of a file without `data:` before it: its first bytes decide."""
+_FIRST_BYTES = {
+    rb"\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBP": _IMAGE,
+    rb"\xff\xd8\xff(?:[\xe0-\xef]..(?:JFIF|JFXX|Exif|http|Adobe|ICC_)|\xdb\x00[\x43\x84])": _IMAGE,
+    rb"RIFF....WAVE|OggS\x00|fLaC\x00|ID3[\x02-\x04]": _SOUND,
+    rb"RIFF....AVI ": _VIDEO,
+    rb"%PDF-\d": _FILE,
+}
 _ADVICE = 'beam_prep is for text: leave such records out, or keep their text: "not_text": "drop_parts" in "input"'
 
 
@@ -83,7 +101,7 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
     Raises:
         Reject: `not_text`: there are some, and the rule is `reject`; or a message has no text beside them.
     """
-    beside = _files(record)
+    beside = _by_kind(record)
     made, dropped = record, 0
     for name, is_document in _fields(tuple(outputs)):
         value = record.get(name)
@@ -108,7 +126,7 @@ def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str])
     """
     counts: Counter[tuple[str, str]] = Counter()
     for record in records:
-        counts.update((name, kind) for name, kind in _all_files(record) if name not in read)
+        counts.update((name, kind) for name, kind in _files(record) if name not in read)
     return [
         f"{name!r} holds {kind} in {count:,} of {len(records):,} records that were looked at, and is not read: answers "
         "about it would be trained without it. beam_prep is for text: leave such records out, unless the texts alone "
@@ -154,31 +172,56 @@ def _fields(outputs: tuple[Output, ...]) -> tuple[tuple[str, bool], ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind_of_name(name: str) -> str | None:
-    """What a field of this name holds; None: no files."""
+    """What a field of this name may hold; None: no files."""
     match = _FIELD.fullmatch(name)
     return None if match is None else _WORDS[match[1].lower()]
 
 
-def _files(holder: Mapping[str, Any]) -> dict[str, str]:
-    """Kind -> the first field of an object that holds files of it, or their places."""
+def _by_kind(holder: Mapping[str, Any]) -> dict[str, str]:
+    """Kind -> the first field of an object for which a placeholder may stand."""
     found: dict[str, str] = {}
-    for name, kind in _all_files(holder):
+    for name, kind in _files(holder, by_name=True):
         found.setdefault(kind, name)
     return found
 
 
-def _all_files(holder: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, kind) of all these fields."""
+def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[str, str]]:
+    """(name, kind) of the fields of an object that hold files.
+
+    Args:
+        holder: a record, a message or a part.
+        by_name: a name that says of which kind they are is enough.
+    """
     for name, value in holder.items():
         kind = _kind_of_name(name)
         if kind is None and type(value) is dict and value.keys() == _STORED:
             kind = _FILE
-        if kind is not None and isinstance(value, str | list | dict) and _is_filled(value):
+        if kind is None or not isinstance(value, str | list | dict) or not _is_filled(value):
+            continue
+        if (by_name and kind != _FILE) or name.lower() in _CERTAIN or _is_file(value):
             yield name, kind
 
 
 _STORED = {"bytes", "path"}
 """What `datasets` makes of a file, whatever its column is called."""
+
+
+def _is_file(value: Any, levels: int = 3) -> bool:
+    """True if a value is a file or its place, or an object or a list with one."""
+    if isinstance(value, str):
+        return _PLACE.fullmatch(value.strip()) is not None
+    if not levels:
+        return False
+    if isinstance(value, dict):
+        if any(value.get(name) not in (None, "", []) for name in _PLACES & value.keys()):
+            return True
+        value = [*value.values()]
+    return isinstance(value, list) and any(_is_file(each, levels - 1) for each in value)
+
+
+def _kind_of_base64(text: str) -> str | None:
+    begin = base64.b64decode(text[:24])
+    return next((kind for first, kind in _FIRST_BYTES.items() if re.match(first, begin, re.DOTALL)), None)
 
 
 def _is_filled(value: Any) -> bool:
@@ -226,17 +269,18 @@ class _Search:
     def _message(self, message: dict[str, Any], field_name: str, place: int) -> dict[str, Any]:
         content = message.get("content")
         where, before = f"{field_name}[{place}]", self.dropped
-        own = _files(message)
-        for kind, name in own.items():
+        own = dict(_files(message))
+        for name, kind in own.items():
             self._found(f"'{where}.{name}' holds {kind}")
+        beside = {**self.beside, **_by_kind(message)}
         if isinstance(content, str):
-            content = self._text(content, where, {**self.beside, **own})
+            content = self._text(content, where, beside)
         elif isinstance(content, list):
-            parts = [*self._parts(content, where, {**self.beside, **own})]
+            parts = [*self._parts(content, where, beside)]
             content = content if _same(parts, content) else parts
         if self.dropped == before and content is message.get("content"):
             return message
-        made = {name: value for name, value in message.items() if name not in own.values()}
+        made = {name: value for name, value in message.items() if name not in own}
         if "content" in made:
             made["content"] = content
         if not _says(made):
@@ -261,27 +305,21 @@ class _Search:
             elif part is not None or self.rule == "reject":
                 yield part
 
-    def _text(self, text: str, where: str, beside: Mapping[str, str]) -> str:
-        if self.base64 and _BASE64 in text:
+    def _text(self, given: str, where: str, beside: Mapping[str, str]) -> str:
+        text, before = given, self.dropped
 
-            def without_data(match: re.Match[str]) -> str:
-                begin = match.string[match.start(2) - len("data:") :][:40]
-                self._found(f"'{where}' holds {_WORDS[match[2].lower()]} as base64 ({begin} ...)")
-                return ""
+        def without_data(match: re.Match[str]) -> str:
+            begin = match.string[match.start(2) - len("data:") :][:40]
+            self._found(f"'{where}' holds {_WORDS[match[2].lower()]} as base64 ({begin} ...)")
+            return ""
 
-            text = _DATA_URL.sub(without_data, text)
-        if self.base64 and len(text) > 100:
+        def without_file(match: re.Match[str]) -> str:
+            if (kind := _kind_of_base64(match[0])) is None:
+                return match[0]
+            self._found(f"'{where}' holds {kind} as base64 ({match[0][:40]} ...)")
+            return ""
 
-            def without_file(match: re.Match[str]) -> str:
-                self._found(f"'{where}' holds {_BEGINS[match[1]]} as base64 ({match[0][:40]} ...)")
-                return ""
-
-            text = _RAW.sub(without_file, text)
-        if not beside or ("<" not in text and "[" not in text):
-            return text
-        before = self.dropped
-
-        def without(match: re.Match[str]) -> str:
+        def without_placeholder(match: re.Match[str]) -> str:
             kind = _WORDS[(match[1] or match[2]).lower()]
             name = beside.get(kind) or beside.get(_FILE) or (beside.get(_IMAGE) if kind == _VIDEO else None)
             if name is None:
@@ -289,8 +327,14 @@ class _Search:
             self._found(f"'{where}' has {match[0]!r}, which stands for {kind} of the field {name!r}")
             return ""
 
-        made = _PLACEHOLDER.sub(without, text)
-        return text if self.dropped == before else made.strip()
+        if self.base64 and _may_hold_base64(text):
+            text = _RAW.sub(without_file, _DATA_URL.sub(without_data, text))
+        in_base64 = self.dropped
+        if beside and ("<" in text or "[" in text):
+            text = _PLACEHOLDER.sub(without_placeholder, text)
+        if self.dropped > in_base64:
+            text = text.strip()
+        return text if self.dropped > before else given
 
     def _found(self, what: str) -> None:
         if self.rule == "reject":
@@ -313,11 +357,12 @@ def _nothing_left(where: str) -> Reject:
 
 def _kind_of_part(part: Mapping[str, Any]) -> str | None:
     """What a part of a content holds; None: it is text, or nothing that is known."""
-    kind = part.get("type")
+    kind, text = part.get("type"), part.get("text")
     if isinstance(kind, str):
         match = _TYPE.search(kind)
-        return None if match is None else _WORDS[match[1].lower()]
-    return None if kind is not None or part.get("text") is not None else next(iter(_files(part)), None)
+        is_text = text and kind.lower() not in _CERTAIN and not _by_kind(part)  # a document may be one
+        return None if match is None or is_text else _WORDS[match[1].lower()]
+    return None if kind is not None or text is not None else next(iter(_by_kind(part)), None)
 
 
 def _says(message: Mapping[str, Any]) -> bool:

@@ -1,9 +1,18 @@
-"""Fields of records that say whether an answer is good: what they mean, and which records they mark as bad."""
+"""Fields of records that say whether an answer is good: what they mean, and which records they mark as bad.
 
+A field judges answers if its name says so, and if all of its values can be a verdict under that name: yes or no, a word
+for good or bad, a number of a closed scale. Where the answers are its values, it is the label of a task, and judges
+nothing.
+"""
+
+import dataclasses
+import functools
 import json
+import math
 import re
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +22,7 @@ from beam_prep.reading.records import Records
 
 @dataclass(frozen=True, slots=True)
 class FieldUse:
-    """What a config does with the fields of a record.
+    """What is done with the fields of a record.
 
     Attributes:
         kept: fields that are beside the tokens or decide over them -> how, as a sentence without its subject.
@@ -21,13 +30,16 @@ class FieldUse:
         trained: those of them with what is trained.
         answers: rows are answers to something, and no documents or rollouts.
         pairs: each record is a better and a worse answer.
+
+    >>> sorted(bp.FieldUse(read=frozenset({"prompt"}), kept={"label": "keeps it beside the tokens"}).known)
+    ['label', 'prompt']
     """
 
-    kept: Mapping[str, str]
-    read: frozenset[str]
-    trained: frozenset[str]
-    answers: bool
-    pairs: bool
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    read: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+    answers: bool = True
+    pairs: bool = False
 
     @property
     def known(self) -> frozenset[str]:
@@ -64,7 +76,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
 
     >>> records = [{"prompt": "1 + 1?", "completion": "2", "label": True}] * 2
     >>> records += [{"prompt": "1 + 1?", "completion": "3", "label": False}]
-    >>> (found,) = verdicts(records, FieldUse({}, frozenset(), frozenset({"completion"}), True, False))
+    >>> (found,) = verdicts(records, FieldUse(trained=frozenset({"completion"})))
     >>> str(found)
     "'label' marks answers as good or bad (true 2, false 1); the config does not read it, and trains all alike"
     >>> found.bad, found.which
@@ -79,12 +91,17 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
                 fields.setdefault(field, []).append((place, value))
     found: list[Verdict] = []
     for field, values in fields.items():
-        looks = _looks_of(field)
-        if use.pairs and looks[0] not in (_weights, _splits):
+        look = _look_of(field)
+        if look is None or (use.pairs and look not in (_weights, _splits)):
             continue
-        if field.name in use.read and field.top not in use.kept and looks[0] is not _worse:
+        if field.name in use.read and field.top not in use.kept and look is not _worse:
             continue  # a classifier's answer is its label
-        found += next(filter(None, (list(look(field, values, use)) for look in looks)), [])
+        said = [each for each in values if not _is_silent(each[1])]
+        if not said or (seen := look(said)) is None:
+            continue
+        bad = [each for each, is_bad in zip(said, seen.bad, strict=True) if is_bad]
+        if not (bad and look in _OF_ANSWERS and _are_classes(said, records, use)):
+            found.append(_verdict(field, seen, bad, use))
     return found
 
 
@@ -127,138 +144,231 @@ _OF_MESSAGES = frozenset(
 """Keys of messages that are read."""
 
 
-def _looks_of(field: _Field) -> list["_Look"]:
-    """What looks at a field, by its name; of an object in a field, then by the name of that."""
-    found = []
-    for name in field.keys:
-        words = [word for word in _WORD.findall(name.replace("-", "_")) if word.lower() not in _WHOSE]
-        found += [_LOOK[each] for each in (name.lower(), "_".join(words).lower()) if each in _LOOK]
-    return found or [_words]
+def _look_of(field: _Field) -> "_Look | None":
+    """What looks at a field, by its name.
+
+    The name of the object that holds it counts where its own says nothing else (`rating.average`, not `rating.count`),
+    or gives an aspect of what is rated (`score.helpful`).
+    """
+    own, *holders = map(_words_of, field.keys)
+    look = next((_LOOK[each] for each in own if each in _LOOK), None)
+    outer = next((_LOOK[each] for each in (holders[0] if holders else ()) if each in _LOOK), None)
+    if look is None:
+        return outer if "" in own else None
+    return outer if look is _good and outer in (_ratings, _scores) else look
+
+
+@functools.lru_cache(maxsize=4096)
+def _words_of(name: str) -> tuple[str, str]:
+    """A name in lower case, and without the words that say who judges, and what."""
+    words = [word.lower() for word in _WORD.findall(name.replace("-", "_"))]
+    return name.lower(), "_".join(word for word in words if word not in _WHOSE)
 
 
 _WORD = re.compile(r"[A-Z]*[^A-Z_\W]+|[A-Z]+")
 _WHOSE = {
     *("is", "was", "has", "human", "user", "model", "llm", "judge", "gpt", "annotator", "expert", "reviewer", "final"),
-    *("overall", "answer", "response", "completion", "output", "assistant"),
+    *("overall", "answer", "response", "completion", "output", "assistant", "solution", "review"),
+    *("value", "average", "avg", "mean"),
 }
-"""Words of a name that say who judges, and what."""
 
 _Values = Sequence[tuple[int, Any]]
+"""(place of the record, value)"""
+
+
+class _Seen(NamedTuple):
+    """What values mean, and for each whether it marks its answer as bad; `are_answers`: they are bad answers."""
+
+    means: str
+    bad: Sequence[bool]
+    are_answers: bool = False
+
+
+_Look = Callable[[_Values], _Seen | None]
+"""Values of a field -> what they mean under its name; None: no verdict."""
 
 _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
-_CERTAIN = {
-    *("incorrect", "rejected", "reject", "undesirable", "failed", "refused", "thumbs_down", "thumbs down"),
-    *("disliked", "downvoted", "disapproved", "unacceptable", "inaccurate"),
+_SAYS_GOOD = {
+    *("good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "success", "valid"),
+    *("thumbs_up", "thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
 }
-"""Words that say of an answer that it is bad, whatever the field is called."""
-_GOOD_WORDS = {
-    *("true", "yes", "good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "1"),
-    *("thumbs_up", "thumbs up", "up", "like", "liked", "approved", "upvoted", "acceptable", "accurate"),
+_SAYS_BAD = {
+    *("bad", "incorrect", "wrong", "rejected", "reject", "undesirable", "fail", "failed", "failure", "refused"),
+    *("thumbs_down", "thumbs down", "disliked", "downvoted", "disapproved", "unacceptable", "inaccurate", "invalid"),
+    *("poor", "very poor"),
 }
-_BAD_WORDS = _CERTAIN | {"false", "no", "bad", "wrong", "fail", "down", "dislike", "unsafe", "0"}
-_EVALUATION = {"test", "testing", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout", "holdout"}
-_FEW, _SHORT = 8, 24
+_YES, _NO = {"true", "yes", "1"}, {"false", "no", "0"}
+_GOOD_WORDS = _SAYS_GOOD | _YES | {"up", "like", "safe"}
+_BAD_WORDS = _SAYS_BAD | _NO | {"down", "dislike", "unsafe"}
+_SILENT = {
+    *("", "-", "n/a", "na", "nan", "none", "null", "unknown", "unsure", "unclear", "neutral", "tie", "both", "mixed"),
+    *("partial", "partially correct", "skip", "skipped", "average", "fair"),
+}
+"""Words that stand beside verdicts, and are none."""
+_LONGEST_WORD = 24
 
 
-def _good(value: Any) -> bool | None:
-    """Whether a value says that an answer is good; None: it says nothing of that kind."""
-    if isinstance(value, bool):
-        return value
+def _word(value: Any) -> str | None:
+    return value.strip().lower() if isinstance(value, str) and len(value) <= _LONGEST_WORD else None
+
+
+def _is_silent(value: Any) -> bool:
+    return value in ([], {}) or value != value or _word(value) in _SILENT  # NaN differs from itself
+
+
+def _says(value: Any, yes: Set[str], no: Set[str]) -> bool | None:
+    """What a value says; None: neither."""
     if isinstance(value, int | float):
-        return None if value not in (-1, 0, 1) else value > 0
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return True if word in _GOOD_WORDS else False if word in _BAD_WORDS else None
-    if isinstance(value, list) and value and all(isinstance(each, bool) for each in value):
+        return bool(value) if value in (0, 1) else None
+    if isinstance(value, list) and all(isinstance(each, bool) for each in value):
         return all(value)  # of steps, or of several answers
-    return None
+    word = _word(value)
+    return True if word in yes else False if word in no else None
 
 
-def _words(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
-    if not all(isinstance(value, str) and len(value) <= _SHORT for _, value in values):
-        return
-    bad = [each for each in values if each[1].strip().lower() in _CERTAIN]
-    if bad and len({value for _, value in values}) <= _FEW:
-        yield _verdict(field, f"marks answers as good or bad ({_counts(values)})", bad, use)
+def _numbers(values: _Values) -> list[float]:
+    """The values as numbers; []: they are none. In a table of texts a number is a text."""
+    found = []
+    for _, value in values:
+        number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            return []
+        found.append(number)
+    return found
 
 
-def _marks(good: bool) -> "_Look":
-    def look(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
-        said = [_good(value) for _, value in values]
-        if not said or None in said:  # numbers of classes, names of topics
-            yield from _words(field, values, use)
-            return
-        bad = [each for each, says in zip(values, said, strict=True) if says is not good]
-        yield _verdict(field, f"marks answers as good or bad ({_counts(values)})", bad, use)
-
-    return look
+_NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,20})?", re.A)
 
 
-def _ratings(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
-    numbers = [
-        (place, value) for place, value in values if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    if all(isinstance(value, str) and _GRADE.fullmatch(value) for _, value in values):
-        bad = [each for each in values if each[1][0] in "EFef"]
-        yield _verdict(field, f"rates answers ({_counts(values)})", bad, use)
-        return
-    if not numbers or len(numbers) < len(values):
-        yield from _marks(True)(field, values, use)  # `feedback` may be a word
-        return
-    low, high = (choose(value for _, value in numbers) for choose in (min, max))
-    # Of a scale that nobody names, what is certainly bad: nothing, less, or a quarter of the best. Where all is
-    # negative it is the logarithm of a probability, which is no rating.
-    bad = [each for each in numbers if high > 0 and (each[1] <= 0 or each[1] <= high / 4)]
+def _marks(values: _Values, bad: Iterable[bool | None]) -> _Seen | None:
+    found = [*bad]
+    # Where one value says something else, they are classes or states: `label: 0, 1, 2`, `status: failed, pending`.
+    return None if None in found else _Seen(f"marks answers as good or bad ({_counts(values)})", [*map(bool, found)])
+
+
+def _good(values: _Values) -> _Seen | None:
+    numbers = _numbers(values)
+    if -1 in numbers:  # then 0 is neutral; -1 alone is "no label"
+        return _marks(values, [number == -1 for number in numbers]) if {-1} < {*numbers} <= {-1, 0, 1} else None
+    said = [_says(value, _GOOD_WORDS, _BAD_WORDS) for _, value in values]
+    return _marks(values, (None if good is None else not good for good in said))
+
+
+def _bad(values: _Values) -> _Seen | None:
+    numbers = _numbers(values)
+    if numbers:  # probabilities, with 0 and 1 among them; more than 1 is a count
+        return _marks(values, [number >= 0.5 for number in numbers]) if 0 <= min(numbers) <= max(numbers) <= 1 else None
+    return _marks(values, (_says(value, _YES, _NO) for _, value in values))
+
+
+def _of_anything(values: _Values) -> _Seen | None:
+    """Of a name that does not say what it is of: numbers are codes there, and yes and no may answer a question."""
+    if _numbers(values):
+        return None
+    said = [_says(value, _SAYS_GOOD, _SAYS_BAD) for _, value in values]
+    return _marks(values, (None if good is None else not good for good in said))
+
+
+def _ratings(values: _Values, may_count: bool = False) -> _Seen | None:
+    numbers = _numbers(values)
+    if not numbers:
+        if all(isinstance(value, str) and _GRADE.fullmatch(value) for _, value in values):
+            return _Seen(f"rates answers ({_counts(values)})", [value[0] in "Ff" for _, value in values])
+        return _good(values)  # `feedback` may be a word
+    low, high = min(numbers), max(numbers)
     shown = f"{low:g} to {high:g}" if low < high else f"{low:g}"
-    yield _verdict(field, f"rates answers ({shown}, in {_records(numbers)})", bad, use)
+    means = f"rates answers ({shown}, in {_records(values)})"
+    if low < 0:  # of rewards and votes; where all is negative it is the logarithm of a probability
+        return _Seen(means, [number < 0 <= high for number in numbers])
+    end = next((end for end in _ENDS if 0.8 * end <= high <= end), 0)
+    if end > 1 and may_count and statistics.median_high(numbers) < end / 2:  # of counts, most are low
+        end = 0
+    return _Seen(means, [bool(end) and number <= end / 4 for number in numbers])
 
 
+_ENDS = (1, 2, 3, 5, 7, 10, 100)
+"""Where scales end. A quarter of that is certainly bad; the quarter of the best of an open scale says nothing."""
 _GRADE = re.compile("[A-Fa-f][+-]?")
 
 
-def _weights(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
-    bad = [(place, value) for place, value in values if isinstance(value, int | float) and value == 0]
-    if bad:
-        yield _verdict(field, f"is 0 in {len(bad):,} of {len(values):,} records: do not train these", bad, use)
+def _scores(values: _Values) -> _Seen | None:
+    return _ratings(values, may_count=True)
 
 
-def _splits(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
-    bad = [each for each in values if isinstance(each[1], str) and each[1].strip().lower() in _EVALUATION]
-    if bad:
-        yield _verdict(field, f"names parts of a data set, also those for evaluation ({_counts(values)})", bad, use)
+def _weights(values: _Values) -> _Seen | None:
+    bad = [isinstance(value, int | float) and value == 0 for _, value in values]
+    return _Seen(f"is 0 in {sum(bad):,} of {len(values):,} records: do not train these", bad) if any(bad) else None
 
 
-def _worse(field: _Field, values: _Values, use: FieldUse) -> Iterator[Verdict]:
-    if all(_good(value) is not None for _, value in values):
-        yield from _marks(False)(field, values, use)
-        return
-    texts = [each for each in values if isinstance(each[1], str | list) and each[1]]
-    if texts:
+def _splits(values: _Values) -> _Seen | None:
+    bad = [_word(value) in _EVALUATION for _, value in values]
+    means = f"names parts of a data set, also those for evaluation ({_counts(values)})"
+    return _Seen(means, bad) if any(bad) else None
+
+
+_EVALUATION = {"test", "testing", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout", "holdout"}
+
+
+def _worse(values: _Values) -> _Seen | None:
+    if (seen := _bad(values)) is not None:
+        return seen
+    bad = [isinstance(value, str | list) for _, value in values]
+    texts = [each for each, is_text in zip(values, bad, strict=True) if is_text]
+    return _Seen(f"holds answers that were rejected (in {_records(texts)})", bad, True) if texts else None
+
+
+def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: FieldUse) -> bool:
+    """True if the answers are the values, or their names: then these are classes of a task, and judge no answer."""
+    if all(_begins_or_ends(_answer(records[place], use), value) for place, value in values):
+        return True
+    found: Counter[str] = Counter()
+    value_of: dict[str, str] = {}
+    for place, value in values:
+        answer = _answer(records[place], use).strip().lower()
+        found[answer] += 1
+        if not answer or len(found) > _MOST_CLASSES or value_of.setdefault(answer, str(value)) != str(value):
+            return False
+    return len({*value_of.values()}) > 1 and min(found.values()) >= _OFTEN
+
+
+_MOST_CLASSES, _OFTEN = 50, 3
+"""Few answers, each often and always with the same value, are names of the value."""
+
+
+def _begins_or_ends(answer: str, value: Any) -> bool:
+    wanted, words = (re.findall(r"\w+", text.lower()) for text in (str(value), answer))
+    return bool(wanted) and wanted in (words[: len(wanted)], words[-len(wanted) :])
+
+
+def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
+    """The last text that is trained, or read by an adapter; "" if there is none."""
+    names = [name for name in record if name in use.trained] or [name for name in record if name in use.read]
+    value = record[names[-1]] if names else None
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        value = value[-1].get("content", value[-1].get("value"))
+    return value if isinstance(value, str) else ""
+
+
+def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse) -> Verdict:
+    does = _UNREAD
+    if seen.are_answers:
         does = "trains it" if field.name in use.trained else "does not read it"
-        bad = texts if field.name in use.trained else []
-        means = f"holds answers that were rejected (in {_records(texts)})"
-        yield _verdict(field, means, bad, use, does, "all of it")
-
-
-_Look = Callable[[_Field, _Values, FieldUse], Iterator[Verdict]]
-
-
-def _verdict(
-    field: _Field, means: str, bad: _Values, use: FieldUse, does: str | None = None, which: str | None = None
-) -> Verdict:
+        bad = bad if field.name in use.trained else []
     if field.top in use.kept:
-        return Verdict(field.name, means, use.kept[field.top])
+        return Verdict(field.name, seen.means, use.kept[field.top])
     if not bad:
-        return Verdict(field.name, means, does or _UNREAD)
+        return Verdict(field.name, seen.means, does)
     values = list(dict.fromkeys(_shown(value) for _, value in bad))
-    shown = ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
+    shown = "all of it" if seen.are_answers else ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
     places = tuple(dict.fromkeys(place for place, _ in bad))  # several messages of a record
-    return Verdict(field.name, means, does or _UNREAD, places, which or shown, _mend(field, bad))
+    return Verdict(field.name, seen.means, does, places, shown, _mend(field, seen, bad))
 
 
-def _mend(field: _Field, bad: _Values) -> str:
-    key, look = json.dumps(field.name, ensure_ascii=False), _looks_of(field)[0]
+def _mend(field: _Field, seen: _Seen, bad: _Values) -> str:
+    key, look = json.dumps(field.name, ensure_ascii=False), _look_of(field)
+    if seen.are_answers:
+        return "train 'chosen'; or both as a pair, by input.sources 'chosen' and 'rejected'"
     if field.name.startswith(f"{field.top}[]"):
         return f'{_OUT}; or "weight": 0 in these messages, which are not trained then'
     if field.name != field.top:
@@ -267,8 +377,6 @@ def _mend(field: _Field, bad: _Values) -> str:
         return f'{_OUT}; or "output": {{"loss_weights": true}}, which gives their tokens no weight'
     if look is _splits:
         return f'{_OUT}; or "output": {{"domain_key": {key}}}, which gives each part a folder'
-    if look is _worse and not isinstance(bad[0][1], bool | int):
-        return "train 'chosen'; or both as a pair, by input.sources 'chosen' and 'rejected'"
     kinds = {type(value) for _, value in bad}
     if list in kinds:
         return _OUT
@@ -294,23 +402,24 @@ def _counts(values: _Values) -> str:
 _GOOD = (
     *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
     *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up", "feedback"),
-    *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate"),
+    *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate", "safe", "verdict"),
 )
 _BAD = (
     *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
     *("hallucination", "hallucinated", "thumbs_down", "disliked", "undesirable", "failed", "refusal", "refused"),
     *("downvoted", "downvote"),
 )
-_RATING = (
-    *("score", "scores", "rating", "ratings", "reward", "quality", "quality_score", "stars", "grade", "votes"),
-    *("upvotes", "helpfulness", "correctness", "preference_score"),
-)
-_REJECTED = ("rejected", "bad_answer", "dispreferred")
+_OF_ANYTHING = ("status", "result", "annotation", "preference", "judgement", "judgment", "evaluation")
+_RATING = ("rating", "ratings", "quality", "quality_score", "helpfulness", "correctness")
+_SCORE = ("score", "scores", "reward", "stars", "grade", "votes", "upvotes")
+_OF_ANSWERS = (_good, _bad, _of_anything, _ratings, _scores)
 _LOOK: dict[str, _Look] = {
-    **dict.fromkeys(_GOOD, _marks(True)),
-    **dict.fromkeys(_BAD, _marks(False)),
+    **dict.fromkeys(_GOOD, _good),
+    **dict.fromkeys(_BAD, _bad),
+    **dict.fromkeys(_OF_ANYTHING, _of_anything),
     **dict.fromkeys(_RATING, _ratings),
-    **dict.fromkeys(_REJECTED, _worse),
+    **dict.fromkeys(_SCORE, _scores),
+    **dict.fromkeys(("rejected", "bad_answer", "dispreferred"), _worse),
     **dict.fromkeys(("weight", "sample_weight", "loss_weight"), _weights),
     **dict.fromkeys(("split", "data_split", "partition"), _splits),
 }

@@ -107,8 +107,8 @@ _WORDS = {
 }
 """What reasons mean that are not those of a rule on single records."""
 _FIRST = (
-    "ReadJSONL", "KeyRecords", "KeepFields", "AdaptRecords", "FilterByChars", "FilterRecords", "MapRecords",
-    "Decontaminate",
+    "ReadJSONL", "KeyRecords", "CountBadAnswers", "KeepFields", "AdaptRecords", "FilterByChars", "FilterRecords",
+    "MapRecords", "Decontaminate",
     "ApplyTemplate", "FromTokens", "FromRollouts", "Tokenize", "BuildMask", "SplitPrompt", "Truncate", "Labels",
     "Shift", "Pad",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from beam_prep.reading.keep_fields import keep_fields
 from beam_prep.reading.keys import Keys, key_records
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields
+from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.storage.references import read_references
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch, in_domain
@@ -185,6 +186,25 @@ class KeyRecords(BlockStep):
 
     def check(self) -> None:
         self.settings()  # which `Keys` checks
+
+
+class CountBadAnswers(BlockStep):
+    """`Records` -> the same `Records`: counts those whose answers a field of theirs marks as bad, and drops none.
+
+    It goes before everything that changes records. The counts are `bad_answers` in `run.json`, by field.
+
+    Attributes:
+        use: which fields are trained, and which of the others are kept or read: see `FieldUse`.
+
+    >>> use = bp.FieldUse(trained=frozenset({"completion"}))
+    >>> block = bp.testing.records([{"completion": "2", "label": True}, {"completion": "3", "label": False}])
+    >>> bp.CountBadAnswers(use).step()(block).made
+    {'bad_answers: label': 1}
+    """
+
+    use: FieldUse
+
+    work, gives = count_bad_answers, Records
 
 
 class KeepFields(BlockStep):

@@ -1,6 +1,7 @@
 """Images, audio and video: rejected with the field's name, or taken out; texts that only look like them stay."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,66 @@ FOUND: dict[str, tuple[Output, dict[str, Any], str, Any]] = {
         "'messages[0].content[1]' is an image",
         [ASK],
     ),
+    "a part without a type, and without an extension": (
+        CHAT,
+        chat([{"photo": "COCO_000123"}, ASK]),
+        "'messages[0].content[0]' is an image: ",
+        [ASK],
+    ),
+    "an image with a text beside it": (
+        CHAT,
+        chat([{"type": "image_url", "text": "a cat", "image_url": {"url": "a"}}, ASK]),
+        "'messages[0].content[0]' is an image (type 'image_url'): ",
+        [ASK],
+    ),
+    "an image without an extension": (
+        CHAT,
+        chat("What is it?", own={"image": "COCO_000123"}),
+        "'messages[0].image' holds an image: ",
+        "What is it?",
+    ),
+    "a placeholder for what has no extension": (
+        CHAT,
+        chat("<image>What is it?", image_id="COCO_000123"),
+        "'messages[0]' has '<image>', which stands for an image of the field 'image_id': ",
+        "What is it?",
+    ),
+    "frames": (
+        CHAT,
+        chat("What is it?", own={"frames": ["clips/a 1.jpg", "clips/a 2.jpg"]}),
+        "'messages[0].frames' holds a video: ",
+        "What is it?",
+    ),
+    "a recording": (
+        CHAT,
+        chat("What is it?", own={"speech": {"array": [0.1, 0.2], "sampling_rate": 16000}}),
+        "'messages[0].speech' holds a sound: ",
+        "What is it?",
+    ),
+    "a picture in base64": (
+        CHAT,
+        chat("What is it?", own={"photo": "AQAA" * 40}),
+        "'messages[0].photo' holds an image: ",
+        "What is it?",
+    ),
+    "bytes of a table": (
+        CHAT,
+        chat("What is it?", own={"picture": {"binary": 1234}}),
+        "'messages[0].picture' holds an image: ",
+        "What is it?",
+    ),
+    "WebP alone": (
+        CHAT,
+        chat(f"What is it? UklGRiQAAABXRUJQVlA4{'AQAA' * 40}"),
+        "'messages[0]' holds an image as base64 (UklGRiQAAABXRUJQ",
+        "What is it? ",
+    ),
+    "a PDF": (
+        CHAT,
+        chat(f"What is it? data:application/pdf;base64,JVBERi0xLjQK{'AQAA' * 40}"),
+        "'messages[0]' holds a file as base64 (data:application/pdf;base64,JVBERi0",
+        "What is it? ",
+    ),
     "nothing else": (CHAT, chat([{"type": "image"}]), "'messages[0].content[0]' is an image", None),
     "nothing but a placeholder": (CHAT, chat("<image>", image="a.png"), "'messages[0]' has '<image>'", None),
     "a prompt of nothing else": (PAIR, {"prompt": PNG, "completion": "A cat."}, "'prompt' holds an image", None),
@@ -200,6 +261,30 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
     "base64 that somebody cut": (CHAT, chat(f"It gave iVBORw0KGgo{'AQAA' * 40}... (cut)")),
     "a document with base64": (DOCUMENT, {"text": f'<img src="{PNG}">'}),
     "a text in base64": (CHAT, chat("data:text/plain;base64," + "QUJD" * 30)),
+    **{
+        f"{name}, which is a word": (CHAT, chat("Book it.", own={name: value}))
+        for name, value in {
+            "speech": "formal",
+            "media": "sms",
+            "frame": "Motion",
+            "clip_id": "3",
+            "picture": "Somebody at a table.",
+            "frames": [{"service": "Hotels_1", "actions": [{"act": "INFORM", "values": ["a"]}]}],
+            "attachments": [{"title": "none"}],
+            "video_title": "a.mp4",
+            "media_type": "image/png",
+        }.items()
+    },
+    "a placeholder beside what may hold files": (CHAT, chat("How do I write <image>?", media="sms")),
+    "a document as a part": (CHAT, chat([{"type": "document", "text": "A heron."}, ASK])),
+    "a path that begins like JPEG": (CHAT, chat("See /9j/4" + "a/" * 80)),
+    "a word that begins like WAV": (CHAT, chat("See UklGR" + "abc" * 80)),
+    "JSON in base64": (CHAT, chat("Decode data:application/json;base64," + "eyJhbGciOiJIUzI1NiJ9" * 5)),
+    "a font in CSS": (CHAT, chat("src:url(data:application/font-woff;base64,d09GRgABAAAA" + "A" * 60 + ")")),
+    "an SVG in CSS": (
+        CHAT,
+        chat("url(data:image/svg+xml;base64,PHN2ZyB4bWxucz0i" + "A" * 60 + ")"),
+    ),
     "a field that is not read": (
         DOCUMENT,
         {"text": "Hi", "messages": [{"role": "user", "content": [{"type": "image"}]}]},
@@ -291,6 +376,23 @@ def test_drop_parts_keeps_texts_of_other_types_where_nothing_is_dropped() -> Non
     assert text_only(record, [CHAT]) == (record, 0)  # which the check of messages rejects
 
 
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("![", "![a](", "data:image/", "data:image/a;a", ";a", "data:image/png;base64,", "iVBORw0KGgo", "/9j/4A "),
+        *("<image", "<|image_1", "<image 1", "[image", "1", "/9j/4AAQ" + "A" * 100 + ".."),
+    ],
+)
+def test_the_time_grows_with_the_text(unit: str) -> None:
+    def seconds(size: int) -> float:
+        text = "<image" + unit * (size // len(unit)) + ";base64,"
+        started = time.process_time()
+        text_only(chat(text, image="a.png"), [CHAT])
+        return time.process_time() - started
+
+    assert seconds(1_000_000) < 16 * max(seconds(125_000), 0.05)  # of squares it would be 64
+
+
 @pytest.mark.parametrize("name", ["images", "image", "video_path", "pixel_values", "mm_data", "scan"])
 def test_a_field_of_files_beside_answers_is_said_before_a_run(name: str, run: Callable[..., Any]) -> None:
     value = {"bytes": "x", "path": "a.png"} if name == "scan" else ["a.png"]
@@ -306,6 +408,7 @@ def test_a_field_of_files_that_is_kept_or_empty_or_beside_a_document_is_not_said
     cases: list[tuple[Any, Any]] = [
         (keeps, chat("What is it?", image="a.png")),
         (CONFIG, chat("What is it?", image=None, images=[])),
+        (CONFIG, chat("What is it?", speech="formal", frames=[{"service": "a"}], clip_id="3", media="sms")),
         (document, {"text": "A heron.", "image": "a.png"}),
     ]
     for place, (config, record) in enumerate(cases):

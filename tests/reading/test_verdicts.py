@@ -158,7 +158,18 @@ def test_a_run_says_it_before_it_starts(run: Callable[..., Any], caplog: pytest.
 FORMS: dict[str, Any] = {
     "status": ("approved", "rejected"),
     "preference": ("chosen", "rejected"),
-    "state": ("done", "refused"),
+    "result": ("passed", "failed"),
+    "verdict": ("yes", "no"),
+    "annotation": ("correct", "wrong"),
+    "toxicity": (0.001, 0.93),
+    "scores": ({"toxicity": 0.02, "note": "x"}, {"toxicity": 0.7, "note": "y"}),
+    "ratings": ({"average": 4.5, "count": 900}, {"average": 1.0, "count": 3}),
+    "detoxify": ({"toxicity": 0.0004, "obscene": 0.01}, {"toxicity": 0.98, "obscene": 0.9}),
+    "moderation": ({"flagged": False}, {"flagged": True}),
+    "solution_is_valid": ("Yes", "No"),
+    "quality": ("excellent", "very poor"),
+    "helpfulness": ("4", "1"),
+    "reward": (2.0, 0.0),
     "refused": (False, True),
     "upvoted": (True, False),
     "vote": (1, -1),
@@ -181,6 +192,80 @@ def test_what_judges_answers_is_found_in_all_its_forms(name: str) -> None:
     assert found.name == name or found.name.startswith(f"{name}.")
     assert found.mend.startswith("leave these records out before the run")
     assert ("keep_fields" in found.mend) is (found.name == name)  # only a field of the record can be kept
+
+
+NEUTRAL: dict[str, Any] = {
+    # of a good answer, and of bad things
+    "scores": ({"toxicity": 0.001, "overall": 4}, {"toxicity": 0.3, "overall": 5}),
+    "toxicity": (0.0, 0.1, 0.49),
+    "error": (0, 1, 5),
+    # counts, and what describes ratings
+    "votes": ({"up": 12, "down": 0}, {"up": 3, "down": 9}),
+    "rating": ({"average": 4.8, "count": 3}, {"average": 4.7, "count": 900}),
+    "quality": ({"n_words": 12}, {"n_words": 300}),
+    # no closed scale
+    "score": (2, 5, 3, 11, 1, 4, 250),
+    "stars": (3, 10, 0, 1200),
+    "grade": (1, 2, 3, 8, 12),
+    "upvotes": (0, 0, 1, 0, 2, 5),
+    # names of classes and states
+    "label": (0, 1, 2),
+    "labels": ("entailed", "no", "yes"),
+    "status": ("failed", "ok", "pending"),
+    "result": ("yes", "no"),
+    "preference": (0, 1),
+    "outcome": ("rejected", "granted"),
+    "intent": ("refused", "accepted"),
+    "state": ("done", "refused"),
+    "decision": ("Accept", "Reject"),
+    "good": (-1, -1),
+    "is_test": (False, True),
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_counts_open_scales_and_classes_mark_nothing_as_bad(name: str) -> None:
+    assert not any(bad for _, bad in judged(PAIR, answered(name, *NEUTRAL[name])))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "bad"),
+    [
+        ("label", (-1, 0, 1), (0,)),
+        ("vote", (0, 0, 1, -1), (3,)),
+        ("rating", (1, 1, 1, 5), (0, 1, 2)),  # most are bad
+        ("rating", (0, 4, 3, 1), (0, 3)),
+        ("score", (85, 20, 90), (1,)),
+        ("score", (250, 3, -4), (2,)),
+        ("thumbs", ("up", "none", "down", None), (2,)),
+        ("verdict", ("correct", "partially correct", "incorrect"), (2,)),
+        ("score", (float("nan"), 1.0, 0.0), (2,)),
+        ("grade", ("E", "A", "F"), (2,)),
+        ("rejected", ("no", "yes"), (1,)),
+    ],
+)
+def test_the_bad_end_of_a_scale_is_bad(name: str, values: Any, bad: tuple[int, ...]) -> None:
+    assert [found for _, found in judged(PAIR, answered(name, *values))] == [bad]
+
+
+@pytest.mark.parametrize(
+    ("label", "answers"),
+    [
+        ((False, True), ("No.", "Yes.")),
+        ((0, 1), ("negative", "positive")),
+        ((1, 0), ("The answer is 1", "The answer is 0")),
+        (("no", "yes"), ("no, it is not", "Yes, it is")),
+    ],
+)
+@pytest.mark.parametrize("name", ["label", "score", "toxic", "verdict"])
+def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: Any, answers: Any) -> None:
+    pairs = list(zip(label, answers, strict=True)) * 3
+    records: list[dict[str, Any]] = [{"prompt": "q", "completion": of, name: is_} for is_, of in pairs]
+    assert judged(PAIR, records) == []
+    chats = [{"messages": [{"role": "assistant", "content": each["completion"]}], name: each[name]} for each in records]
+    assert judged(CHAT, chats) == []
+    others = [{**each, "completion": f"{at} apples"} for at, each in enumerate(records)]
+    assert [len(bad) for _, bad in judged(PAIR, others)] == [3]
 
 
 @pytest.mark.parametrize(

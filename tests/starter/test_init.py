@@ -472,7 +472,11 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
 
 def test_fields_that_judge_answers_are_to_be_decided(start: Start) -> None:
     chats = [
-        {"messages": says(user="1 + 1?", assistant=str(place)), "is_correct": place == 2, "score": place}
+        {
+            "messages": says(user="1 + 1?", assistant=f"So {place}, I think"),
+            "is_correct": place == 2,
+            "score": place,
+        }
         for place in range(1, 9)
     ]
     _, reasons, told = start(chats)
