@@ -152,7 +152,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
     cat.add_argument("--split", help="only rows of this split (default: of all)")
-    report = command("report", "write the report of an output again, with charts")
+    report = command("report", "write the report of an output again")
     report.add_argument("output", help="an output directory, local or on gs:// or s3://")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
     verify = command("verify", "check every file, count and row of an output against its manifest")
@@ -667,8 +667,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import REPORT
     from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.report_page.charts import can_draw
-    from beam_prep.report_page.page import page
+    from beam_prep.report_page import page
 
     if "://" in given.output and given.to is None:
         print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
@@ -676,7 +675,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
-    text = page(rows.manifest, rows.run, rows.tokenizer, title, draw=can_draw())
+    text = page(rows.manifest, rows.run, rows.tokenizer, title)
     made = f"{target}.{os.getpid()}"
     try:
         with open(made, "wb") as file:
@@ -685,8 +684,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(made)
-    advice = "" if can_draw() else "; charts need matplotlib: pip install 'beam-prep[report]'"
-    print(f"{target}: open it in a browser{advice}")
+    print(f"{target}: open it in a browser")
     return 0
 
 

@@ -317,7 +317,7 @@ def test_no_heavy_import_before_it_is_needed(part: str) -> None:
     [
         "import beam_prep",
         "import beam_prep.readers.dataset",
-        "import beam_prep.inspect.output, beam_prep.report_page.page",
+        "import beam_prep.inspect.output, beam_prep.report_page",
         "import beam_prep.cli",
         "import beam_prep.config, beam_prep.formats, beam_prep.formats.cached_block, beam_prep.tokens.tokenizer",
         "import beam_prep as bp; bp.open; bp.PipelineConfig.json_schema()",
