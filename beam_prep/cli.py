@@ -63,6 +63,16 @@ Writes the config, and beside it, with the ending .md, why it is so. Then prints
 """
 
 
+TEMPLATE_EXAMPLE = """\
+examples:
+  beam-prep template path/to/tokenizer
+  beam-prep template path/to/tokenizer --chat_template mended.jinja --html page.html
+
+Of each conversation (system message, tools, parallel calls, reasoning ...) it shows whether the template takes it, what
+it leaves out, and what is trained, where the answers of the assistant are. docs/templates.md says what the words mean.
+"""
+
+
 class _UsageError(Exception):
     """The command line cannot be understood."""
 
@@ -147,6 +157,17 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     )
     init.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit")
     init.add_argument("--overwrite", action="store_true", help="replace a config that is there")
+    template = command("template", "show what a chat template takes, leaves out, and what is trained", TEMPLATE_EXAMPLE)
+    template.add_argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub")
+    template.add_argument(
+        "--chat_template",
+        metavar="FILE_OR_NAME",
+        help="a template's file, or the name of one of the tokenizer's (default: all of the tokenizer's)",
+    )
+    form = template.add_mutually_exclusive_group()
+    form.add_argument("--html", metavar="FILE", help="write a page for a browser to FILE")
+    form.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    template.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
     cat = command("cat", "print rows of an output as JSON lines")
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
@@ -596,6 +617,15 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
+def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.template import template
+
+    pager = not given.no_pager
+    template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
+    return 0
+
+
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.inspect.output import cat
 
@@ -705,6 +735,7 @@ _COMMANDS = {
     "inspect": _inspect,
     "audit": _audit,
     "init": _init,
+    "template": _template,
     "cat": _cat,
     "report": _report,
     "verify": _verify,

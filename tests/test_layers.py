@@ -89,6 +89,7 @@ MAY_IMPORT = {
         "transforms",
     }
     | {"chat"},
+    "template": {*("chat", "chat.template", "config", "errors", "inspect", "preview", "storage", "testing", "tokens")},
     "audit": {
         *TO_SHARDS,
         "chat",
@@ -166,6 +167,7 @@ MAY_IMPORT = {
         "runners",
         "starter",
         "storage",
+        "template",
         "verify",
     },
 }
