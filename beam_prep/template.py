@@ -9,9 +9,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -25,7 +24,7 @@ from beam_prep.inspect.page import Head, check_page, write_page
 from beam_prep.inspect.picture import Screen, legend
 from beam_prep.inspect.rows import ShownRow, row_parts
 from beam_prep.inspect.selection import Selection
-from beam_prep.inspect.sequences import TokenSequence, counts_of
+from beam_prep.inspect.sequences import counts_of
 from beam_prep.preview import Job, outcomes_of
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.testing import records
@@ -33,6 +32,20 @@ from beam_prep.tokens.tokenizer import Tokenizer
 
 _WIDTH = 100  # of a line of the summary
 _KINDS = {"taken": "bold green", "not written": "bold yellow", "refused": "bold red", "raises": "bold red"}
+
+
+class Case(NamedTuple):
+    """What a template does with a conversation.
+
+    Attributes:
+        name: of the conversation.
+        outcome: what becomes of it.
+        entry: its row, or why there is none.
+    """
+
+    name: str
+    outcome: Outcome
+    entry: ShownRow | LeftOut
 
 
 def template(
@@ -60,144 +73,110 @@ def template(
     """
     if html is not None:
         check_page(html)
-    tokenizer, screen = load_tokenizer(tokenizer_path), Screen(pager)
-    path = os.fspath(tokenizer_path)
+    tokenizer, screen, path = load_tokenizer(tokenizer_path), Screen(pager), os.fspath(tokenizer_path)
     sources = _sources(path, tokenizer, chat_template)
-    shown = [
-        Shown.of(name, source, tokenizer, screen, html is not None, [name] if len(sources) > 1 else [])
-        for name, source in sources.items()
-    ]
+    shown = {name: cases_of(source, tokenizer, name, html is not None) for name, source in sources.items()}
+    texts = {name: _summary(f"{path}{f', template {name!r}' if name else ''}", cases) for name, cases in shown.items()}
     if as_json:
-        print(json.dumps({"tokenizer": path, "templates": [each.as_json() for each in shown]}, ensure_ascii=False))
+        found = [{"name": name, "conversations": [*map(_as_json, cases)]} for name, cases in shown.items()]
+        print(json.dumps({"tokenizer": path, "templates": found}, ensure_ascii=False))
     elif html is None:
-        screen.show(text for each in shown for text in each.texts(path, screen))
+        screen.show(text for name, cases in shown.items() for text in _texts(texts[name], cases, screen))
     else:
-        lines = [line for each in shown for line in each.summary(path).plain.split("\n")]
-        total = sum((each.counts for each in shown), Counter[str]())
-        numbers = [(kind, kind, total[kind], "") for kind in _KINDS]
+        every = [case for cases in shown.values() for case in cases]
+        numbers = [(kind, kind, count, "") for kind, count in _counts(every).items()]
+        lines = [line for text in texts.values() for line in text.plain.split("\n")]
         head = Head(path, "what its chat template does with each conversation", numbers, lines)
-        written = write_page(html, (entry for each in shown for entry in each.entries), lambda: head)
+        written = write_page(html, (case.entry for case in every), lambda: head)
         print(f"{html}: {written:,} conversations; open it in a browser")
 
 
 def _sources(path: str, tokenizer: Tokenizer, given: str | None) -> Mapping[str, str | None]:
-    """Name ("" of one that has none) -> template, as `input.chat_template` has it."""
+    """Name ("" of the tokenizer's only one) -> template, as `input.chat_template` has it."""
     named = tokenizer.chat_templates
     if given is not None:
-        return {given: named.get(given, given)}
+        return {os.path.basename(given): named.get(given, given)}
     if not named and tokenizer.chat_template is None:
         raise TokenizerError(f"{path} has no chat template; give one: --chat_template FILE.jinja")
     return named or {"": None}
 
 
-def _config(source: str | None) -> PipelineConfig:
-    """As of a usual run, but for records that are left out there, though there is something to see."""
-    section = {"field": "messages", "action": "$role", "template": "conversation"}
-    given = {"sections": [section], "not_rendered": "keep", "date": date.today().isoformat()}
-    given |= {} if source is None else {"chat_template": source}
-    steps = {"max_seq_len": 1 << 20, "rows_without_loss": "keep"}
-    config = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
-    return PipelineConfig.from_dict(with_template(config, ""))
+def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "", roles: bool = False) -> list[Case]:
+    """Takes the conversations through the chain of a run.
 
+    Args:
+        source: the template, as `input.chat_template` has it; None: the tokenizer's own.
+        tokenizer: the tokenizer.
+        name: with which titles begin.
+        roles: rows have the roles of their tokens.
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What a template does with the conversations.
-
-    Attributes:
-        name: of the template; "" where it has none.
-        outcomes: of each conversation.
-        entries: each as a row, or why there is none.
+    >>> cases = cases_of(None, bp.Tokenizer.load("examples/tokenizer"))
+    >>> cases[0].name, cases[0].outcome.kind
+    ('question and answer', 'taken')
     """
-
-    name: str
-    outcomes: Mapping[str, Outcome]
-    entries: Sequence[ShownRow | LeftOut]
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        source: str | None,
-        tokenizer: Tokenizer,
-        screen: Screen,
-        roles: bool = False,
-        begin: Sequence[str] = (),
-    ) -> "Shown":
-        """Takes the conversations through the chain. `begin` is the beginning of each title."""
-        config = _config(source)
-        job = Job(config, "", tokenizer, (), Selection(), screen, False, roles)
-        chat = template_of(tokenizer, config.input.chat_template, config.input.date)
-        outcomes: dict[str, Outcome] = {}
-        entries: list[ShownRow | LeftOut] = []
-        rows = outcomes_of(job, records(CONVERSATIONS.values()))
-        for (case, record), found in zip(CONVERSATIONS.items(), rows, strict=True):
-            outcome, title = outcome_of(chat, record), [*begin, case]
-            if isinstance(found, LeftOut):
-                if outcome.kind != "raises":
-                    outcome = outcome._replace(kind="refused", reason=found.reason, message=found.message)
-                entries.append(dataclasses.replace(found, place=" · ".join(title)))
-            else:
-                notes = [f"not written: {', '.join(outcome.lost)}"] if outcome.lost else []
-                notes += ["a run rejects the record"] if outcome.reason else []
-                entries.append(dataclasses.replace(found[0], title=title, notes=notes, domain=name))
-            outcomes[case] = outcome
-        return cls(name, outcomes, entries)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How many conversations are of each kind."""
-        return Counter(outcome.kind for outcome in self.outcomes.values())
-
-    def texts(self, path: str, screen: Screen) -> Iterator[Text]:
-        """For a terminal: a line for each conversation, then each as it is drawn."""
-        yield Text("\n").join([self.summary(path), legend(screen.marks)])
-        for entry in self.entries:
-            yield left_out_text(entry) if isinstance(entry, LeftOut) else entry.text(screen)
-
-    def summary(self, path: str) -> Text:
-        """A heading, and a line for each conversation."""
-        counts = ", ".join(f"{self.counts[kind]} {kind}" for kind in _KINDS)
-        lines = [Text(f"{path}{f', template {self.name!r}' if self.name else ''}: {counts}", "bold")]
-        size = max(map(len, CONVERSATIONS))
-        for (case, outcome), entry in zip(self.outcomes.items(), self.entries, strict=True):
-            line = Text.assemble(f"  {case:{size}}  ", (f"{outcome.kind:11}", _KINDS[outcome.kind]), "  ")
-            if isinstance(entry, LeftOut):
-                line.append(" ".join(outcome.message.removeprefix("the chat template raised: ").split()))
-                line.truncate(_WIDTH, overflow="ellipsis")
-            else:
-                line.append(counts_of(_sequences(entry)))
-                line.append(f"; not written: {', '.join(outcome.lost_kinds)}" if outcome.lost else "")
-            lines.append(line)
-        return Text("\n").join(lines)
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        found = [
-            {
-                "name": case,
-                "outcome": outcome.kind,
-                "reason": outcome.reason,
-                "message": outcome.message,
-                "not_written": outcome.lost,
-                **({} if isinstance(entry, LeftOut) else _said(entry)),
-            }
-            for (case, outcome), entry in zip(self.outcomes.items(), self.entries, strict=True)
-        ]
-        return {"name": self.name, "counts": {kind: self.counts[kind] for kind in _KINDS}, "conversations": found}
+    # As of a usual run, but for records that would be left out, though there is something to see.
+    section = {"field": "messages", "action": "$role", "template": "conversation"}
+    given = {"sections": [section], "not_rendered": "keep", "date": date.today().isoformat(), "chat_template": source}
+    steps = {"max_seq_len": 1 << 20, "rows_without_loss": "keep"}
+    settings = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
+    config = PipelineConfig.from_dict(with_template(settings, ""))
+    chat = template_of(tokenizer, config.input.chat_template, config.input.date)
+    job = Job(config, "", tokenizer, (), Selection(), Screen(), False, roles)
+    cases = []
+    found = outcomes_of(job, records(CONVERSATIONS.values()))
+    for (case, record), entry in zip(CONVERSATIONS.items(), found, strict=True):
+        outcome, title = outcome_of(chat, record), [name, case] if name else [case]
+        if isinstance(entry, LeftOut):
+            if outcome.kind != "raises":
+                outcome = outcome._replace(kind="refused", reason=entry.reason, message=entry.message)
+            cases.append(Case(case, outcome, dataclasses.replace(entry, place=" · ".join(title))))
+            continue
+        notes = [f"not written: {', '.join(outcome.lost)}"] if outcome.lost else []
+        notes += ["a run rejects the record"] if outcome.reason else []
+        cases.append(Case(case, outcome, dataclasses.replace(entry[0], title=title, notes=notes, domain=name)))
+    return cases
 
 
-def _sequences(row: ShownRow) -> list[TokenSequence]:
-    return row_parts(row.display, row.row).sequences
+def _counts(cases: Sequence[Case]) -> dict[str, int]:
+    """How many conversations are of each kind."""
+    counts = Counter(case.outcome.kind for case in cases)
+    return {kind: counts[kind] for kind in _KINDS}
 
 
-def _said(row: ShownRow) -> dict[str, Any]:
-    """The text of a row, and the parts of it that are trained."""
-    (sequence,) = _sequences(row)
+def _summary(heading: str, cases: Sequence[Case]) -> Text:
+    """A heading, and a line for each conversation."""
+    lines = [Text(f"{heading}: {', '.join(f'{count} {kind}' for kind, count in _counts(cases).items())}", "bold")]
+    size = max(map(len, CONVERSATIONS))
+    for name, outcome, entry in cases:
+        line = Text.assemble(f"  {name:{size}}  ", (f"{outcome.kind:11}", _KINDS[outcome.kind]), "  ")
+        if isinstance(entry, LeftOut):
+            line.append(" ".join(outcome.message.removeprefix("the chat template raised: ").split()))
+            line.truncate(_WIDTH, overflow="ellipsis")
+        else:
+            line.append(counts_of(row_parts(entry.display, entry.row).sequences))
+            line.append(f"; not written: {', '.join(outcome.lost_kinds)}" if outcome.lost else "")
+        lines.append(line)
+    return Text("\n").join(lines)
+
+
+def _texts(summary: Text, cases: Sequence[Case], screen: Screen) -> Iterator[Text]:
+    """For a terminal: the summary, then each conversation as it is drawn."""
+    yield Text("\n").join([summary, legend(screen.marks)])
+    for _, _, entry in cases:
+        yield left_out_text(entry) if isinstance(entry, LeftOut) else entry.text(screen)
+
+
+def _as_json(case: Case) -> dict[str, Any]:
+    """With the text of a row, and the parts of it that are trained."""
+    (name, (kind, reason, message, _), entry), lost = case, case.outcome.lost
+    found = {"name": name, "outcome": kind, "reason": reason, "message": message, "not_written": lost}
+    if isinstance(entry, LeftOut):
+        return found
+    (sequence,) = row_parts(entry.display, entry.row).sequences
     assert sequence.trained is not None
-    assert row.display.tokenizer is not None
-    ids, trained = sequence.ids.tolist(), sequence.trained.tolist()
-    pieces = row.display.tokenizer.pieces(ids)
+    assert entry.display.tokenizer is not None
+    pieces, trained = entry.display.tokenizer.pieces(sequence.ids.tolist()), sequence.trained.tolist()
     runs = itertools.groupby(zip(trained, pieces, strict=True), lambda token: bool(token[0]))
     texts = ["".join(piece for _, piece in run) for is_trained, run in runs if is_trained]
-    return {"text": "".join(pieces), "tokens": len(ids), "trained_tokens": sum(map(int, trained)), "trained": texts}
+    counts = {"tokens": len(pieces), "trained_tokens": sum(map(int, trained))}
+    return {**found, **counts, "text": "".join(pieces), "trained": texts}

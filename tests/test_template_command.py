@@ -12,8 +12,7 @@ import beam_prep as bp
 from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.cli import main
 from beam_prep.inspect.left_out import LeftOut
-from beam_prep.inspect.picture import Screen
-from beam_prep.template import Shown
+from beam_prep.template import cases_of
 from tests.conftest import shared
 from tests.test_inspect_page import Page
 
@@ -51,8 +50,7 @@ def of(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_rows_are_those_of_a_run(tokenizer_path: str) -> None:
     tokenizer = bp.Tokenizer.load(tokenizer_path)
-    shown = Shown.of("", PLAIN, tokenizer, Screen())
-    entry = shown.entries[[*CONVERSATIONS].index("several turns")]
+    entry = next(case.entry for case in cases_of(PLAIN, tokenizer) if case.name == "several turns")
     assert not isinstance(entry, LeftOut)
     parts = []
     for message in CONVERSATIONS["several turns"]["messages"]:
@@ -110,7 +108,7 @@ def test_a_template_that_refuses_is_said_with_its_words(
     assert main(["template", tokenizer_path, "--chat_template", str(tmp_path / "chat.jinja")]) == 0
     printed = capsys.readouterr().out
     assert "  system message                raises       no system message, please\n" in printed
-    assert "━━ system message · rejected: template_error\n" in printed
+    assert "━━ chat.jinja · system message · rejected: template_error\n" in printed
 
 
 def test_what_a_run_leaves_out_for_another_reason_is_refused(of: Any) -> None:
@@ -169,7 +167,7 @@ def test_the_page_has_each_conversation(
     assert main([*words, "--html", str(page_path)]) == 0
     assert "20 conversations; open it in a browser" in capsys.readouterr().out
     page = Page(page_path)
-    assert [row["title"] for row in page.rows] == [*CONVERSATIONS]
+    assert [row["title"] for row in page.rows] == [f"chat.jinja · {case}" for case in CONVERSATIONS]
     assert page.numbers == {"taken": 14, "not written": 5, "refused": 0, "raises": 1}
     assert [row["reason"] for row in page.of("rejected")] == ["template_error"]
     row = page.rows[[*CONVERSATIONS].index("call with words")]
@@ -186,10 +184,9 @@ def test_templates_of_models_are_shown() -> None:
     paths = sorted((shared("templates") / "models").glob("*.jinja"))[::8]
     assert len(paths) > 5
     for path in paths:
-        shown = Shown.of("", path.read_text("utf-8"), tokenizer, Screen())
-        assert shown.counts.total() == len(CONVERSATIONS)
-        for case, entry in zip(shown.outcomes, shown.entries, strict=True):
-            outcome = shown.outcomes[case]
-            assert isinstance(entry, LeftOut) == (outcome.kind in ("refused", "raises")), (path, case)
+        cases = cases_of(path.read_text("utf-8"), tokenizer)
+        assert [case.name for case in cases] == [*CONVERSATIONS]
+        for name, outcome, entry in cases:
+            assert isinstance(entry, LeftOut) == (outcome.kind in ("refused", "raises")), (path, name)
             if outcome.kind == "taken":
-                assert not {"calls", "contents"} & {*outcome.lost_kinds}, (path, case)
+                assert not {"calls", "contents"} & {*outcome.lost_kinds}, (path, name)

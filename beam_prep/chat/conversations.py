@@ -1,5 +1,6 @@
 """Conversations that show what a chat template takes and leaves out: `beam-prep template` and docs/templates.md."""
 
+import functools
 from typing import Any, NamedTuple
 
 from beam_prep.chat.messages import Message, call, is_optional
@@ -8,95 +9,80 @@ from beam_prep.chat.template import ChatTemplate, RenderedChat
 from beam_prep.data.block import Reject
 
 
-def _system(content: Any, role: str = "system") -> Message:
-    return {"role": role, "content": content}
-
-
-def _user(content: Any) -> Message:
-    return {"role": "user", "content": content}
-
-
-def _answer(content: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
+def _says(role: str, content: Any, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
 
 
 def _result(name: str, content: str, place: int = 0) -> Message:
-    return {"role": "tool", "name": name, "tool_call_id": call(name, {}, place)["id"], "content": content}
+    return _says("tool", content, name=name, tool_call_id=call(name, {}, place)["id"])
 
 
-def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
-    properties = {key: {"type": kind} for key, kind in parameters.items()}
-    schema = {"type": "object", "properties": properties, "required": [*properties]}
+def _tool(name: str, description: str, parameter: str, kind: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {parameter: {"type": kind}}, "required": [parameter]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
-_TOOLS = [_tool("next_train", "Finds the next train.", to="string"), _tool("price", "Gives a price.", km="integer")]
-_TRAIN, _ASKED = call("next_train", {"to": "Bern"}), _user("When is the next train to Bern?")
-_FOUND = [_result("next_train", "At 9:14."), _answer("It leaves at 9:14.")]
-_SUM, _NEXT_SUM = _user("What is 2 + 5?"), _user("And 3 + 6?")
+def _chat(*messages: Message, **more: Any) -> dict[str, Any]:
+    return {"messages": [*messages], **more}
+
+
+_user, _answer = functools.partial(_says, "user"), functools.partial(_says, "assistant")
+_there, _colour, _sum = _user("Are you there?"), _user("Name a colour."), _user("What is 2 + 5?")
+_asked, _call = _user("When is the next train to Bern?"), call("next_train", {"to": "Bern"})
+_found = _result("next_train", "At 9:14."), _answer("It leaves at 9:14.")
+_with_tools = functools.partial(
+    _chat, tools=[_tool("next_train", "Finds a train.", "to", "string"), _tool("price", "Asks.", "km", "integer")]
+)
 
 CONVERSATIONS: dict[str, dict[str, Any]] = {
-    "question and answer": {"messages": [_user("Are you there?"), _answer("Yes, I am.")]},
-    "system message": {"messages": [_system("Be brief."), _user("Are you there?"), _answer("Yes.")]},
-    "developer message": {"messages": [_system("Be brief.", "developer"), _user("Are you there?"), _answer("Yes.")]},
-    "several turns": {
-        "messages": [
-            *(_user("Hello!"), _answer("Good morning.")),
-            *(_user("How is the weather?"), _answer("It rains here.")),
-            *(_user("Goodbye!"), _answer("Until tomorrow.")),
-        ]
-    },
-    "assistant first": {"messages": [_answer("How can I help?"), _user("Name a colour."), _answer("Blue.")]},
-    "two answers in a row": {
-        "messages": [_user("Name a colour."), _answer("Blue."), _answer("Or green."), _user("Two?"), _answer("Red.")]
-    },
-    "two questions in a row": {"messages": [_user("Are you there?"), _user("Hello?"), _answer("Yes, I am.")]},
-    "question at the end": {"messages": [_user("Name a colour."), _answer("Blue."), _user("Another one?")]},
-    "empty answer": {"messages": [_user("Say nothing."), _answer(""), _user("And now?"), _answer("Something.")]},
-    "blanks at the borders": {
-        "messages": [_user(" A poem? \n"), _answer("\n Roses are red \n\n"), _user("More"), _answer("Grass\n\ngrows  ")]
-    },
-    "signs of code": {
-        "messages": [_user("What is {{ x }} in <b>HTML</b>?"), _answer('{% if "x" %} & <i>é 日本語 🙂</i> [1] \\n')]
-    },
-    "lists of parts": {
-        "messages": [
-            _user([{"type": "text", "text": "Name a colour,"}, {"type": "text", "text": " please."}]),
-            _answer([{"type": "text", "text": "Blue."}]),
-        ]
-    },
-    "call, arguments as object": {"tools": _TOOLS, "messages": [_ASKED, _answer("", tool_calls=[_TRAIN]), *_FOUND]},
-    "call, arguments as string": {
-        "tools": _TOOLS,
-        "messages": [_ASKED, _answer("", tool_calls=[call("next_train", '{"to": "Bern"}')]), *_FOUND],
-    },
-    "call with words": {
-        "tools": _TOOLS,
-        "messages": [_ASKED, _answer("I look it up.", tool_calls=[_TRAIN]), *_FOUND, _user("Thanks."), _answer("Bye.")],
-    },
-    "parallel calls": {
-        "tools": _TOOLS,
-        "messages": [
-            _user("When does it leave, and what do 120 km cost?"),
-            _answer(None, tool_calls=[_TRAIN, call("price", {"km": 120}, 1)]),
-            *(_result("next_train", "At 9:14."), _result("price", "40 francs.", 1)),
-            _answer("It leaves at 9:14 and costs 40 francs."),
-        ],
-    },
-    "reasoning in a field": {"messages": [_SUM, _answer("7.", reasoning_content="Two and five make seven.")]},
-    "reasoning in the content": {
-        "messages": [_SUM, _answer("<think>\nTwo and five make seven.\n</think>\n\n7."), _NEXT_SUM, _answer("9.")]
-    },
-    "reasoning of earlier answers": {
-        "messages": [
-            *(_SUM, _answer("7.", reasoning_content="Two and five make seven.")),
-            *(_NEXT_SUM, _answer("9.", reasoning_content="Three and six make nine.")),
-        ]
-    },
-    "reasoning before a call": {
-        "tools": _TOOLS,
-        "messages": [_ASKED, _answer("", reasoning_content="I need the timetable.", tool_calls=[_TRAIN]), *_FOUND],
-    },
+    "question and answer": _chat(_there, _answer("Yes, I am.")),
+    "system message": _chat(_says("system", "Be brief."), _there, _answer("Yes.")),
+    "developer message": _chat(_says("developer", "Be brief."), _there, _answer("Yes.")),
+    "several turns": _chat(
+        *(_user("Hello!"), _answer("Good morning.")),
+        *(_user("How is the weather?"), _answer("It rains here.")),
+        *(_user("Goodbye!"), _answer("Until tomorrow.")),
+    ),
+    "assistant first": _chat(_answer("How can I help?"), _colour, _answer("Blue.")),
+    "two answers in a row": _chat(_colour, _answer("Blue."), _answer("Or green."), _user("One more?"), _answer("Red.")),
+    "two questions in a row": _chat(_there, _user("Hello?"), _answer("Yes, I am.")),
+    "question at the end": _chat(_colour, _answer("Blue."), _user("One more?")),
+    "empty answer": _chat(_user("Say nothing."), _answer(""), _user("And now?"), _answer("Something.")),
+    "blanks at the borders": _chat(
+        _user(" A poem? \n"), _answer("\n Roses are red \n\n"), _user("More"), _answer("Grass\n\ngrows  ")
+    ),
+    "signs of code": _chat(
+        _user("What is {{ x }} in <b>HTML</b>?"), _answer('{% if "x" %} & <i>é 日本語 🙂</i> [1] \\n')
+    ),
+    "lists of parts": _chat(
+        _user([{"type": "text", "text": "Name a colour,"}, {"type": "text", "text": " please."}]),
+        _answer([{"type": "text", "text": "Blue."}]),
+    ),
+    "call, arguments as object": _with_tools(_asked, _answer("", tool_calls=[_call]), *_found),
+    "call, arguments as string": _with_tools(
+        _asked, _answer("", tool_calls=[call("next_train", '{"to": "Bern"}')]), *_found
+    ),
+    "call with words": _with_tools(
+        _asked, _answer("I look it up.", tool_calls=[_call]), *_found, _user("Thanks."), _answer("Bye.")
+    ),
+    "parallel calls": _with_tools(
+        _user("When does it leave, and what do 120 km cost?"),
+        _answer(None, tool_calls=[_call, call("price", {"km": 120}, 1)]),
+        *(_result("next_train", "At 9:14."), _result("price", "40 francs.", 1)),
+        _answer("It leaves at 9:14 and costs 40 francs."),
+    ),
+    "reasoning in a field": _chat(_sum, _answer("7.", reasoning_content="Two and five make seven.")),
+    "reasoning in the content": _chat(
+        *(_sum, _answer("<think>\nTwo and five make seven.\n</think>\n\n7.")),
+        *(_user("And 3 + 6?"), _answer("<think>\nThree and six make nine.\n</think>\n\n9.")),
+    ),
+    "reasoning of earlier answers": _chat(
+        *(_sum, _answer("7.", reasoning_content="Two and five make seven.")),
+        *(_user("And 3 + 6?"), _answer("9.", reasoning_content="Three and six make nine.")),
+    ),
+    "reasoning before a call": _with_tools(
+        _asked, _answer("", reasoning_content="I need the timetable.", tool_calls=[_call]), *_found
+    ),
 }
 """Name -> a record with `messages`, and `tools` where there are some."""
 
