@@ -63,6 +63,16 @@ Writes the config, and beside it, with the ending .md, why it is so. Then prints
 """
 
 
+TEMPLATE_EXAMPLE = """\
+examples:
+  beam-prep template path/to/tokenizer
+  beam-prep template path/to/tokenizer --chat_template mended.jinja --html page.html
+
+Of each conversation (system message, tools, parallel calls, reasoning ...) it shows whether the template takes it, what
+it leaves out, and what is trained, where the answers of the assistant are. docs/templates.md says what the words mean.
+"""
+
+
 class _UsageError(Exception):
     """The command line cannot be understood."""
 
@@ -147,12 +157,23 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     )
     init.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit")
     init.add_argument("--overwrite", action="store_true", help="replace a config that is there")
+    template = command("template", "show what a chat template takes, leaves out, and what is trained", TEMPLATE_EXAMPLE)
+    template.add_argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub")
+    template.add_argument(
+        "--chat_template",
+        metavar="FILE_OR_NAME",
+        help="a template's file, or the name of one of the tokenizer's (default: all of the tokenizer's)",
+    )
+    form = template.add_mutually_exclusive_group()
+    form.add_argument("--html", metavar="FILE", help="write a page for a browser to FILE")
+    form.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    template.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
     cat = command("cat", "print rows of an output as JSON lines")
     cat.add_argument("output", help="an output directory")
     cat.add_argument("--count", type=int, help="rows to print (default: all)")
     cat.add_argument("--domain", help="only rows of this domain")
     cat.add_argument("--split", help="only rows of this split (default: of all)")
-    report = command("report", "write the report of an output again, with charts")
+    report = command("report", "write the report of an output again")
     report.add_argument("output", help="an output directory, local or on gs:// or s3://")
     report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
     verify = command("verify", "check every file, count and row of an output against its manifest")
@@ -596,6 +617,15 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
+def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.template import template
+
+    pager = not given.no_pager
+    template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
+    return 0
+
+
 def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.inspect.output import cat
 
@@ -667,8 +697,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import REPORT
     from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.report_page.charts import can_draw
-    from beam_prep.report_page.page import page
+    from beam_prep.report_page import page
 
     if "://" in given.output and given.to is None:
         print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
@@ -676,7 +705,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
-    text = page(rows.manifest, rows.run, rows.tokenizer, title, draw=can_draw())
+    text = page(rows.manifest, rows.run, rows.tokenizer, title)
     made = f"{target}.{os.getpid()}"
     try:
         with open(made, "wb") as file:
@@ -685,8 +714,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(made)
-    advice = "" if can_draw() else "; charts need matplotlib: pip install 'beam-prep[report]'"
-    print(f"{target}: open it in a browser{advice}")
+    print(f"{target}: open it in a browser")
     return 0
 
 
@@ -707,6 +735,7 @@ _COMMANDS = {
     "inspect": _inspect,
     "audit": _audit,
     "init": _init,
+    "template": _template,
     "cat": _cat,
     "report": _report,
     "verify": _verify,

@@ -99,7 +99,7 @@ def preview(
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
     screen = Screen(pager)
-    job = _Job(config, name, tokenizer, files, selection, screen, ids, roles=html is not None)
+    job = Job(config, name, tokenizer, files, selection, screen, ids, roles=html is not None)
     if html is None:
         screen.show(_texts(job))
     else:
@@ -107,8 +107,8 @@ def preview(
 
 
 @dataclass(frozen=True)
-class _Job:
-    """The arguments of `preview`, loaded."""
+class Job:
+    """The arguments of `preview`, loaded. With `roles`, rows have the roles of their tokens."""
 
     config: PipelineConfig
     name: str
@@ -149,7 +149,7 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
     return _cached(run_steps(steps, records), config, tokenizer)
 
 
-def _prepared(job: _Job, records: Records) -> Batch:
+def _prepared(job: Job, records: Records) -> Batch:
     """What `prepare` gives; if the job asks for roles, with columns of them."""
     if not job.roles:
         return prepare(records, job.config, job.tokenizer)
@@ -169,7 +169,7 @@ def _cached(batch: Batch, config: PipelineConfig, tokenizer: Tokenizer) -> Batch
     return layout(config, tokenizer).cached(batch, eos_id, rows_without_loss, config.columns())
 
 
-def _texts(job: _Job) -> Iterator[Text]:
+def _texts(job: Job) -> Iterator[Text]:
     """The texts to print: a head, rows and records that are left out, and what a run would say."""
     sample = list(_sample(job))  # raises problems of the config or a file before the head
     texts: Iterator[Text] = (_text(job, entry) for entry in _chosen(job, sample))
@@ -186,13 +186,13 @@ def _texts(job: _Job) -> Iterator[Text]:
 _Entry = ShownRow | LeftOut | Text
 
 
-def _text(job: _Job, entry: _Entry) -> Text:
+def _text(job: Job, entry: _Entry) -> Text:
     if isinstance(entry, LeftOut):
         return left_out_text(entry)
     return entry if isinstance(entry, Text) else entry.text(job.screen, job.ids, job.selection.pattern)
 
 
-def _write(job: _Job, path: str | os.PathLike[str]) -> None:
+def _write(job: Job, path: str | os.PathLike[str]) -> None:
     """Writes a page."""
     sample = list(_sample(job))
     notes: list[str] = []
@@ -219,7 +219,7 @@ def _write(job: _Job, path: str | os.PathLike[str]) -> None:
     print(f"{path}: {written:,} record{'s' * (written != 1)}; open it in a browser")
 
 
-def _page_entries(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
+def _page_entries(job: Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
     """The entries of a page."""
     chosen = job.selection
     if chosen.narrows:
@@ -235,7 +235,7 @@ def _page_entries(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
             yield record
 
 
-def _chosen(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
+def _chosen(job: Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
     """What the selection asks for."""
     chosen = job.selection
     if job.first:
@@ -261,7 +261,7 @@ def _chosen(job: _Job, sample: Sequence[Batch]) -> Iterator[_Entry]:
         yield from _sampled_rows(job, sample)
 
 
-def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+def _of_reason(job: Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
     """The records that were left out, or marked, for the reason that is asked for.
 
     Raises:
@@ -280,7 +280,7 @@ def _of_reason(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
         raise no_reason(f"those that were looked at in {_files(job)}", chosen, kinds)
 
 
-def _marked(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+def _marked(job: Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
     """All records of the sample that are kept and marked."""
     for batch in sample:
         shown = _Shown(job, batch)
@@ -288,7 +288,7 @@ def _marked(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
             yield shown.left_out(line)
 
 
-def _left_out(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
+def _left_out(job: Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
     """All records of the sample that became no row."""
     for batch in sample:
         shown = _Shown(job, batch)
@@ -297,7 +297,7 @@ def _left_out(job: _Job, sample: Sequence[Batch]) -> Iterator[LeftOut]:
                 yield shown.left_out(line)
 
 
-def _first_rows(job: _Job, count: int) -> Iterator[_Entry]:
+def _first_rows(job: Job, count: int) -> Iterator[_Entry]:
     """The first rows, the records left out between them, and at the end a note if there are fewer."""
     kept = left_out = 0
     more: Counter[str] = Counter()
@@ -327,7 +327,7 @@ _PART_BYTES = CHUNK
 _HEAD_BYTES = 4 * CHUNK
 
 
-def _sample(job: _Job) -> Iterator[Batch]:
+def _sample(job: Job) -> Iterator[Batch]:
     """A few blocks of the input: the beginning of files, and parts of plain files farther on."""
     groups: dict[int | None, list[int]] = {}
     for index, file in enumerate(job.files):
@@ -345,12 +345,12 @@ def _sample(job: _Job) -> Iterator[Batch]:
         yield from (_prepared(job, records) for records in parts if records is not None)
 
 
-def _sizes(job: _Job, sample: Sequence[Batch]) -> Array:
+def _sizes(job: Job, sample: Sequence[Batch]) -> Array:
     """int64: the tokens of each row of the sample."""
     return np.concatenate([np.zeros(0, np.int64), *map(job.layout.tokens, sample)])
 
 
-def _numbered(job: _Job, sample: Sequence[Batch], chosen: Iterable[tuple[int, str]]) -> Iterator[ShownRow]:
+def _numbered(job: Job, sample: Sequence[Batch], chosen: Iterable[tuple[int, str]]) -> Iterator[ShownRow]:
     """Rows of the sample by their numbers, each with why it is shown."""
     starts = offsets_of([len(batch) for batch in sample])
     shown = [_Shown(job, batch) for batch in sample]
@@ -359,7 +359,7 @@ def _numbered(job: _Job, sample: Sequence[Batch], chosen: Iterable[tuple[int, st
         yield from shown[place].row(number - int(starts[place]), why)
 
 
-def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[ShownRow | LeftOut]:
+def _sampled_rows(job: Job, sample: Sequence[Batch]) -> Iterator[ShownRow | LeftOut]:
     """Rows of the sample: the first, the shortest, the longest, a few that are drawn; and a record for each problem."""
     sizes = _sizes(job, sample)
     yield from _numbered(job, sample, rows_to_show(np.arange(len(sizes)), sizes, len(sizes)).items())
@@ -373,7 +373,7 @@ def _sampled_rows(job: _Job, sample: Sequence[Batch]) -> Iterator[ShownRow | Lef
     yield from list(problems.values())[:_PROBLEMS]
 
 
-def _report(job: _Job, sample: Sequence[Batch]) -> Text:
+def _report(job: Job, sample: Sequence[Batch]) -> Text:
     """The report that a run on these records would give."""
     plan, found = _as_planned(job, [without_roles(batch) for batch in sample])
     config, ledger = ConfigView.of(job.config.canonical(), files_of_groups(job.files)), plan.ledger
@@ -402,7 +402,7 @@ def _is_all(files: Sequence[InputFile], batch: Batch) -> bool:
     return len(files) == 1 and not is_stream(files[0]) and batch.origin.size == files[0].size
 
 
-def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
+def _as_planned(job: Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     """What a run would know of these blocks, had it no others."""
     kinds = {kind: Counter[str]() for kind in ("dropped", "rejected", "counter", "tokens", "trained")}
     roles: dict[str, Counter[str]] = {}
@@ -457,7 +457,7 @@ def _as_planned(job: _Job, sample: Sequence[Batch]) -> tuple[Plan, Findings]:
     return plan, Findings(by_role, tokens, trained, cut, counters=kinds["counter"], not_text=not_text)
 
 
-def _head(job: _Job) -> Text:
+def _head(job: Job) -> Text:
     config, step = job.config, job.config.preprocessing
     shifted = step.shift if config.output.columns == "labels" else None
     text = Text().append(_files(job), "bold")
@@ -472,11 +472,11 @@ def _head(job: _Job) -> Text:
     return text.append_text(legend(job.screen.marks))
 
 
-def _files(job: _Job) -> str:
+def _files(job: Job) -> str:
     return job.files[0].path if len(job.files) == 1 else f"{len(job.files):,} files"
 
 
-def _numbers(job: _Job, sample: Sequence[Batch]) -> list[tuple[str, str, int, str]]:
+def _numbers(job: Job, sample: Sequence[Batch]) -> list[tuple[str, str, int, str]]:
     """The numbers of the sample, for the head of a page."""
     plan, found = _as_planned(job, [without_roles(batch) for batch in sample])
     numbers = [("read", "records looked at", plan.ledger.read, ""), ("rows", "rows", plan.ledger.kept, "")]
@@ -488,7 +488,7 @@ def _numbers(job: _Job, sample: Sequence[Batch]) -> list[tuple[str, str, int, st
     return numbers
 
 
-def _entries(job: _Job, count: int) -> Iterator[list[ShownRow] | LeftOut]:
+def _entries(job: Job, count: int) -> Iterator[list[ShownRow] | LeftOut]:
     """The outcome of each record, in order: its row (or its chunks), or why there is none."""
     for index, source in enumerate(job.files):
         records = first_records(source, index)
@@ -505,7 +505,12 @@ def _lines(records: Records, start: int, stop: int) -> Records:
     return records.part(range(*np.searchsorted(records.line, [start, stop]).tolist()))
 
 
-def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[list[ShownRow] | LeftOut]:
+def outcomes_of(job: Job, records: Records) -> Iterator[list[ShownRow] | LeftOut]:
+    """The outcome of each record of a block, in order: its row (or its chunks), or why there is none."""
+    return _outcomes(job, _prepared(job, records), range(len(records.ledger.starts)))
+
+
+def _outcomes(job: Job, batch: Batch, lines: range) -> Iterator[list[ShownRow] | LeftOut]:
     """The outcome of each of these lines of a block."""
     shown = _Shown(job, batch)
     rows = {line: row for row, line in enumerate(batch.line.tolist())}
@@ -520,7 +525,7 @@ def _outcomes(job: _Job, batch: Batch, lines: range) -> Iterator[list[ShownRow] 
 class _Shown:
     """The rows of a block, ready to show."""
 
-    def __init__(self, job: _Job, batch: Batch) -> None:
+    def __init__(self, job: Job, batch: Batch) -> None:
         self._job, self._batch = job, batch
         self._layout = job.unpacked(batch)
         self._schema = self._layout.columns(tuple(batch.schema.values()))

@@ -4,9 +4,9 @@
     python benchmarks/template_table.py --markdown docs/templates.md
     python benchmarks/template_table.py --only qwen                  # those whose names hold a text
 
-Needs the templates and conversations of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`); without them it
-ends, and says so. It says what is done with each conversation; `../shared/templates/judge.py` says whether that is
-right.
+Needs the templates of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`); without them it ends, and says so. It
+says what is done with each conversation of `beam-prep template`; `../shared/templates/judge.py` says whether what is
+done with its own is right.
 """
 
 import argparse
@@ -15,13 +15,12 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from _measure import ROOT
 from _page import table, write_markdown
 
-from beam_prep.chat.messages import Lost
-from beam_prep.chat.origins import TOOLS
+from beam_prep.chat.conversations import CONVERSATIONS, outcome_of
 from beam_prep.chat.template import ChatTemplate, RenderedChat
 from beam_prep.data.block import Reject
 
@@ -32,22 +31,10 @@ HEADER = (
     *("template", "taken", "not written", "refused", "template raises"),
     *("contents", "arguments", "tools", "calls", "reasoning", "trained behind an answer"),
 )
-TALK, WITH_REASONING = "02 multi", "08 reasoning field"
+TALK, WITH_REASONING = "several turns", "reasoning of earlier answers"
 """The conversations that show how a turn ends, and which reasoning is written."""
 FORMS = {True: "parts", False: "text", None: "both"}
 OF_ARGUMENTS = {True: "object", False: "string", None: "both"}
-
-
-class Outcome(NamedTuple):
-    """What becomes of a conversation.
-
-    Attributes:
-        rendered: None where the template raises, or a form does not fit.
-        reason: why it is rejected; "" where it is not.
-    """
-
-    rendered: RenderedChat | None
-    reason: str
 
 
 def loaded(path: Path) -> Any:
@@ -70,61 +57,29 @@ def compiled(source: str, judge: Any) -> ChatTemplate:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": end}, sorted({*control, end, "<s>"}), DATE)
 
 
-def outcome(template: ChatTemplate, messages: list[Any], tools: Any) -> Outcome:
-    try:
-        rendered = template.render(messages, **({} if tools is None else {"tools": tools}))
-    except Reject as reject:
-        return Outcome(None, reject.reason)
-    if any(is_lost(lost) for lost in rendered.not_rendered):
-        return Outcome(rendered, "not_rendered")
-    reasons = (turn.reason for turn in rendered.turns if messages[turn.message]["role"] == "assistant")
-    return Outcome(rendered, next((reason[0] for reason in reasons if reason is not None), ""))
-
-
-def is_lost(lost: Lost) -> bool:
-    """Whether a record is rejected for it."""
-    return lost[0] != TOOLS and lost[1] != "reasoning"
-
-
-def row(name: str, template: ChatTemplate, conversations: dict[str, Any]) -> tuple[list[str], Counter[str]]:
+def row(name: str, template: ChatTemplate) -> tuple[list[str], Counter[str]]:
     """The cells of a template, and how many conversations had each outcome."""
-    found: dict[str, Outcome] = {}
-    given: dict[str, tuple[list[Any], Any]] = {}
-    for case, value in conversations.items():
-        given[case] = (value["m"], value["tools"]) if isinstance(value, dict) else (value, None)
-        found[case] = outcome(template, *given[case])
-    count = Counter(kind(each) for each in found.values())
-    reasons = Counter(each.reason for each in found.values() if kind(each) == "refused")
-    lost = Counter(
-        what
-        for each in found.values()
-        if each.reason == "not_rendered" and each.rendered is not None
-        for what in {described(one, each) for one in each.rendered.not_rendered if is_lost(one)}
-    )
-    with_tools = [each.rendered for case, each in found.items() if given[case][1] and each.rendered is not None]
+    found = {case: outcome_of(template, record) for case, record in CONVERSATIONS.items()}
+    count = Counter(each.kind for each in found.values())
+    refused = Counter(each.reason for each in found.values() if each.kind == "refused")
+    not_written = [each for each in found.values() if each.kind == "not written"]
+    lost = Counter(what for each in not_written for what in each.lost_kinds if what in ("calls", "contents"))
+    with_tools = [found[case] for case, record in CONVERSATIONS.items() if "tools" in record]
+    rendered = [each for each in with_tools if each.rendered is not None]
     cells = [
         name,
         str(count["taken"]),
         listed(count["not written"], lost),
-        listed(count["refused"], reasons),
+        listed(count["refused"], refused),
         str(count["raises"]),
         FORMS[template.forms.parts["assistant"]],
         OF_ARGUMENTS[template.forms.objects],
-        yes(not any(one[0] == TOOLS for one in each.not_rendered) for each in with_tools),
-        yes(not any(one[1].startswith("tool_calls") for one in each.not_rendered) for each in with_tools),
+        yes("tools" not in each.lost_kinds for each in rendered),
+        yes("calls" not in each.lost_kinds for each in rendered),
         reasoning(found[WITH_REASONING].rendered),
-        ending(template, found[TALK].rendered, given[TALK][0]),
+        ending(template, found[TALK].rendered, CONVERSATIONS[TALK]["messages"]),
     ]
     return cells, count
-
-
-def kind(found: Outcome) -> str:
-    kinds = {"": "taken", "not_rendered": "not written", "template_error": "raises", "template_limit": "raises"}
-    return kinds.get(found.reason, "refused")
-
-
-def described(lost: Lost, found: Outcome) -> str:
-    return "calls" if lost[1].startswith("tool_calls") else "contents"
 
 
 def listed(count: int, why: Counter[str]) -> str:
@@ -175,18 +130,17 @@ def main() -> None:
     folder = args.shared / "templates"
     if not (folder / "judge.py").is_file():
         sys.exit(f"skipped: no templates in {folder}: give the folder with the test material, --shared DIR")
-    conversations = loaded(folder / "conversations.py").SH
     judge = loaded(folder / "judge.py")
     rows, total = [], Counter[str]()
     for path in sorted(folder.rglob("*.jinja")):
         name = path.relative_to(folder).with_suffix("").as_posix()
         if args.only in name:
-            cells, count = row(name, compiled(path.read_text(encoding="utf-8"), judge), conversations)
+            cells, count = row(name, compiled(path.read_text(encoding="utf-8"), judge))
             rows.append(cells)
             total += count
     renders = total.total() - total["raises"]
     counts = ", ".join(f"{total[name]:,} {name}" for name in ("taken", "not written", "refused"))
-    text = f"{len(rows)} templates, {len(conversations)} conversations each. Of {renders:,} that render: {counts}."
+    text = f"{len(rows)} templates, {len(CONVERSATIONS)} conversations each. Of {renders:,} that render: {counts}."
     text += "\n\n" + table(HEADER, rows, left=(0, 2, 3, *range(5, len(HEADER))))
     print(text)
     if args.markdown is not None:

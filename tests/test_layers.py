@@ -89,6 +89,7 @@ MAY_IMPORT = {
         "transforms",
     }
     | {"chat"},
+    "template": {*("chat", "chat.template", "config", "errors", "inspect", "preview", "storage", "testing", "tokens")},
     "audit": {
         *TO_SHARDS,
         "chat",
@@ -166,6 +167,7 @@ MAY_IMPORT = {
         "runners",
         "starter",
         "storage",
+        "template",
         "verify",
     },
 }
@@ -317,7 +319,7 @@ def test_no_heavy_import_before_it_is_needed(part: str) -> None:
     [
         "import beam_prep",
         "import beam_prep.readers.dataset",
-        "import beam_prep.inspect.output, beam_prep.report_page.page",
+        "import beam_prep.inspect.output, beam_prep.report_page",
         "import beam_prep.cli",
         "import beam_prep.config, beam_prep.formats, beam_prep.formats.cached_block, beam_prep.tokens.tokenizer",
         "import beam_prep as bp; bp.open; bp.PipelineConfig.json_schema()",

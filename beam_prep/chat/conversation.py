@@ -16,8 +16,7 @@ import numpy as np
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.checks import check_messages, checked, variables_of
 from beam_prep.chat.kinds import parts_of, without_history_reasoning
-from beam_prep.chat.messages import Message
-from beam_prep.chat.origins import TOOLS
+from beam_prep.chat.messages import Message, is_optional
 from beam_prep.chat.pieces import Codes, Layout, Piece, weight_code
 from beam_prep.chat.replay import Replayed
 from beam_prep.chat.template import RenderedChat
@@ -202,10 +201,11 @@ class Conversations:
         if first:
             rendered = rendered._replace(turns=[turn for turn in rendered.turns if turn.message >= first])
         texts = set[int]()
-        for index, key in rendered.not_rendered:
+        for lost in rendered.not_rendered:
+            index, key = lost
             if first and index < first:  # tools are before all messages
                 continue
-            if index == TOOLS or key == "reasoning":
+            if is_optional(lost):
                 self.counted[f"{key}_not_written"] += 1
             elif self._chat_format.rules.not_rendered == "keep":
                 texts.add(index)

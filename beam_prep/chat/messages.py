@@ -240,6 +240,11 @@ Lost = tuple[int, str]
 """A message (or TOOLS), and the key of it that the template does not write."""
 
 
+def is_optional(lost: Lost) -> bool:
+    """True for tools and reasoning, which templates leave out on purpose; for others a record is rejected."""
+    return lost[0] == TOOLS or lost[1] == "reasoning"
+
+
 def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> tuple[list[Lost], int]:
     """What of messages and tools a template did not write: contents, reasoning, names and arguments of calls.
 

@@ -227,7 +227,7 @@ class Publish(beam.DoFn):
         self.publisher.staging.options.activate()
 
     def process(self, written: list[WrittenShard | WrittenFile], plan: Plan) -> Iterable[str]:
-        from beam_prep.report_page.page import page  # one worker alone needs it, at the end
+        from beam_prep.report_page import page  # one worker alone needs it, at the end
 
         yield self.publisher.publish(
             plan,

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
+from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.inspect.output import inspect
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
+from beam_prep.template import template
 from tests.conftest import ROOT, shared
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
@@ -100,6 +102,16 @@ def test_what_it_shows_is_what_the_manifest_and_the_rows_say(chats: tuple[Datase
         assert trained == row["labels"][row["labels"] != -100].tolist()
     assert page.query_selector("#evil") is None
     assert "no </script><script>alert(1)" in page.inner_text("#rows")
+
+
+def test_a_page_of_a_template_has_each_conversation(tmp_path: Path, opened: Open) -> None:
+    template(TOKENIZER, html=tmp_path / "page.html")
+    page = opened(tmp_path / "page.html")
+    page.select_option("#size", "50")
+    assert page.locator("article h2").all_inner_texts() == [*CONVERSATIONS]
+    marked = page.locator("article").nth(0).locator("mark").all_text_contents()
+    assert "".join(marked) == "Yes, I am.<|im_end|>"
+    assert choose(page, kind="rejected: template_error").startswith("1 of 20 shown here")
 
 
 def test_filters_give_what_they_say(chats: tuple[Dataset, Path], opened: Open) -> None:

@@ -1,4 +1,7 @@
-"""The page: numbers of a manifest and a `run.json` -> HTML that needs nothing else, no network, no scripts."""
+"""`report.html`: what became of the records of a run, for people. The counts are the run's own.
+
+Numbers of a manifest and a `run.json` -> HTML that needs nothing else, no network, no scripts.
+"""
 
 import functools
 import itertools
@@ -21,8 +24,6 @@ from beam_prep.data.schema import Column
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, parts_of, percent, pieces_of, special_ids
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.sources import place_in
-from beam_prep.report_page import charts
-from beam_prep.shards.domains import part_of
 from beam_prep.shards.mix import NOT_SAMPLED
 from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -115,18 +116,15 @@ _FIRST = (
 _LAST = ("TokenCache", "Write")
 
 
-def page(
-    manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, title: str, draw: bool = False
-) -> bytes:
+def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, title: str) -> bytes:
     """The report of an output, as HTML.
 
     Args:
         manifest, run: the contents of `manifest.json` and `run.json`.
         tokenizer: of the output; None: tokens are shown as ids.
         title: the name of the output.
-        draw: with charts, which need matplotlib. A run has none: they take longer than a small job.
     """
-    found = _found(manifest, run, tokenizer, draw) | {"title": title, "draw": draw}
+    found = _found(manifest, run, tokenizer) | {"title": title}
     return _template().render(found).encode("utf-8", "replace")
 
 
@@ -134,7 +132,7 @@ def page(
 def _template() -> Template:
     environment = Environment(autoescape=True, finalize=_visible)
     environment.globals |= {"n": "{:,}".format, "percent": percent, "place_in": place_in}
-    return environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return environment.from_string(files(__package__).joinpath("report_page.html").read_text(encoding="utf-8"))
 
 
 def _visible(value: Any) -> Any:
@@ -142,9 +140,7 @@ def _visible(value: Any) -> Any:
     return value.translate(VISIBLE) if type(value) is str else value
 
 
-def _found(
-    manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, draw: bool
-) -> dict[str, Any]:
+def _found(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     report = run.get("report", {})
     config = manifest.get("config", {})
     uncut, kept = (tuple(report.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
@@ -170,7 +166,7 @@ def _found(
         "mix": list(_mix(manifest)),
         "domains": domains[:_MOST],
         "more_domains": max(0, len(domains) - _MOST),
-        "lengths": list(_lengths(uncut, kept)),
+        "lengths": _lengths(uncut, kept),
         "quantiles": _quantiles(uncut),
         "most": max((*uncut, *kept), default=0),
         "seconds": list(seconds.items()),
@@ -181,7 +177,6 @@ def _found(
         "rejects_file": next((file["path"] for file in manifest["rejects"]), None),
         "samples": list(shown_rows(report.get("samples", ()), config, tokenizer)),
         "config": json.dumps(config, indent=1, ensure_ascii=False),
-        "charts": _charts(kept, uncut, roles, domains, seconds) if draw else {},
     }
     parts = {"records": "Records", "trained": "Trained", "domains": "Domains", "lengths": "Lengths", "time": "Time"}
     parts |= {"left_out": "Left out", "samples": "Rows", "config": "Config"}
@@ -189,27 +184,6 @@ def _found(
     there["left_out"] = found["rejected"] or found["dropped"]
     found["parts"] = [(name, words) for name, words in parts.items() if there.get(name, True)]
     return found
-
-
-def _charts(
-    kept: Sequence[int],
-    uncut: Sequence[int],
-    roles: Sequence[tuple[str, int, int, int]],
-    domains: Sequence["_Domain"],
-    seconds: Mapping[str, float],
-) -> dict[str, str]:
-    by_role = {role: (trained, tokens) for role, _, tokens, trained in roles if tokens}
-    by_domain = {
-        part_of(found.split, found.name): (found.trained, found.tokens)
-        for found in domains
-        if found.trained is not None
-    }
-    return {
-        "lengths": charts.lengths_chart(kept, uncut) if any(uncut) else "",
-        "roles": charts.trained_chart(by_role) if by_role else "",
-        "domains": charts.trained_chart(by_domain) if len(by_domain) > 1 else "",
-        "seconds": charts.seconds_chart(seconds) if seconds else "",
-    }
 
 
 def _day(seconds: float | None) -> str:
@@ -261,13 +235,9 @@ def _after(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 def _roles(manifest: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
     """(role, messages, tokens, trained), the most frequent first."""
-    found = [(role, each["messages"], each["tokens"], each["trained"]) for role, each in _table(manifest).items()]
+    roles = manifest.get("roles", {}).items()
+    found = [(role, each["messages"], each["tokens"], each["trained"]) for role, each in roles]
     return sorted(found, key=lambda entry: (-entry[1], entry[0]))
-
-
-def _table(manifest: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-    found: Mapping[str, Mapping[str, int]] = manifest.get("roles", {})
-    return found
 
 
 class _Domain(NamedTuple):
@@ -310,12 +280,15 @@ def _mix(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int, int]
         yield domain, found["wanted_tokens"], found["tokens"], found["records"], found["rows"]
 
 
-def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> Iterator[tuple[str, int, int]]:
-    """(class, rows before they were cut, rows as kept)."""
-    for place, (before, after) in enumerate(zip_longest(uncut, kept, fillvalue=0)):
-        if before or after:
-            last = BORDERS[place + 1] - 1
-            yield f"{BORDERS[place]:,}" + (f" to {last:,}" if last > BORDERS[place] else ""), before, after
+def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> list[tuple[str, int, int]]:
+    """(class, rows before they were cut, rows as kept), from the first class that has rows to the last."""
+    counts = list(zip_longest(uncut, kept, fillvalue=0))
+    first = next((place for place, rows in enumerate(counts) if any(rows)), len(counts))
+    found = []
+    for place, (before, after) in enumerate(counts[first:], start=first):
+        last = BORDERS[place + 1] - 1
+        found.append((f"{BORDERS[place]:,}" + (f" to {last:,}" if last > BORDERS[place] else ""), before, after))
+    return found
 
 
 def _place(step: str) -> int:

@@ -1,0 +1,192 @@
+"""`beam-prep template`: what a template takes, what it leaves out, what is trained; printed, as JSON, on a page."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import beam_prep as bp
+from beam_prep.chat.conversations import CONVERSATIONS
+from beam_prep.cli import main
+from beam_prep.inspect.left_out import LeftOut
+from beam_prep.template import cases_of
+from tests.conftest import shared
+from tests.test_inspect_page import Page
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALLS = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}")
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}" + PLAIN
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["template", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def by_name(template: Any) -> dict[str, Any]:
+    return {each["name"]: each for each in template["conversations"]}
+
+
+@pytest.fixture
+def of(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What is found of a template's text, by conversation."""
+
+    def _of(source: str) -> dict[str, Any]:
+        path = tmp_path / "chat.jinja"
+        path.write_text(source)
+        found = asked(capsys, tokenizer_path, "--chat_template", str(path))
+        assert found["tokenizer"] == tokenizer_path
+        assert [*by_name(found["templates"][0])] == [*CONVERSATIONS]
+        return by_name(found["templates"][0])
+
+    return _of
+
+
+def test_rows_are_those_of_a_run(tokenizer_path: str) -> None:
+    tokenizer = bp.Tokenizer.load(tokenizer_path)
+    entry = next(case.entry for case in cases_of(PLAIN, tokenizer) if case.name == "several turns")
+    assert not isinstance(entry, LeftOut)
+    parts = []
+    for message in CONVERSATIONS["several turns"]["messages"]:
+        is_answer = message["role"] == "assistant"
+        parts += [(f"<|im_start|>{message['role']}\n", 0), (f"{message['content']}<|im_end|>", is_answer), ("\n", 0)]
+    ids = [tokenizer.encode([text], add_special_tokens=False).flat.tolist() for text, _ in parts]
+    (column,) = [column for column in entry.display.schema if column.role == "ids"]
+    (mask,) = [column for column in entry.display.schema if column.role == "mask"]
+    np.testing.assert_array_equal(entry.row[column.name], np.concatenate(ids))
+    trained = np.repeat([int(is_trained) for _, is_trained in parts], [*map(len, ids)])
+    np.testing.assert_array_equal(entry.row[mask.name], trained)
+
+
+def test_what_is_trained_is_said_as_text(of: Any) -> None:
+    found = of(PLAIN)["two answers in a row"]
+    assert found["outcome"] == "taken"
+    assert found["trained"] == ["Blue.<|im_end|>", "Or green.<|im_end|>", "Red.<|im_end|>"]
+    assert found["text"].startswith(
+        "<|im_start|>user\nName a colour.<|im_end|>\n<|im_start|>assistant\nBlue.<|im_end|>"
+    )
+    assert 0 < found["trained_tokens"] < found["tokens"]
+
+
+def test_tools_and_reasoning_that_are_left_out_are_named_and_the_record_is_taken(of: Any) -> None:
+    found = of(CALLS)
+    assert {name: each["not_written"] for name, each in found.items() if each["not_written"]} == {
+        "call, arguments as object": ["tools"],
+        "call, arguments as string": ["tools"],
+        "call with words": ["tools"],
+        "parallel calls": ["tools"],
+        "reasoning in a field": ["messages[1].reasoning"],
+        "reasoning of earlier answers": ["messages[1].reasoning", "messages[3].reasoning"],
+        "reasoning before a call": ["tools", "messages[1].reasoning"],
+    }
+    assert {each["outcome"] for each in found.values()} == {"taken"}
+
+
+def test_a_call_that_is_left_out_is_not_written_and_drawn_all_the_same(of: Any) -> None:
+    found = of(PLAIN)["call with words"]
+    assert (found["outcome"], found["reason"]) == ("not written", "not_rendered")
+    calls = [f"messages[1].tool_calls[0].{key}" for key in ("name", "arguments")]
+    assert found["not_written"] == ["tools", *calls]
+    assert found["trained"] == ["I look it up.<|im_end|>", "It leaves at 9:14.<|im_end|>", "Bye.<|im_end|>"]
+
+
+def test_a_template_that_refuses_is_said_with_its_words(
+    of: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = of(REFUSES)
+    raised = {name: each for name, each in found.items() if each["outcome"] == "raises"}
+    assert [*raised] == ["system message"]
+    assert raised["system message"]["reason"] == "template_error"
+    assert raised["system message"]["message"] == "the chat template raised: no system message, please"
+    assert "tokens" not in raised["system message"]
+    assert main(["template", tokenizer_path, "--chat_template", str(tmp_path / "chat.jinja")]) == 0
+    printed = capsys.readouterr().out
+    assert "  system message                raises       no system message, please\n" in printed
+    assert "━━ chat.jinja · system message · rejected: template_error\n" in printed
+
+
+def test_what_a_run_leaves_out_for_another_reason_is_refused(of: Any) -> None:
+    found = of(PLAIN.replace("<|im_start|>assistant", "<|im_start|>model"))
+    assert {each["reason"] for each in found.values()} == {"turn_begin"}
+    assert {each["outcome"] for each in found.values()} == {"refused"}
+    nothing = of("{{ '' }}")["question and answer"]
+    assert [nothing[key] for key in ("outcome", "reason", "message")] == [
+        *("refused", "empty", "there is nothing to encode")
+    ]
+    assert nothing["not_written"] == ["messages[0].content", "messages[1].content"]
+    assert "tokens" not in nothing
+
+
+def test_each_named_template_has_a_heading(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "named"
+    shutil.copytree(tokenizer_path, folder)
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    settings["chat_template"] = [{"name": "default", "template": PLAIN}, {"name": "strict", "template": REFUSES}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    both = asked(capsys, str(folder))["templates"]
+    assert [each["name"] for each in both] == ["default", "strict"]
+    assert [by_name(each)["system message"]["outcome"] for each in both] == ["taken", "raises"]
+    assert asked(capsys, str(folder), "--chat_template", "strict")["templates"] == [both[1]]
+    assert main(["template", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{folder}, template 'default': 15 taken, 5 not written, 0 refused, 0 raises\n" in printed
+    assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in printed
+    assert "━━ strict · question and answer · " in printed
+    assert main(["template", str(folder), "--chat_template", "loose"]) == 2
+    assert "this tokenizer's chat templates are named 'default', 'strict'" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_a_template_is_an_error_that_says_what_to_type(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(tokenizer_path, folder)
+    (folder / "chat_template.jinja").unlink()
+    assert main(["template", str(folder)]) == 2
+    assert f"{folder} has no chat template; give one: --chat_template FILE.jinja" in capsys.readouterr().err
+    assert main(["template", str(folder), "--chat_template", str(tmp_path / "none.jinja")]) == 2
+    assert "none.jinja" in capsys.readouterr().err
+
+
+def test_the_page_has_each_conversation(
+    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chat.jinja").write_text(REFUSES)
+    page_path = tmp_path / "page.html"
+    words = ["template", tokenizer_path, "--chat_template", str(tmp_path / "chat.jinja")]
+    assert main([*words, "--html", str(page_path)]) == 0
+    assert "20 conversations; open it in a browser" in capsys.readouterr().out
+    page = Page(page_path)
+    assert [row["title"] for row in page.rows] == [f"chat.jinja · {case}" for case in CONVERSATIONS]
+    assert page.numbers == {"taken": 14, "not written": 5, "refused": 0, "raises": 1}
+    assert [row["reason"] for row in page.of("rejected")] == ["template_error"]
+    row = page.rows[[*CONVERSATIONS].index("call with words")]
+    assert "a run rejects the record" in row["notes"]
+    (part,) = row["parts"]
+    assert [role for role, _ in page.by_role(part) if role is not None][:2] == ["user", "assistant"]
+    trained = [page.tokens[token][1] for token, kept in zip(part["t"], page.trained(part), strict=True) if kept]
+    assert "".join(trained) == "I look it up.<|im_end|>It leaves at 9:14.<|im_end|>Bye.<|im_end|>"
+
+
+def test_templates_of_models_are_shown() -> None:
+    """The real ones: every conversation has an outcome, and what is drawn is what the template writes."""
+    tokenizer = bp.Tokenizer.load(str(shared("tokenizers") / "chatml-12k"))
+    paths = sorted((shared("templates") / "models").glob("*.jinja"))[::8]
+    assert len(paths) > 5
+    for path in paths:
+        cases = cases_of(path.read_text("utf-8"), tokenizer)
+        assert [case.name for case in cases] == [*CONVERSATIONS]
+        for name, outcome, entry in cases:
+            assert isinstance(entry, LeftOut) == (outcome.kind in ("refused", "raises")), (path, name)
+            if outcome.kind == "taken":
+                assert not {"calls", "contents"} & {*outcome.lost_kinds}, (path, name)
