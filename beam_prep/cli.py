@@ -32,10 +32,11 @@ process and large ones in one worker process for each core.
 
 REPLAY_EXAMPLE = """\
 example:
-  beam-prep replay out/ -c configs/mended.json --overwrite --cache_dir token_cache/
+  beam-prep replay out/ -c configs/mended.json -o new/
 
-The inputs are those of OUT, and must be unchanged. Records that OUT kept must stay as they are: a config that would
-change one is refused. All options of `run` may follow; without -c and --tokenizer_path, those of OUT are used.
+The inputs are those of OUT, and must be unchanged. At the end it says which records are rejected no more, which others
+are, and which kept ones changed (that takes output.provenance in both configs). All options of `run` may follow;
+without -c and --tokenizer_path, those of OUT are used.
 """
 
 INSPECT_EXAMPLE = """\
@@ -98,7 +99,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     options.add_arguments(run)
     replay = command(
         "replay",
-        "run the rejected records of an output again, after a mended config, template or tokenizer",
+        "run the inputs of an output again, after a mended config, template or tokenizer, and say what that changed",
         REPLAY_EXAMPLE,
     )
     options.add_replay_arguments(replay)

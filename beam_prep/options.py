@@ -364,7 +364,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `replay` to a parser; what is not given is None. Call `normalise_flags` before parsing."""
-    parser.add_argument("output", metavar="OUT", help="the output whose rejected records are run again")
+    parser.add_argument("output", metavar="OUT", help="the output whose inputs are run again")
     _add(parser, (replace(option, required=False, default=None) for option in OPTIONS if option.name != "inputs"))
 
 

@@ -48,7 +48,7 @@ from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.token_cache import EarlierBlocks, TokenCache
+from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.versions import check_name
 from beam_prep.tokens.backends import Backend
@@ -148,7 +148,6 @@ class Pipeline:
             self._references,
             self.inputs,
         )
-        self.earlier: EarlierBlocks | None = None  # of a replay
         self.about: dict[str, Any] = {}  # what else `run.json` says
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
@@ -347,9 +346,7 @@ class Pipeline:
         trust = CachePolicy(self.options.tokenizer_backend, self.options.check)
         made_by, kept = recipe.cache_recipe(self.facts), self.cache_dir is not None
         groups = recipe.group_recipes(self.facts)
-        return TokenCache(
-            folder, made_by, single_use=single_use, trust=trust, kept=kept, earlier=self.earlier, groups=groups
-        )
+        return TokenCache(folder, made_by, single_use=single_use, trust=trust, kept=kept, groups=groups)
 
     def earlier_output(self) -> str | None:
         """The path of the output whose shards are linked."""

@@ -1,45 +1,80 @@
-"""`Replay`: the records that an output rejected are run again, after a mended config, template or tokenizer."""
+"""`Replay`: a run on the inputs of an output, with a mended config, template or tokenizer; and what that changed."""
 
 import hashlib
-import json
-import logging
-import math
 import os
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
+import numpy as np
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import NOT_COMPARED, ROWS_COMPARED
-from beam_prep.errors import ConfigError, InputError, OutputError
-from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, load
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
+from beam_prep.errors import ConfigError, FormatError, InputError, OutputError
+from beam_prep.formats.manifest import MANIFEST, TOKENIZER
 from beam_prep.options import RunOptions
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.shards.pack import longest_row
-from beam_prep.shards.replay import RowsToRecheck
+from beam_prep.readers.dataset import Dataset
+from beam_prep.readers.open import ALL, open_dataset
+from beam_prep.reading.sources import place_at
 from beam_prep.storage.files import join
 from beam_prep.storage.input_digests import digest_of_input, stores_checksum
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import same_facts
-from beam_prep.storage.splits import BLOCK_BYTES
-from beam_prep.storage.staging import Staging
-from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.token_cache import EarlierBlocks, TokenCache
 from beam_prep.storage.versions import Versions
-from beam_prep.tokens.check import CachePolicy
-from beam_prep.tokens.tokenizer import Tokenizer
 
-log = logging.getLogger("beam_prep")
+_COMPARED = ("ids", "mask", "labels", "weights", "token_value", "value", "text")
+"""Roles of columns that come from the record alone, and not from the packed row that it is put in."""
+_DOCUMENT = np.dtype([("place", [("file", "i4"), ("offset", "i8")]), ("digest", "u8")])
 
-_INPUTS_SHOWN = 3
-_TEMPLATE = "chat_template.jinja"
+
+@dataclass(frozen=True, slots=True)
+class RowsCompared:
+    """The records that both outputs keep.
+
+    Attributes:
+        same: how many give the same tokens, masks, labels and weights.
+        changed: how many others.
+        first: the place of the first of these; "": there is none.
+    """
+
+    same: int
+    changed: int
+    first: str
+
+
+class Rejects:
+    """Rejected records, by reason.
+
+    Attributes:
+        counts: reason -> how many.
+        first: reason -> the first of them: `file`, `line`, `offset`, `message` and `text`.
+    """
+
+    def __init__(self, rejects: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, Mapping[str, Any]] = {}
+        for reject in rejects:
+            self.add(reject)
+
+    def add(self, reject: Mapping[str, Any]) -> None:
+        """Counts one."""
+        self.counts[reject["reason"]] += 1
+        self.first.setdefault(reject["reason"], reject)
+
+    def lines(self) -> list[str]:
+        """A line a reason: how many, and the first of them."""
+        return [
+            f"  {self.counts[reason]:,} {reason}, the first: {reject['file']}:{reject['line']}"
+            + (f": {reject['message']}" if reject["message"] else "")
+            for reason, reject in self.first.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +85,45 @@ class Replayed:
         result: of the run; None: nothing was done.
         before: the ledger of the earlier output.
         after: the ledger of the new one; that of the earlier one if nothing was done.
-        failing: reason -> its first record in the new rejects: `file`, `line`, `offset`, `message` ...
-        run: `run.json` of the new output.
+        still: the records that both outputs reject.
+        newly: those that the new one rejects, and the earlier one does not.
+        rows: None: they are not compared, see docs/replay.md.
     """
 
     result: Result | None
     before: dict[str, Any]
     after: dict[str, Any]
-    failing: dict[str, dict[str, Any]] = field(default_factory=dict)
-    run: dict[str, Any] = field(default_factory=dict)
+    still: Rejects = field(default_factory=Rejects)
+    newly: Rejects = field(default_factory=Rejects)
+    rows: RowsCompared | None = None
 
     def lines(self) -> list[str]:
-        """What was replayed and what still fails, for people."""
-        again = sum(self.before["rejected"].values())
-        kept = self.after["kept"]
-        texts = [
-            f"replayed: {_counted(again)}; kept: {kept:,}, which were {self.before['kept']:,} "
-            f"({kept - self.before['kept']:+,})"
-        ]
-        if self.result is None:
-            texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
-        if compared := self.run.get(ROWS_COMPARED):
-            kept_before = self.before["kept"]
-            text = f"kept records that were made again and compared: {compared:,} of {kept_before:,}"
-            texts.append(text + ("" if compared >= kept_before else "; --check full compares all"))
-        if unknown := self.run.get(NOT_COMPARED):
-            texts.append(
-                f"of {unknown:,} of {self.run['blocks']:,} blocks kept records could not be compared: "
-                "the token cache does not have these blocks"
-            )
-        rejected = self.after["rejected"]
-        texts.append("still rejected:" if rejected else "no record is rejected any more")
-        return [*texts, *_by_reason(rejected, self.failing)]
+        """What changed, and what still fails, for people."""
+        texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
+        if self.result is not None:
+            old, kept = self.before["kept"], self.after["kept"]
+            rejected = sum(self.before["rejected"].values())
+            mended = rejected - self.still.counts.total()
+            texts = [
+                f"replayed: {_counted(rejected)}, of which {mended:,} are rejected no more",
+                f"kept: {kept:,}, which were {old:,} ({kept - old:+,})",
+            ]
+            drops = [Counter(ledger["dropped"]) for ledger in (self.before, self.after)]
+            texts += [
+                f"dropped ({reason}): {drops[1][reason]:,}, which were {drops[0][reason]:,}"
+                for reason in sorted({*drops[0], *drops[1]})
+                if drops[0][reason] != drops[1][reason]
+            ]
+            texts.append("kept records were not compared: docs/replay.md says what that takes")
+            if self.rows is not None:
+                texts[-1] = f"records that both keep: {self.rows.same:,} as they were, {self.rows.changed:,} changed"
+                texts[-1] += f", the first: {self.rows.first}" if self.rows.changed else ""
+        texts += ["rejected now, and not before:", *self.newly.lines()] if self.newly.first else []
+        return [*texts, *(["still rejected:", *self.still.lines()] if self.still.first else ["none is still rejected"])]
 
 
 class Replay:
-    """A job that runs the rejected records of an output again: in the new output they are at their place.
-
-    The new output is, byte for byte, that of a run from scratch with the new config. Records that were kept are not
-    written again, where their blocks are still in the token cache: they must give what they gave, which is compared for
-    all records that may have changed (docs/replay.md). A new config that would change one is refused. Records that were
-    dropped are run again, too.
+    """A run on the inputs of an output that rejected records, with a mended config; and a comparison with that output.
 
     Args:
         output: the earlier output, or a folder of versions, of which the latest is meant. Its manifest names the
@@ -100,8 +133,6 @@ class Replay:
             `keep_versions` of `Pipeline`), and another output is replaced, which `overwrite` must allow.
         tokenizer_path: see `Pipeline`; without it, the tokenizer that the output keeps.
         overwrite: replace `output`, or what is at `output_dir`.
-        cache_dir: the folder that kept the blocks of the earlier run; without it, the default one beside `output`.
-            Blocks that are not there are made in full, and their kept records are not compared.
         beam_options: see `Pipeline`.
         options: the other arguments of `Pipeline`. `block_bytes`, `max_reject_chars` and `max_line_bytes` are by
             default those of the earlier run.
@@ -119,7 +150,7 @@ class Replay:
     Attributes:
         output: the path of the output that is replayed.
         manifest: its manifest.
-        job: the `Pipeline` that makes the new output; None if there is nothing to replay.
+        job: the `Pipeline` that makes the new output; None if no record was rejected.
     """
 
     def __init__(
@@ -130,7 +161,6 @@ class Replay:
         output_dir: str | os.PathLike[str] | None = None,
         tokenizer_path: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
-        cache_dir: str | None = None,
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,
     ) -> None:
@@ -138,56 +168,39 @@ class Replay:
             given = beam_options if isinstance(beam_options, PipelineOptions) else PipelineOptions(list(beam_options))
             FileSystems.set_options(given)
         root = normalise_path(os.fspath(output))
-        versions = Versions(root)
-        latest = versions.latest()
-        self.output = root if latest is None else versions.path(latest)
-        text = _read(self.output, MANIFEST)
-        if text is None:
-            raise OutputError(f"{output} holds no output to replay (no {MANIFEST}): give one that `beam-prep run` made")
-        self.manifest = load(text, join(self.output, MANIFEST))
+        latest = Versions(root).latest()
+        self.output = root if latest is None else join(root, latest)
+        try:
+            self._before = open_dataset(self.output, split=ALL)
+        except FormatError as error:
+            raise OutputError(f"no output to replay: {error}") from None
+        self.manifest = self._before.manifest
         if not self.manifest.keys() >= {"config", "options", "tokenizer", "versions"}:
             raise OutputError(f"{output} was not made from a config, but by a chain of its own: run that again")
-        made_by = json.loads(_read(self.output, RUN) or b"{}")
-        self._inputs_checksum = made_by.get("inputs_checksum")
-        self._sampled = options.get("check") == "sample"
-        self._instead = "beam-prep run"
         self.job: Pipeline | None = None
-        self._replaces = False
         if not self.rejected:
             return
         target = root if output_dir is None else normalise_path(os.fspath(output_dir))
+        self._replaces = target == self.output and not overwrite
         if latest is not None and target == root:
-            options.setdefault("keep_versions", len(versions.names()) + 1)
-        else:
-            self._replaces = target == root and not overwrite
+            options.setdefault("keep_versions", len(Versions(root).names()) + 1)
         paths = [entry["path"] for entry in self.manifest["inputs"]]
-        given_config = self._config(config, tokenizer_path)
-        grouped = given_config.input.groups is not None
-        self._instead = _command([] if grouped else paths, target)
-        known = RunOptions.model_fields
-        limits = {name: value for name, value in self.manifest["options"].items() if name in known}
-        defaults = {"block_bytes": made_by.get("block_bytes", BLOCK_BYTES), **limits}
-        self.job = Pipeline(
-            given_config,
-            None if grouped else paths,
-            target,
-            join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path,
-            overwrite=overwrite,
-            cache_dir=cache_dir,
-            beam_options=beam_options,
-            **{**defaults, **options},
-        )
-        files = [file.path for file in self.job.inputs]
-        other_groups = self.job.facts.get(recipe.GROUP_FILES) != self.manifest.get(recipe.GROUP_FILES)
-        if other_groups or (grouped and files != paths):
+        new = self._config(config, tokenizer_path)
+        grouped = new.input.groups is not None
+        self._instead = "make everything again: beam-prep run INPUTS -o NEW -c CONFIG --tokenizer_path TOKENIZER"
+        limits = {name: value for name, value in self.manifest["options"].items() if name in RunOptions.model_fields}
+        if "block_bytes" in self._before.run:
+            limits["block_bytes"] = self._before.run["block_bytes"]
+        tokenizer = join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path
+        given_options = {**limits, **options, "overwrite": overwrite, "beam_options": beam_options}
+        self.job = Pipeline(new, None if grouped else paths, target, tokenizer, **given_options)
+        groups = [facts.get(recipe.GROUP_FILES) for facts in (self.job.facts, self.manifest)]
+        if groups[0] != groups[1] or [file.path for file in self.job.inputs] != paths:
             raise ConfigError(
-                f"input.groups names {_files_of(files)}, and {self.output} was made of {_files_of(paths)}, perhaps in "
-                f"other groups; a replay reads the same inputs in the same groups: make everything again: "
-                f"{self._instead}"
+                f"input.groups names other files than the {len(paths):,} that {self.output} was made of, or in other "
+                f"groups; a replay reads the same inputs in the same groups: {self._instead}"
             )
-        folder = self.job.cache_dir or join(Staging.beside(root, options.get("staging")).root, "token_cache")
-        self.job.earlier = self._blocks(self.job, folder)
-        digest = hashlib.sha256(text).hexdigest()
+        digest = hashlib.sha256(read_bytes(join(self.output, MANIFEST))).hexdigest()
         self.job.about = {"replay_of": {"output": self.output, "manifest_sha256": digest}}
 
     def _config(
@@ -211,47 +224,41 @@ class Replay:
 
     @property
     def rejected(self) -> dict[str, int]:
-        """The records that are replayed: how many for each reason."""
+        """The records that were rejected: how many for each reason."""
         return dict(self.manifest["ledger"]["rejected"])
 
     def plan(self) -> list[str]:
         """What would be replayed, for people."""
         total = _counted(sum(self.rejected.values()))
-        return [f"would replay {total} of {self.output}", *_by_reason(self.rejected, self._first())]
-
-    def _first(self) -> dict[str, dict[str, Any]]:
-        return _first_rejects(self.output, self.manifest)
+        return [f"would replay {total} of {self.output}", *Rejects(self._before.rejects()).lines()]
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Replayed:
-        """Makes the new output, if there is something to replay. For the arguments see `Pipeline.run`.
+        """Makes the new output, if a record was rejected and anything changed. For the arguments see `Pipeline.run`.
 
         Raises:
-            ConfigError: the new config would change a record that was kept.
             InputError: an input is not what it was.
             OutputError: the output would be replaced, without leave.
             BeamPrepError: as `Pipeline.run`.
         """
-        before, job = self.manifest["ledger"], self.job
-        if job is None:
-            return Replayed(None, before, before)
-        if same_facts(self.manifest, job.facts):
-            return Replayed(None, before, before, self._first())
+        ledger = self.manifest["ledger"]
+        if self.job is None or same_facts(self.manifest, self.job.facts):
+            return Replayed(None, ledger, ledger, Rejects(self._before.rejects()))
         if self._replaces:
             raise OutputError(
                 f"{self.output} would be replaced: pass -o NEW (output_dir), or --overwrite (overwrite=True)"
             )
         self.check_inputs()
-        folder = "" if job.earlier is None else job.earlier.token_cache.folder
-        if is_local(folder) and not os.path.isdir(folder):
-            log.warning(
-                "there is no token cache at %s: everything is made again; --cache_dir names the one of that run", folder
-            )
-        result = job.run(beam_options, wait=wait)
+        # Read before the run, which may replace the output.
+        places = {(reject["file"], reject["line"]) for reject in self._before.rejects()}
+        rows = documents(self._before) if wait and self.job.config.output.provenance else None
+        result = self.job.run(beam_options, wait=wait)
         if result.manifest is None:
-            return Replayed(result, before, before)
-        made = json.loads(_read(result.output, RUN) or b"{}")
-        failing = _first_rejects(result.output, result.manifest)
-        return Replayed(result, before, result.manifest["ledger"], failing, made)
+            return Replayed(result, ledger, ledger)
+        made, still, newly = open_dataset(result.output, split=ALL), Rejects(), Rejects()
+        for reject in made.rejects():
+            (still if (reject["file"], reject["line"]) in places else newly).add(reject)
+        compared = None if rows is None else compare(rows, documents(made), self.manifest)
+        return Replayed(result, ledger, result.manifest["ledger"], still, newly, compared)
 
     def check_inputs(self) -> None:
         """Compares the inputs with the digests in the manifest.
@@ -262,151 +269,58 @@ class Replay:
         if self.job is None:
             return
         checksum = stores_checksum(self.job.inputs)
-        if checksum is not None and checksum == self._inputs_checksum:
+        if checksum is not None and checksum == self._before.run.get("inputs_checksum"):
             return
         for file, entry in zip(self.job.inputs, self.manifest["inputs"], strict=True):
             if file.size != entry["size"] or digest_of_input(file) != entry["digest"]:
                 raise InputError(
-                    f"{file.path!r} is not what {self.output} was made of, and a replay reads the same inputs: make "
-                    f"everything again: {self._instead}"
+                    f"{file.path!r} is not what {self.output} was made of, and a replay reads the same inputs: "
+                    f"{self._instead}"
                 )
 
-    def _blocks(self, job: Pipeline, folder: str) -> EarlierBlocks:
-        """The blocks of the earlier run."""
-        facts = {
-            key: self.manifest[key]
-            for key in {**job.facts, recipe.REFERENCES: None, recipe.GROUP_FILES: None}
-            if key in self.manifest
-        }
-        trust = CachePolicy(job.options.tokenizer_backend, job.options.check)
-        recheck = None
-        if job.options.check != "full" and self._same_vocabulary(job.tokenizer):
-            recheck = rows_to_recheck(facts, job.facts)
-        templates = [_read(self.output, TOKENIZER, _TEMPLATE), job.tokenizer.contents().get(_TEMPLATE)]
-        if recheck is not None and templates[0] != templates[1]:
-            # Which records another template changes is not known. A sample is taken only by request.
-            sampled = with_words(recheck, *(template or b"" for template in templates))
-            recheck = sampled if self._sampled else None
-        token_cache = TokenCache(folder, recipe.cache_recipe(facts), trust=trust, groups=recipe.group_recipes(facts))
-        return EarlierBlocks(token_cache, self._instead, recheck)
 
-    def _same_vocabulary(self, tokenizer: Tokenizer) -> bool:
-        """True if the tokenizer is that of the output, but maybe for its chat template."""
-        contents = tokenizer.contents()
-        named = self.manifest["tokenizer"]["special_tokens"] == tokenizer.special_tokens
-        return named and contents["tokenizer.json"] == _read(self.output, TOKENIZER, "tokenizer.json")
-
-
-_NAME_LIMIT = 64
-"""Row indexes have so many characters of a role's name."""
-
-
-def rows_to_recheck(before: Mapping[str, Any], after: Mapping[str, Any]) -> RowsToRecheck | None:
-    """The kept rows that may differ between two jobs with the same vocabulary, besides what another template changes.
-
-    Args:
-        before, after: the facts of the jobs: see `recipe.facts`.
+def documents(dataset: Dataset) -> Array | None:
+    """The place and a digest of every row, of a packed row of every document in it.
 
     Returns:
-        None: all of them may. Only of the mask and the limits it is known which rows they change.
+        `_DOCUMENT` [documents], in the order of the rows; None: rows have no provenance, or packing split documents.
     """
-    old, new = (json.loads(json.dumps(facts)) for facts in (before, after))
-    cuts = [longest_row(facts["config"]["preprocessing"]) or math.inf for facts in (old, new)]
-    modes = [facts["config"]["preprocessing"].pop("truncation_mode") for facts in (old, new)]
-    masks = [facts["config"].pop("mask") for facts in (old, new)]
-    defaults = [facts["config"].pop("mask_default") for facts in (old, new)]
-    rows_without_loss = [facts["config"]["preprocessing"].pop("rows_without_loss") for facts in (old, new)]
-    for facts in (old, new):
-        facts["options"].pop("max_reject_chars")  # the others are limits
-        facts.pop("tokenizer")
-        facts["config"]["input"].pop("chat_template", None)
-        for part, fields in recipe.AFTER_BLOCKS.items():
-            for name in fields:
-                facts["config"][part].pop(name, None)
-        for name in ("max_seq_len", "max_packed_len"):
-            facts["config"]["preprocessing"].pop(name)
-    limits = [facts.pop("options") for facts in (old, new)]
-    lower = cuts[1] < cuts[0] or (rows_without_loss[0] == "keep" and rows_without_loss[1] != "keep")
-    lower |= limits[0].keys() != limits[1].keys() or any(limits[1][name] < limits[0][name] for name in limits[0])
-    roles = {*masks[0], *masks[1]}
-    if lower or json.dumps(old) != json.dumps(new) or any(len(role) >= _NAME_LIMIT for role in roles):
+    columns = dataset.schema
+    split = dataset.manifest["totals"].get("packing", {}).get("rows_split", 0)
+    if split or not {"file", "offset"} <= {column.role for column in columns}:
         return None
-    rules = [{role: mask.get(role, default) for role in roles} for mask, default in zip(masks, defaults, strict=True)]
-    return RowsToRecheck(
-        frozenset(role for role in roles if rules[0][role] != rules[1][role]),
-        defaults[0] != defaults[1],
-        frozenset(roles),
-        cut=cuts[0] != cuts[1] or modes[0] != modes[1],
-    )
+    return np.fromiter((found for row in dataset for found in _documents_of(row, columns)), _DOCUMENT)
 
 
-def with_words(recheck: RowsToRecheck, old: bytes, new: bytes) -> RowsToRecheck:
-    """What is to be rechecked, and the rows with words of a changed chat template."""
-    before, after = (_words(template.decode("utf-8", "surrogatepass")) for template in (old, new))
-    return replace(recheck, words=tuple(sorted(before | after)), new_words=frozenset(before ^ after))
+def _documents_of(row: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[Any]:
+    named = {column.role: row[column.name] for column in columns}
+    places = zip(np.atleast_1d(named["file"]).tolist(), np.atleast_1d(named["offset"]).tolist(), strict=True)
+    borders = [0, *np.cumsum(named["lengths"]).tolist()] if "lengths" in named else [0, None]
+    for place, start, end in zip(places, borders[:-1], borders[1:], strict=True):
+        digest = hashlib.blake2b(digest_size=8)
+        for column in columns:
+            if column.role in _COMPARED:
+                values = row[column.name]
+                for part in [values.flat, values.lengths] if isinstance(values, Ragged) else [values[start:end]]:
+                    digest.update(f"{column.name} {len(part)}".encode())
+                    # A column may be stored in fewer bytes than it was.
+                    digest.update(part.astype(np.float64 if part.dtype.kind == "f" else np.int64).tobytes())
+        yield place, int.from_bytes(digest.digest(), "little")
 
 
-def _words(template: str) -> set[str]:
-    """The strings of a template, and the names after its dots."""
-    found, last = set(), ""
-    for token in jinja2.Environment().lexer.tokenize(template):
-        if token.value and (token.type == "string" or (token.type == "name" and last == "dot")):
-            found.add(token.value)
-        last = token.type
-    return found
+def compare(before: Array, after: Array | None, manifest: Mapping[str, Any]) -> RowsCompared | None:
+    """Compares the records that two outputs of the same inputs keep.
 
-
-def _read(folder: str, *names: str) -> bytes | None:
-    """A file of an output; None if it is not there."""
-    try:
-        return read_bytes(join(folder, *names))
-    except (FileNotFoundError, NotADirectoryError):
+    Args:
+        before, after: see `documents`.
+        manifest: names the inputs.
+    """
+    if after is None:
         return None
-
-
-def _command(paths: Sequence[str], output: str) -> str:
-    """The command that makes everything again."""
-    inputs = " ".join([*map(shlex.quote, paths), ""]) if len(paths) <= _INPUTS_SHOWN else "INPUTS "
-    return f"beam-prep run {inputs}-o {shlex.quote(output)} -c CONFIG --tokenizer_path TOKENIZER --overwrite"
-
-
-def _files_of(paths: Sequence[str]) -> str:
-    return f"{len(paths):,} files" if len(paths) != 1 else repr(paths[0])
-
-
-def _first_rejects(output: str, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Reason -> the first reject of an output. The files are read as far as it takes."""
-    wanted = set(manifest["ledger"]["rejected"])
-    found: dict[str, dict[str, Any]] = {}
-    for file in manifest["rejects"]:
-        if wanted <= found.keys():
-            break
-        for line in _lines(join(output, file["path"])):
-            reject = json.loads(line)
-            found.setdefault(reject["reason"], reject)
-            if wanted <= found.keys():
-                break
-    return found
-
-
-def _lines(path: str) -> Iterator[bytes]:
-    if not is_local(path):
-        yield from read_bytes(path).splitlines()
-        return
-    with open(path, "rb") as file:
-        yield from file
-
-
-def _by_reason(rejected: Mapping[str, int], first: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line a reason: how many, and the first of them."""
-    texts = []
-    for reason, count in rejected.items():
-        text = f"  {count:,} {reason}"
-        if (example := first.get(reason)) is not None:
-            text += f", the first: {example['file']}:{example['line']}"
-            text += f": {example['message']}" if example["message"] else ""
-        texts.append(text)
-    return texts
+    both = np.intersect1d(before["place"], after["place"])
+    changed = np.intersect1d(both, np.setxor1d(before, after)["place"])
+    first = place_at(manifest["inputs"][changed[0]["file"]]["path"], int(changed[0]["offset"])) if len(changed) else ""
+    return RowsCompared(len(both) - len(changed), len(changed), first)
 
 
 def _counted(count: int) -> str:

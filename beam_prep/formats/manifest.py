@@ -5,7 +5,7 @@ it is itself the same on every runner. Readers trust nothing but a manifest; it 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import numpy as np
 from beam_prep import renamed
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column
-from beam_prep.errors import FormatError
+from beam_prep.errors import FormatError, RunError
 from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
@@ -103,8 +103,11 @@ def build_manifest(
         others: what describes shards to other libraries (`features.json`), and the tokenizer's files.
         formats: in which every shard is written.
         facts: config, tokenizer, versions, options: what else the output is a function of.
+
+    Raises:
+        RunError: its counts do not add up.
     """
-    return {
+    manifest = {
         "manifest_version": MANIFEST_VERSION,
         **facts,
         "formats": list(formats),
@@ -121,6 +124,49 @@ def build_manifest(
         "rejects": [asdict(file) for file in rejects],
         "files": [asdict(file) for file in others],
     }
+    if wrong := "; ".join(sum_problems(manifest, shards)):
+        raise RunError(f"the counts of this run do not add up, which is a bug of beam_prep; no output is made: {wrong}")
+    return manifest
+
+
+def sum_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
+    """The counts of a manifest that do not add up, one line each.
+
+    Args:
+        manifest: the manifest.
+        shards: those that it lists.
+    """
+    ledger, totals = manifest["ledger"], manifest["totals"]
+    records = ledger["kept"] + sum(ledger["dropped"].values()) + sum(ledger["rejected"].values())
+    if ledger["read"] != records:
+        yield f"the ledger says read {ledger['read']}, but kept + dropped + rejected are {records}"
+    if ledger["lines"] != (lines := ledger["blank"] + records + ledger["not_read"]):
+        yield f"the ledger says lines {ledger['lines']}, but blank + kept + dropped + rejected + not_read are {lines}"
+    parts = [("totals say ", totals, shards)]
+    for name, said in manifest.get("splits", {}).items():
+        parts.append((f"splits say of {name!r} ", said, [shard for shard in shards if shard.split == name]))
+    for where, said, of in parts:
+        summed = sum_shards(of)
+        for key in {**summed, **said}:
+            if said.get(key) != summed.get(key):
+                yield f"{where}{key} {said.get(key)}, the shards add up to {summed.get(key)}"
+    # Turns and chunks cut records, packing joins them; all count those that they were given.
+    given, where = ledger["kept"] + manifest.get("repeated", 0), "the ledger says kept (and repeated)"
+    for kind in ("turns", "chunks", "packing"):
+        if kind in totals:
+            if totals[kind]["rows"] != given:
+                yield f"totals say {kind}: rows {totals[kind]['rows']}, {where} {given}"
+            left = "packs" if kind == "packing" else kind
+            given = totals[kind][left] - totals[kind].get("chunks_untrained", 0)
+            where = f"they say {kind}: {left} that are written"
+    if totals["rows"] != given:
+        yield f"totals say rows {totals['rows']}, {where} {given}"
+    numbers: dict[str, list[int]] = {}
+    for shard in shards:
+        numbers.setdefault(shard.part, []).append(shard.shard)
+    for part, found in numbers.items():
+        if found != list(range(len(found))):
+            yield f"the shards of {part!r} are numbered {found}, wanted 0 to {len(found) - 1}"
 
 
 def _splits(plan: "Plan", shards: Sequence[ShardReceipt]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row
-from beam_prep.readers.output import joined
+from beam_prep.formats.contract import joined
 
 Arrays = Literal["numpy", "torch", "jax"]
 Side = Literal["right", "left"]

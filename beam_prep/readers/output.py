@@ -13,6 +13,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
+from beam_prep.formats.contract import joined
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
 from beam_prep.formats.versions import ReaderLease
 from beam_prep.readers.cache import hold
@@ -232,15 +233,6 @@ class OpenOutput:
         if found.fingerprint != wanted:
             raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
         return found
-
-
-def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:
-    """Rows as one `Ragged` over a copy of their values."""
-    if depth == 1:
-        values: Array | Ragged = np.concatenate([np.zeros(0, dtype), *rows], dtype=dtype)
-    else:
-        values = joined([each for row in rows for each in row], dtype, depth - 1)
-    return Ragged.from_lengths(values, [len(row) for row in rows])
 
 
 def _format_of(path: Path | str, manifest: Mapping[str, Any]) -> Format:

@@ -450,10 +450,6 @@ _WAYS = {
     "blocks_reused": "blocks that were in the token cache",
     "blocks_replaced": "blocks of the token cache that were made in other ways, and made again",
     "blocks_damaged": "blocks of the token cache that were damaged, and made again",
-    "blocks_replayed": "blocks in which kept rows were reused",
-    "blocks_compared": "blocks in which all kept rows were made again and compared",
-    "blocks_not_compared": "blocks that were not in the token cache, so that no kept row was compared",
-    "rows_compared": "kept rows that were compared",
 }
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import numpy as np
 
-from beam_prep.data.block import REPLAYED, InputFile, Ledger, Origin, Split
+from beam_prep.data.block import InputFile, Ledger, Origin, Split
 from beam_prep.errors import TokenCacheError
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
 from beam_prep.reading.records import Records
@@ -145,18 +145,8 @@ def _block(raw: RawBlock, origin: Origin, token_cache: TokenCache | None = None)
     if receipt is not None and token_cache is not None and not token_cache.trust.holds(receipt.counts("made")):
         receipt, made = None, {"blocks_replaced": 1}
     if receipt is None:
-        part = (
-            token_cache.earlier.part(raw, origin)
-            if token_cache is not None and token_cache.earlier is not None
-            else None
-        )
-        records = source_of(origin.source.path).parse(raw if part is None else part, origin)
-        if part is not None:
-            records.ledger.raw = raw.data
-            made[REPLAYED] = 1
+        records = source_of(origin.source.path).parse(raw, origin)
         records.made = {**records.made, **made}
         return records
-    if token_cache is not None and token_cache.earlier is not None:
-        token_cache.earlier.check_reused(token_cache, raw, origin)
     nothing = np.zeros(0, np.int64)
     return Records(origin, Ledger(b"", nothing, nothing), nothing.astype(np.int32), receipt)

@@ -1,20 +1,17 @@
 """The token cache: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from beam_prep.data.block import COMPARED, NOT_COMPARED, REPLAYED, ROWS_COMPARED, Ledger, Origin
+from beam_prep.data.block import Origin
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import BlockReceipt
-from beam_prep.errors import ConfigError, FormatError, TokenCacheError
+from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.cached_block import (
     REJECTS,
     ROW_INDEX,
@@ -27,25 +24,13 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
-from beam_prep.reading.blocks import RawBlock
-from beam_prep.reading.sources import source_of
-from beam_prep.shards.replay import (
-    CountedRoles,
-    KeptRows,
-    RowsToRecheck,
-    first_change,
-    line_sizes,
-    lines_to_compare,
-    merged,
-    without_lines,
-)
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.uses import Uses
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import IN_FULL, CachePolicy
+from beam_prep.tokens.check import CachePolicy
 
 AT_ONCE = 32
 """Number of files that are read at the same time."""
@@ -83,7 +68,6 @@ class TokenCache:
         single_use: for this run alone, on a local disk: a block is removed as soon as all of its rows are in a shard.
             Then less of the disk is in use at a time, and pages that are not yet on the disk are never written to it.
         trust: which blocks of earlier runs are reused.
-        earlier: the blocks of an output that is replayed.
         kept: it stays after the run, and later runs use its blocks.
         groups: of a job with groups of inputs, for each a digest of what its blocks depend on besides.
     """
@@ -93,7 +77,6 @@ class TokenCache:
     options: StoreOptions = field(default_factory=StoreOptions.current)
     single_use: bool = False
     trust: CachePolicy = field(default_factory=CachePolicy)
-    earlier: "EarlierBlocks | None" = None
     kept: bool = False
     groups: tuple[str, ...] = ()
 
@@ -250,145 +233,3 @@ class TokenCache:
 
     def _path(self, name: str, ending: str) -> str:
         return join(self.folder, name + ending)
-
-
-log = logging.getLogger("beam_prep")
-
-SMALL = 1024 * 1024
-"""The kept records of a block, in bytes, up to which all of them are made again and compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierBlocks:
-    """The blocks that an output was made of.
-
-    A replay makes every record again that they do not hold, and so many kept records as are compared: all of a small
-    block; of a large one those to recheck, and a sample. What a kept record gives must be what was kept.
-
-    Attributes:
-        token_cache: where they are; its recipe is that of the earlier run.
-        instead: the command that makes everything again, for the error.
-        recheck: the kept records that may have changed, and are made again and compared; None: all may.
-        small: see `SMALL`.
-    """
-
-    token_cache: TokenCache
-    instead: str
-    recheck: RowsToRecheck | None = None
-    small: int = SMALL
-
-    def part(self, raw: RawBlock, origin: Origin) -> RawBlock | None:
-        """The block with the lines blank that need not be made again; None: all lines are made.
-
-        `complete` then adds the rows of these lines.
-        """
-        if self.recheck is None:
-            return None
-        receipt = self._find(origin)
-        if receipt is None or not receipt.kept or not self.token_cache.trust.holds(receipt.counts("made")):
-            return None
-        (row_index,) = self.token_cache.row_indexes([self.token_cache.name(self.token_cache.digest(origin))])
-        sizes = line_sizes(raw.data)
-        if len(sizes) != len(row_index.status) or sizes[row_index.line].sum() <= self.small:
-            return None
-        ends = np.cumsum(sizes)[row_index.line]
-        places = zip((ends - sizes[row_index.line]).tolist(), ends.tolist(), strict=True)
-        lines = [raw.data[start:end] for start, end in places]
-        blank = np.zeros(len(sizes), bool)
-        blank[row_index.line] = True
-        blank[lines_to_compare(row_index, lines, origin.digest, self.recheck)] = False
-        return replace(raw, data=without_lines(raw.data, blank))
-
-    def complete(self, batch: Batch) -> Batch:
-        """The entire block, with its kept rows as they were.
-
-        Args:
-            batch: the rows that the token cache would hold, of the entire block or of a `part` of it.
-
-        Raises:
-            ConfigError: a kept record gives something else now.
-            TokenCacheError: the block is gone meanwhile.
-        """
-        in_part = REPLAYED in batch.made
-        receipt = self._find(batch.origin)
-        if receipt is None and in_part:
-            name = self.token_cache.name(self.token_cache.digest(batch.origin))
-            raise TokenCacheError(f"the token cache file {name} is gone from {self.token_cache.folder}: run again")
-        if receipt is None:
-            batch.made = {**batch.made, NOT_COMPARED: 1}
-            return batch
-        if not receipt.kept:
-            return batch
-        kept = _rows_of(self.token_cache, receipt, batch.origin)
-        lines = kept.rows.line
-        if in_part:
-            blank = np.array([False, *(kind == "blank" for kind, _ in batch.ledger.outcomes)])
-            lines = lines[~blank[batch.ledger.status[lines]]]
-        self._check(batch, kept, lines)
-        made = {**batch.made, ROWS_COMPARED: len(lines)}
-        if not in_part:
-            batch.made = {**made, COMPARED: 1}
-            return batch
-        entire = merged(batch, kept)
-        entire.made = dict(made)
-        for name, count in receipt.counts("made").items():
-            if name != IN_FULL:
-                entire.made[name] = entire.made.get(name, 0) + count
-        return entire
-
-    def _find(self, origin: Origin) -> BlockReceipt | None:
-        try:
-            return self.token_cache.find(self.token_cache.digest(origin))
-        except TokenCacheError as error:
-            log.warning("%s; its records are all made again", error)
-            return None
-
-    def check_reused(self, token_cache: TokenCache, raw: RawBlock, origin: Origin) -> None:
-        """Compares a block that the run's own token cache has already, as a replay that was killed leaves it.
-
-        Raises:
-            ConfigError: see `complete`.
-        """
-        earlier, found = self._find(origin), token_cache.find(token_cache.digest(origin))
-        if earlier is None or found is None or not earlier.kept:
-            return
-        ends = np.cumsum(line_sizes(raw.data))
-        now, kept = _rows_of(token_cache, found, origin), _rows_of(self.token_cache, earlier, origin)
-        (row_index,) = token_cache.row_indexes([token_cache.name(token_cache.digest(origin))])
-        ledger = Ledger(raw.data, np.append(0, ends)[:-1], ends, row_index.status, row_index.outcomes)
-        ledger.by_row = source_of(origin.source.path).by_row
-        block = replace(now.rows, ledger=ledger, roles=CountedRoles(counts=now.roles))
-        self._check(block, kept, kept.rows.line)
-
-    def _check(self, batch: Batch, kept: KeptRows, lines: Array) -> None:
-        if (found := first_change(batch, kept, lines)) is not None:
-            line, how = found
-            raise ConfigError(
-                f"{batch.place(line)}: this record was kept, and would change: {how}; "
-                f"a replay changes no kept record, so make everything again: {self.instead}"
-            )
-
-
-def _rows_of(token_cache: TokenCache, receipt: BlockReceipt, origin: Origin) -> KeptRows:
-    """The rows of a block that is in a token cache."""
-    name = token_cache.name(token_cache.digest(origin))
-    (row_index,) = token_cache.row_indexes([name])
-    domains = receipt.domains
-    parts = [token_cache.rows(name, domain, 0, rows) for domain, (_, rows, _) in enumerate(domains)]
-    # Rows are stored domain by domain.
-    order = np.argsort(np.argsort(row_index.domain, kind="stable"), kind="stable")
-    columns = {
-        column.name: Ragged.concat([part[column.name] for part in parts]).take(order)
-        for column in (receipt.columns if parts else ())
-    }
-    nothing = np.zeros(0, np.int64)
-    rows = Batch(
-        origin,
-        Ledger(b"", nothing, nothing, notes={mark.line: mark.note for mark in row_index.marks}),
-        row_index.line,
-        domain=[domains[code][0] for code in row_index.domain.tolist()],
-        columns=columns,
-        schema={column.name: column for column in receipt.columns},
-        counters=dict(row_index.counters),
-    )
-    return KeptRows(rows, row_index.roles, row_index.digests)

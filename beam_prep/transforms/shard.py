@@ -74,8 +74,6 @@ class CacheBlocks(beam.DoFn):
             layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
             eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
             batch = layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
-            if self.token_cache.earlier is not None:
-                batch = self.token_cache.earlier.complete(batch)
             receipt, cached = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
             done.blocks_made, done.bytes_made, done.cached = 1, batch.origin.bytes, cached
             if self.progress is not None:

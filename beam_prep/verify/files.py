@@ -78,8 +78,8 @@ class LocalFiles:
         return nullcontext(self._folder)
 
 
-def file_problems(folder: Path, file: WrittenFile) -> Iterator[str]:
-    """Compares the size and the sha256 of a file."""
+def file_is_listed(folder: Path, file: WrittenFile) -> Iterator[str]:
+    """A file that the manifest lists is there, with the size and the sha256 that it says."""
     path = folder / file.path
     try:
         found = path.stat()

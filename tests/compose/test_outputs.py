@@ -21,7 +21,7 @@ from beam_prep.formats.manifest import TOKENIZER, UNLISTED
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, tree
 from tests.formats import test_mds, test_megatron
-from tests.test_verify import Told, listed, manifest_of, told, write
+from tests.test_verify import Told, manifest_of, told, write
 
 __all__ = ["told"]  # a fixture
 
@@ -371,20 +371,6 @@ def test_a_sound_output_has_no_problems(sound: Path, plain: Path, told: Told) ->
     assert manifest["ledger"]["dropped"].keys() == {"duplicate", "not_sampled"}
 
 
-def test_a_shard_in_the_folder_of_another_split_is_told(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    shard = next(each for each in manifest["shards"] if (each["split"], each["domain"]) == ("test", "math"))
-    for file in shard["files"]:
-        target = output / file["path"].replace("test/", "validation/moved/", 1)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(output / file["path"], target)
-        file["path"] = str(target.relative_to(output))
-    write(output, manifest)
-    found = told(output)
-    for file in shard["files"]:
-        assert (f"manifest.json: lists {file['path']!r} of shard 0 of 'test/math', wanted in 'test/math'") in found
-
-
 def test_files_that_are_moved_to_another_split_are_told(output: Path, told: Told) -> None:
     shutil.move(output / "test" / "math", output / "test" / "other")
     found = told(output)
@@ -392,40 +378,15 @@ def test_files_that_are_moved_to_another_split_are_told(output: Path, told: Told
     assert any(line.startswith("test/other/") and "does not list it" in line for line in found)
 
 
-def test_a_shard_that_the_manifest_gives_to_another_split_is_told(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    shard = next(each for each in manifest["shards"] if each["split"] == "validation")
-    shard["split"] = "test"
-    write(output, manifest)
-    found = told(output)
-    assert any("which is the order of rows" in line for line in found)
-    assert any(line.startswith("manifest.json: splits say rows") and "of split 'test'" in line for line in found)
-    assert any("wanted in 'test/" in line for line in found)
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda m: m["splits"]["test"].update(rows=1), "splits say rows 1 of split 'test', its shards add up to "),
-        (lambda m: m["splits"].pop("validation"), "found the splits ['train', 'test'], the config says ['train', 'va"),
-        (lambda m: m.pop("splits"), "found the splits [], the config says ['train', 'validation', 'test']"),
-        (lambda m: m.update(splits=dict(reversed(m["splits"].items()))), "found the splits ['test', 'validation', "),
-        (lambda m: m.update(repeated=m["repeated"] + 1), "the rows of the mix beyond its records are "),
-        (lambda m: m.pop("mix"), "found a mix of [], the config says ['math', 'train']"),
-        (lambda m: m["mix"]["train"].update(wanted_tokens=149), "found wanted_tokens 149 of 'train', the config says "),
-        (lambda m: m["mix"]["train"].update(tokens=149), "found a mix of 'train' that does not add up: "),
-        (
-            lambda m: m["mix"]["math"].update(rows=m["mix"]["math"]["rows"] + 1),
-            " of 'math' in the mix, its shards were",
-        ),
+        (lambda m: m["splits"]["test"].update(rows=1), "splits say of 'test' rows 1, the shards add up to "),
+        (lambda m: m.update(repeated=m["repeated"] + 1), "the ledger says kept (and repeated) "),
         (lambda m: m["ledger"]["dropped"].update(duplicate=0), "but kept + dropped + rejected are "),
-        (
-            lambda m: m["files"].remove(next(file for file in m["files"] if file["path"] == "test/state.json")),
-            "does not list test/state.json, which describes the shards to other libraries",
-        ),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_told(
+def test_counts_that_do_not_add_up_are_told(
     change: Callable[[dict[str, Any]], Any], problem: str, output: Path, told: Told
 ) -> None:
     manifest = manifest_of(output)
@@ -433,23 +394,6 @@ def test_a_manifest_that_contradicts_itself_is_told(
     write(output, manifest)
     found = told(output)
     assert any(line.startswith("manifest.json: ") and problem in line for line in found), found
-
-
-def test_a_missing_or_changed_description_of_a_split_is_told(output: Path, told: Told) -> None:
-    (output / "test" / "state.json").unlink()
-    path = output / "train" / "state.json"
-    content = json.loads(path.read_text())
-    content["_data_files"].reverse()
-    path.write_text(json.dumps(content))
-    manifest = manifest_of(output)
-    for file in listed(manifest):
-        if file["path"] == "train/state.json":
-            data = path.read_bytes()
-            file.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    write(output, manifest)
-    found = told(output)
-    assert found[0] == "train/state.json: found '_data_files': " + found[0].partition("'_data_files': ")[2]
-    assert found[1:] == ["test/state.json: no such file, though manifest.json lists it"]
 
 
 @pytest.mark.parametrize(
