@@ -10,8 +10,8 @@ import numpy as np
 from beam_prep.config.input import InputConfig, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.problems import Location, Problem
 from beam_prep.config.sections import prompt_first
+from beam_prep.config.strict import Location, Problem
 from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems

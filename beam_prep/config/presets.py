@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from beam_prep.config.problems import Problem
+from beam_prep.config.strict import Problem
 from beam_prep.hints import shown
 
 PresetName = Literal[

@@ -6,31 +6,29 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from beam_prep.config.problems import Problem
-from beam_prep.config.values import Name, OutputKind, Strict, Text, one_of
+from beam_prep.config.strict import Problem, Strict
+from beam_prep.config.values import Name, OutputKind, Text, one_of
 
 
 class SectionConfig(Strict):
     """One field of the record, and what is done with it."""
 
-    field: Text = Field(description="Key of the record that is read.")
-    action: Literal["train", "mask", "$role", "$last", "value"] = Field(
-        description="train or mask; $role: as each message's role says; $last: only what follows the prompt, the "
-        "prompt being all messages but the last; value: numbers, which are not tokenized."
-    )
+    field: Text
+    """Key of the record that is read."""
+    action: Literal["train", "mask", "$role", "$last", "value"]
+    """`train` or `mask`; `$role`: as each message's role says; `$last`: only what follows the prompt, the prompt being
+    all messages but the last; `value`: numbers, which are not tokenised. See [actions](#actions)."""
     template: Annotated[
         Literal[False, "message", "conversation"],
         BeforeValidator(lambda value: "message" if value is True else value),
         one_of(False, True, "message", "conversation"),  # runs first: pydantic goes backwards here
         WithJsonSchema({"enum": [False, True, "message", "conversation"]}),
-    ] = Field(
-        default=False,
-        description="true or 'message': the chat template renders each message of a list alone; 'conversation': all "
-        "messages at once.",
-    )
-    add_special_tokens: bool | None = Field(
-        default=None, description="Add the tokenizer's special tokens; null: if this is the first to yield anything."
-    )
+    ] = False
+    """`true` or `"message"`: the chat template renders each message of a list alone; `"conversation"`: all messages at
+    once. See [templates](#templates)."""
+    add_special_tokens: bool | None = None
+    """The tokenizer adds its special tokens to this text. Null: yes for the first section that yields anything, no in
+    lists and for messages."""
 
     def _problems(self) -> Iterator[Problem]:
         if self.action == "$role" and not self.template:
@@ -53,9 +51,12 @@ Sections = Annotated[
 class SourceConfig(Strict):
     """One output of several."""
 
-    sections: Sections = Field(min_length=1, description="What the output is made of, in order.")
-    list_field: bool = Field(default=False, description="The fields hold lists; each element is tokenized alone.")
-    mask_key: Name | None = Field(default=None, description="Column of its mask; forces a mask where it is needless.")
+    sections: Sections = Field(min_length=1)
+    """What this output is made of, in order."""
+    list_field: bool = False
+    """The fields hold lists; every element is tokenised alone and keeps its borders."""
+    mask_key: Name | None = None
+    """The column of its mask; null: `<name>_mask`. Naming one forces a mask where it is needless."""
 
     def _problems(self) -> Iterator[Problem]:
         actions = [section.action for section in self.sections]
