@@ -10,7 +10,6 @@ from beam_prep.config.combinations import (
     column_dtypes,
     contents_of,
     joint_problems,
-    mask_problems,
     position_ids_mode_of,
 )
 from beam_prep.config.input import InputConfig, specs_of
@@ -19,7 +18,7 @@ from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.presets import with_preset
 from beam_prep.config.sections import OutputSpec
-from beam_prep.config.strict import Problem, ProblemsError, Strict
+from beam_prep.config.strict import ProblemsError, Strict
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, RoleRule
 from beam_prep.errors import ConfigError
@@ -45,34 +44,18 @@ class MaskOptionsConfig(Strict):
         return MaskOptions(self.reasoning, self.tool_calls, self.generation_prompt, self.eos)
 
 
-LEFT_OUT: dict[tuple[str, str], Any] = {
-    ("input", "date"): None,
-    ("input", "template_variables"): {},
-    ("input", "not_rendered"): "reject",
-    ("input", "tool_arguments"): "auto",
-    ("input", "not_text"): "reject",
-    ("input", "turns"): "together",
-    ("preprocessing", "stride"): 0,
-    ("output", "fim"): None,
-    ("input", "rollouts"): None,
-    ("input", "groups"): None,
-    ("output", "loss_weights"): False,
-    ("output", "names"): {},
-    ("output", "shuffle"): None,
-    ("output", "splits"): None,
-    ("output", "split_key"): None,
-    ("output", "split_seed"): 0,
-    ("output", "split_missing"): "reject",
-    ("output", "mix"): None,
-    ("preprocessing", "deduplicate"): None,
-    ("preprocessing", "decontaminate"): None,
-    ("output", "keep_fields"): {},
-    ("output", "provenance"): False,
+ALWAYS_SAID = {
+    "input": ["sections", "sources", "adapter", "chat_template", "implicit_prompt"],
+    "preprocessing": [
+        *("max_seq_len", "min_chars", "max_chars", "max_items", "rows_without_loss", "truncation_mode", "encode"),
+        *("eos", "bos", "control_tokens", "padding", "packing_strategy", "max_packed_len", "packing_group", "shift"),
+    ],
+    "output": ["domain_key", "storage_format", "max_tokens_per_shard", "dtype", "columns", "position_ids_mode"],
 }
-"""(part, field) -> the value at which `canonical` leaves the field out.
+"""The fields that `canonical` has at their defaults, too, as they were in the first version.
 
-A new field belongs here, with its default. Then an output or a token cache that was made before there was this field
-has the same canonical config, and stays valid.
+All others are left out there. Then an output or a token cache that was made before there was a field has the same
+canonical config, and stays valid.
 """
 
 
@@ -154,28 +137,22 @@ class PipelineConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_schema_link(cls, obj: object) -> object:
-        return {key: value for key, value in obj.items() if key != "$schema"} if isinstance(obj, dict) else obj
-
-    @model_validator(mode="before")
-    @classmethod
     def _with_preset(cls, obj: object) -> object:
+        if isinstance(obj, dict):
+            obj = {key: value for key, value in obj.items() if key != "$schema"}
         made, problems = with_preset(obj)
         if problems:
             raise ProblemsError(problems, rooted=True)
         return made
 
-    # On the last field, not in `_problems`: so it also runs if other parts have problems; these are missing in `data`.
+    # On the last field, not in `_problems`: so it also runs if there are unknown keys. A part with problems is missing in `data`.
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
-        given: InputConfig | None = info.data.get("input")
-        problems: list[Problem] = []
-        if given is not None and info.data.get("mask_options") is not None:
-            problems += mask_problems(given, output)
-        problems += joint_problems(given, info.data.get("preprocessing"), output)
-        if problems:
-            raise ProblemsError(problems, rooted=True)
+        if {"input", "preprocessing", "mask_options"} <= info.data.keys():
+            given, preprocessing, options = (info.data[name] for name in ("input", "preprocessing", "mask_options"))
+            if problems := list(joint_problems(given, preprocessing, output, options)):
+                raise ProblemsError(problems, rooted=True)
         return output
 
     @property
@@ -333,8 +310,8 @@ class PipelineConfig(Strict):
     def canonical(self) -> dict[str, Any]:
         """The config as JSON data with every default filled in; the same for configs that mean the same.
 
-        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and those of
-        `LEFT_OUT`. The order of `input.sources` has an effect, so a digest must keep the order of keys:
+        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and defaults
+        (see `ALWAYS_SAID`). The order of `input.sources` has an effect, so a digest must keep the order of keys:
         ``json.dumps(config.canonical())``.
         """
         plain = self.model_dump(mode="json")
@@ -349,9 +326,10 @@ class PipelineConfig(Strict):
         del plain["output"]["preset"]  # all that it says is in the other fields
         if self.mask_options is None:
             del plain["mask_options"]
-        for (part, field), value in LEFT_OUT.items():
-            if plain[part][field] == value:
-                del plain[part][field]
+        for part, said in ALWAYS_SAID.items():
+            for field in plain[part].keys() - said:
+                if plain[part][field] == type(getattr(self, part)).model_fields[field].default:
+                    del plain[part][field]
         return plain
 
 
