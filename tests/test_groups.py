@@ -488,8 +488,8 @@ LISTS = {"sources": {"sequence": {"sections": [{"field": "t", "action": "train"}
         ),
         (
             config([{**TEXT, "files": "a"}, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "output.fim: found an object; it works only with one section in input.sections: text that trains; this is of "
-            "input.groups[1]",
+            "output.fim: found an object; it works only with one section in input.sections: text that trains; this is "
+            "of input.groups[1]",
         ),
         (
             config([{**TEXT, "files": "a"}], preprocessing={"bos": "strip"}),

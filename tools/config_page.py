@@ -96,7 +96,8 @@ def _kinds(field: dict[str, Any]) -> Iterator[str]:
         yield from ("boolean" if isinstance(value, bool) else f"`{json.dumps(value)}`" for value in values)
     elif kind == "array":
         items = field.get("items", {})
-        plural = "list of strings" if items.get("type") == "string" else "list of them"
+        plural = f"list of {len(field['prefixItems'])} strings" if "prefixItems" in field else "list of them"
+        plural = "list of strings" if items.get("type") == "string" else plural
         yield _LISTS.get(items.get("$ref", "").rpartition("/")[2], plural)
     elif kind in ("integer", "number"):
         yield ", ".join([kind, *_bounds(field, step=1 if kind == "integer" else None)])

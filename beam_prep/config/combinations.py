@@ -7,10 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.input import InputConfig, prompt_first, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.sections import prompt_first
 from beam_prep.config.strict import Location, Problem, Strict
 from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.data.metadata import FILE, OFFSET

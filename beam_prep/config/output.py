@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from beam_prep.config.presets import PresetName
 from beam_prep.config.strict import Problem, Strict
@@ -13,12 +13,6 @@ from beam_prep.config.values import DType, Formats, Name, Text
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
 from beam_prep.hints import shown
-
-
-def _three(value: object) -> object:
-    if isinstance(value, list | tuple) and len(value) != 3:
-        raise ValueError(f"found {len(value)} tokens; must be 3: those before prefix, middle and suffix")
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_strings(value: object) -> object:
@@ -40,17 +34,13 @@ class FimConfig(Strict):
     `psm` for other sentinels."""
     seed: int = Field(default=0, ge=0)
     """Another seed reorders other documents, at other places."""
-    sentinels: Annotated[
-        tuple[Text, ...] | None,
-        BeforeValidator(_three),
-    ] = None
+    sentinels: Annotated[tuple[Text, Text, Text], Field(strict=False)] | None = None
     """The 3 tokens before prefix, middle and suffix. Null: those of [a known family](#fill-in-the-middle),
     whichever the tokenizer has."""
 
     def build(self) -> Fim:
         """The rule, as a function on texts."""
-        named = None if self.sentinels is None else (self.sentinels[0], self.sentinels[1], self.sentinels[2])
-        return Fim(self.rate, self.mode, self.seed, named)
+        return Fim(self.rate, self.mode, self.seed, self.sentinels)
 
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -121,15 +111,7 @@ class OutputConfig(Strict):
     (`dtype`, `mask_key` ...) use the column's own name. A kept token cache is used again under other names."""
     keep_fields: Annotated[
         dict[Text, MetadataType],
-        BeforeValidator(_as_strings),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
-                    {"type": "object", "additionalProperties": {"enum": list(get_args(MetadataType))}},
-                ]
-            }
-        ),
+        BeforeValidator(_as_strings, json_schema_input_type=list[Text] | dict[str, MetadataType]),
     ] = Field(default={})
     """Fields of the record that are kept beside its tokens, as strings; or field to type (`"string"`, `"int32"`,
     `"int64"`, `"float32"`, `"float64"`, `"bool"`): see [ids](#ids-beside-the-tokens)."""

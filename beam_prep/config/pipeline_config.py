@@ -12,12 +12,11 @@ from beam_prep.config.combinations import (
     joint_problems,
     position_ids_mode_of,
 )
-from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.input import InputConfig, OutputSpec, specs_of
 from beam_prep.config.loading import TemplateFiles, parsed, read_text, validated, with_template
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.presets import with_preset
-from beam_prep.config.sections import OutputSpec
 from beam_prep.config.strict import ProblemsError, Strict
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, RoleRule
@@ -145,7 +144,7 @@ class PipelineConfig(Strict):
             raise ProblemsError(problems, rooted=True)
         return made
 
-    # On the last field, not in `_problems`: so it also runs if there are unknown keys. A part with problems is missing in `data`.
+    # On the last field, not in `_problems`: so it also runs if there are unknown keys. `data` lacks parts with problems.
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:

@@ -96,10 +96,10 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
     part = _part_at(model, at[:-1])
     meaning = "" if part is None or not at else plain(meanings(part).get(str(at[-1]), ""))
     if kind == "missing":
-        return [(at, f"missing. {meaning}")]
+        return [(at, f"missing. {meaning}".strip())]
     if kind == "extra_forbidden" and part is not None:
         return [(at, _unknown_key(model, at, part.model_fields))]
-    wanted = WANTED.get(kind) or error["msg"].replace("Input should", "must")
+    wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ")
         wanted = f"{did_you_mean(found, allowed.replace(chr(39), '').split(', '))}allowed: {allowed}"

@@ -66,11 +66,8 @@ def _several(value: object) -> object:
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_several),
     Field(min_length=1),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-    ),
+    BeforeValidator(_several, json_schema_input_type=Text | Annotated[list[Text], Field(min_length=1)]),
 ]
 """One text, or a list of them."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
