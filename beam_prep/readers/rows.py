@@ -1,34 +1,64 @@
-"""`ds.torch()` and `ds.tf()`: rows as tensors of torch, or of TensorFlow."""
+"""What a dataset and its views share: rows by number, as arrays, or as tensors of torch or of TensorFlow."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from beam_prep.data.ragged import Ragged
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats import Row
 
 
-class Iterable(Protocol):
+class Rows(ABC):
     """A dataset, or a view of one."""
 
     @property
-    def schema(self) -> tuple[Column, ...]: ...
+    @abstractmethod
+    def schema(self) -> tuple[Column, ...]:
+        """The columns, in order."""
+
+    @property
+    @abstractmethod
+    def key(self) -> int:
+        """A number of what the rows are, and their order; states of views say it."""
+
+    @abstractmethod
     def __len__(self) -> int: ...
+
+    @abstractmethod
     def __iter__(self) -> Iterator[Row]: ...
 
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]: ...
 
-def tf_rows(rows: Iterable) -> Any:
-    """See `Dataset.tf`."""
-    import tensorflow as tf
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, in order."""
+        return tuple(column.name for column in self.schema)
 
-    def elements() -> Iterator[dict[str, Any]]:
-        for row in rows:
-            yield {name: _ragged(tf, values) if isinstance(values, Ragged) else values for name, values in row.items()}
+    def torch(self) -> "TorchRows":
+        """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
 
-    made = tf.data.Dataset.from_generator(elements, output_signature=_signature(tf, rows.schema))
-    return made.apply(tf.data.experimental.assert_cardinality(len(rows)))
+        Integers are int64, a list of lists is a list of tensors. Strings and single numbers that are
+        kept as metadata stay `str`, `int` and `float`. `bp.collate(..., arrays="torch")` makes tensors of
+        batches, in less time.
+        """
+        return TorchRows(self)
+
+    def tf(self) -> Any:
+        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`,
+        and metadata as a scalar (of packed rows as [documents]), strings as `tf.string`.
+        """
+        import tensorflow as tf
+
+        def elements() -> Iterator[dict[str, Any]]:
+            for row in self:
+                yield {name: _ragged(tf, each) if isinstance(each, Ragged) else each for name, each in row.items()}
+
+        made = tf.data.Dataset.from_generator(elements, output_signature=_signature(tf, self.schema))
+        return made.apply(tf.data.experimental.assert_cardinality(len(self)))
 
 
 def _signature(tf: Any, schema: Sequence[Column]) -> dict[str, Any]:
@@ -44,17 +74,10 @@ def _ragged(tf: Any, rows: Ragged) -> Any:
     return tf.RaggedTensor.from_row_splits(np.asarray(rows.values), rows.offsets, validate=False)
 
 
-class Readable(Protocol):
-    """A dataset, or a view of one."""
-
-    def __len__(self) -> int: ...
-    def __getitems__(self, indices: Sequence[int]) -> list[Row]: ...
-
-
 class TorchRows:
-    """See `Dataset.torch`, which makes it."""
+    """See `Rows.torch`, which makes it."""
 
-    def __init__(self, rows: Readable) -> None:
+    def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
     def __len__(self) -> int:

@@ -6,10 +6,10 @@ can go on from there.
 """
 
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
+from typing import Any, Literal, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -18,36 +18,24 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column, Strategy
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
+from beam_prep.readers.rows import Rows
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, plan_packs
-
-if TYPE_CHECKING:
-    from beam_prep.readers.torch_rows import TorchRows
-
 
 Tail = Literal["keep", "drop"]
 
 
-class Part(Protocol):
-    """A dataset, or a view of one."""
-
-    @property
-    def key(self) -> int: ...
-    @property
-    def schema(self) -> tuple[Column, ...]: ...
-    def __len__(self) -> int: ...
-    def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]: ...
-
-
-class Rows(Part, Protocol):
+class Packable(Protocol):
     """A dataset: rows that can be packed."""
 
     @property
     def path(self) -> Any: ...
+    @property
+    def schema(self) -> tuple[Column, ...]: ...
     def lengths(self, column: str) -> Array: ...
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]: ...
 
 
-class View(ABC):
+class View(Rows):
     """A view of samples in another order than that of the rows. A map-style dataset, and a source of grain.
 
     Args:
@@ -65,14 +53,13 @@ class View(ABC):
         if tail not in ("keep", "drop"):
             raise ConfigError(f"tail is {tail!r}, wanted keep or drop")
         self.samples, self.rank, self.world_size = samples, rank, world_size
-        self.key, self._tail = key, tail
-        self._start = 0
+        self._key, self._tail = key, tail
         self.set_epoch(epoch)
 
     @property
-    @abstractmethod
-    def schema(self) -> tuple[Column, ...]:
-        """The columns, in order."""
+    def key(self) -> int:
+        """A number of what the samples are, and their order; states say it."""
+        return self._key
 
     @abstractmethod
     def _ordered(self, epoch: int) -> None:
@@ -81,11 +68,6 @@ class View(ABC):
     @abstractmethod
     def _read(self, places: Array) -> list[Row]:
         """The samples at these places of the epoch's order."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
-        return tuple(column.name for column in self.schema)
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch."""
@@ -118,18 +100,6 @@ class View(ABC):
         """The samples of this rank in what is left of the epoch."""
         for first in range(0, len(self), _AHEAD):
             yield from self.__getitems__(range(first, min(first + _AHEAD, len(self))))
-
-    def torch(self) -> "TorchRows":
-        """See `Dataset.torch`."""
-        from beam_prep.readers.torch_rows import TorchRows
-
-        return TorchRows(self)
-
-    def tf(self) -> Any:
-        """See `Dataset.tf`."""
-        from beam_prep.readers.torch_rows import tf_rows
-
-        return tf_rows(self)
 
     def state_dict(self, taken: int = 0) -> dict[str, int]:
         """Where to go on, as a few integers. The same for all ranks: save it on rank 0.
@@ -221,7 +191,7 @@ class Packed(View):
 
     def __init__(
         self,
-        dataset: Rows,
+        dataset: Packable,
         length: int,
         seed: int | None,
         strategy: Strategy,
@@ -284,7 +254,7 @@ class Packed(View):
         return rows
 
 
-def _ids_of(dataset: Rows) -> str:
+def _ids_of(dataset: Packable) -> str:
     """The column of ids that can be packed.
 
     Raises:
@@ -306,7 +276,7 @@ def _ids_of(dataset: Rows) -> str:
 
 
 def mixture(
-    parts: Mapping[str, Part],
+    parts: Mapping[str, Rows],
     weights: Mapping[str, float],
     seed: int = 0,
     samples: int | None = None,
@@ -353,7 +323,7 @@ class Mixture(View):
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Rows],
         weights: Mapping[str, float],
         seed: int,
         samples: int | None,
@@ -413,7 +383,7 @@ class Mixture(View):
         return rows
 
 
-def _check(parts: Mapping[str, Part], weights: Mapping[str, float]) -> None:
+def _check(parts: Mapping[str, Rows], weights: Mapping[str, float]) -> None:
     if not parts:
         raise ConfigError("there are no parts: give a dataset or more")
     if parts.keys() != weights.keys():
