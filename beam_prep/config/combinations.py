@@ -37,8 +37,7 @@ def joint_problems(
         if not works and value != default:
             found = "an object" if isinstance(value, Strict) else shown(value)
             yield place, f"found {found}; it works only with {where}"
-    yield from _text_rule_problems(given, preprocessing)
-    yield from _layout_problems(given, preprocessing, output)
+    yield from _preprocessing_problems(given, preprocessing)
     if output.columns == "prompt_completion":
         sides = {spec.name: spec for spec in specs_of(given, output)}
         if {*sides} != {"chosen", "rejected"} or any(spec.kind != "ids" or not spec.trains for spec in sides.values()):
@@ -99,7 +98,8 @@ def _column_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
     dtypes = column_dtypes(given, preprocessing, output)
     for name, problem in name_problems(output.names, tuple(dtypes)):
         yield ("output", "names", name), problem
-    yield from _format_problems(dtypes, output, lists=bool(given.sources))
+    packed = preprocessing.packing_strategy != "none"
+    yield from _format_problems(dtypes, output, packed, lists=bool(given.sources))
 
 
 _FOR_SOME: tuple[Location, ...] = (
@@ -152,49 +152,47 @@ def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Itera
     """Problems of the names of metadata: under its own name, or that of `output.names`, it is a column."""
     provenance = [FILE.name, OFFSET.name] if output.provenance else []
     taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
+    at = ("output", "keep_fields")
     for name in output.keep_fields:
         written = output.names.get(name, name)
         if name in holds or name in provenance:
             of = "provenance adds a column" if name in provenance else "the tokens have a column"
-            yield (
-                ("output", "keep_fields"),
-                f"found {name!r}; {of} of this name, so the field cannot be kept as metadata",
-            )
+            yield at, f"found {name!r}; {of} of this name, so the field cannot be kept as metadata"
         elif name in output.names and re.fullmatch(NAME, written):
             continue  # `name_problems` looks at it
         elif not re.fullmatch(NAME, written) or written.lower() in RESERVED:
             why = "is reserved" if written.lower() in RESERVED else "is no name of letters, digits and '_'"
             example = json.dumps({name: "its_name"})
-            yield ("output", "keep_fields"), f"found {name!r}, which {why}; name its column in output.names: {example}"
+            yield at, f"found {name!r}, which {why}; name its column in output.names: {example}"
         elif (other := taken.setdefault(written.lower(), name)) != name:
             why = "columns become file names, so upper and lower case count as equal; use output.names"
-            yield ("output", "keep_fields"), f"found {name!r} beside column {other!r}; {why}"
-    strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
-    for kind in output.formats if strings else ():
-        if FORMATS[kind].strings == "none":
-            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
-            yield ("output", "keep_fields"), text
+            yield at, f"found {name!r} beside column {other!r}; {why}"
 
 
-def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: bool) -> Iterator[Problem]:
+def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bool, lists: bool) -> Iterator[Problem]:
     """Problems of formats that cannot hold everything."""
-    for kind in output.formats:
-        for name, dtype in dtypes.items():
-            if dtype in (unknown := FORMATS[kind].unknown_dtypes):
-                text = f"found {dtype!r}; the format {kind!r} has all dtypes but {', '.join(unknown)}"
-                yield ("output", "dtype", name), text
     # Every column but these has a value for each token; of lists the number of values is not known here.
     others = {"seq_lens", *output.metadata()}
     width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
-    for kind in output.formats if not lists else ():
-        largest = FORMATS[kind].largest
-        if largest is not None and output.max_tokens_per_shard > (most := largest // width):
-            text = f"found {output.max_tokens_per_shard}, of {width} bytes each; at most {most}, because a shard of"
-            yield ("output", "max_tokens_per_shard"), f"{text} {kind!r} has at most {largest} bytes of values"
+    strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
+    for kind in output.formats:
+        cannot = FORMATS[kind]
+        for name in [name for name, dtype in dtypes.items() if dtype in cannot.unknown_dtypes]:
+            text = f"found {dtypes[name]!r}; the format {kind!r} has all dtypes but {', '.join(cannot.unknown_dtypes)}"
+            yield ("output", "dtype", name), text
+        if cannot.largest is not None and not lists and output.max_tokens_per_shard > cannot.largest // width:
+            most = f"at most {cannot.largest // width}, because a shard of {kind!r} has at most {cannot.largest} bytes"
+            text = f"found {output.max_tokens_per_shard}, of {width} bytes each; {most} of values"
+            yield ("output", "max_tokens_per_shard"), text
+        if strings and cannot.strings == "none":
+            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
+            yield ("output", "keep_fields"), text
+        elif strings and packed and cannot.strings == "single":
+            of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
+            yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
 
 
-def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
-    """Problems of cutting, packing and padding."""
+def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
     mode, padding, packed = preprocessing.truncation_mode, preprocessing.padding, preprocessing.packing_strategy
     if given.rollouts is not None and mode in ("keep_start", "keep_end"):
         text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
@@ -209,14 +207,6 @@ def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
     if isinstance(padded, int) and padded > MAX_PADDED:
         text = f"found {padding!r}, which pads every row to {padded} tokens; at most {MAX_PADDED}"
         yield ("preprocessing", "padding"), text
-    strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
-    for kind in output.formats if strings and packed != "none" else ():
-        if FORMATS[kind].strings == "single":
-            of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
-            yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
-
-
-def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
     rule = preprocessing.decontaminate
     if rule is not None and rule.fields is None and given.tokenized:
         text = "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"

@@ -28,7 +28,7 @@ class FimConfig(Strict):
     """Fill in the middle: documents of plain text are cut into prefix, middle and suffix, and reordered."""
 
     rate: float = Field(ge=0, le=1)
-    """The share of documents that are reordered."""
+    """The share of documents that are reordered, 0 to 1."""
     mode: FimMode | None = None
     """The order of the parts: see [the orders](#fill-in-the-middle). Null: that of the models whose sentinels they are,
     `psm` for other sentinels."""

@@ -148,10 +148,15 @@ class PipelineConfig(Strict):
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
-        if {"input", "preprocessing", "mask_options"} <= info.data.keys():
-            given, preprocessing, options = (info.data[name] for name in ("input", "preprocessing", "mask_options"))
-            if problems := list(joint_problems(given, preprocessing, output, options)):
-                raise ProblemsError(problems, rooted=True)
+        given, steps = info.data.get("input"), info.data.get("preprocessing")
+        if given is None:
+            return output
+        problems = list(joint_problems(given, steps or PreprocessingConfig(), output, info.data.get("mask_options")))
+        if steps is None:  # what depends on them is not known
+            unknown = (("preprocessing",), ("output", "names"))
+            problems = [(at, text) for at, text in problems if at[:1] not in unknown and at[:2] not in unknown]
+        if problems:
+            raise ProblemsError(problems, rooted=True)
         return output
 
     @property

@@ -24,7 +24,7 @@ class DecontaminateConfig(Strict):
     """The evaluation data that no record may share an n-gram of words with."""
 
     against: Texts
-    """Its files: paths and globs, from the folder of the run, or in a store."""
+    """The files of the evaluation data: paths and globs, from the folder of the run, or in a store."""
     field: Texts | None = None
     """The fields of its records that are looked for. Null: all texts."""
     fields: Texts | None = None

@@ -4,7 +4,7 @@ import ast
 import inspect
 import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -93,24 +93,29 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
         return []  # pydantic counts only the valid items; the others are reported separately
     if kind == "value_error":
         return [(at, str(raised))]
-    part = _part_at(model, at[:-1])
-    meaning = "" if part is None or not at else plain(meanings(part).get(str(at[-1]), ""))
     if kind == "missing":
-        return [(at, f"missing. {meaning}".strip())]
-    if kind == "extra_forbidden" and part is not None:
-        return [(at, _unknown_key(model, at, part.model_fields))]
+        return [(at, f"missing. {_meaning(model, at)}")]
+    if kind == "extra_forbidden":
+        return [(at, _unknown_key(model, at))]
     wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ")
         wanted = f"{did_you_mean(found, allowed.replace(chr(39), '').split(', '))}allowed: {allowed}"
     elif kind.startswith("greater_than"):
-        wanted += f". {meaning}"
+        wanted += f". {_meaning(model, at)}"
     return [(at, f"found {shown(found)}; {wanted}")]
 
 
-def _unknown_key(model: type[BaseModel], at: Location, known: Collection[str]) -> str:
+def _meaning(model: type[BaseModel], at: Location) -> str:
+    """The first sentence of what the field at this place means."""
+    while at and not isinstance(at[-1], str):  # a place in a list
+        at = at[:-1]
+    return plain(meanings(_part_at(model, at[:-1])).get(str(at[-1]), "")).partition(". ")[0].rstrip(".") + "."
+
+
+def _unknown_key(model: type[BaseModel], at: Location) -> str:
     """Its new name; or where other tools' name for it is here; or the key that may be meant."""
-    key = at[-1]
+    key, known = at[-1], _part_at(model, at[:-1]).model_fields
     if (new := CONFIG_KEYS.get(".".join(map(str, at)))) is not None:
         return f"unknown key {shown(key)}; it is {new} now"
     place, option, near = place_of(str(key)), option_of(str(key)), nearest(key, known)
@@ -125,18 +130,12 @@ def _unknown_key(model: type[BaseModel], at: Location, known: Collection[str]) -
     return unknown_name("key", key, known) + "".join(f"; it belongs in {name!r}" for name in right)
 
 
-def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel] | None:
-    """The type of the object at this place of a config of type `model`."""
-    part: type[BaseModel] | None = model
-    steps = iter(at)
-    for step in steps:
-        if part is None or step not in part.model_fields:
-            return None
-        annotation = part.model_fields[str(step)].annotation
-        part = model_in(annotation)
-        if part is not annotation:
-            next(steps, None)  # the index of a section, the name of a source
-    return part
+def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel]:
+    """The type of the object at this place of a config of type `model`; of a list or by name: of its objects."""
+    for step in at:
+        if isinstance(step, str) and step in model.model_fields:  # else the index of a section, the name of a source
+            model = model_in(model.model_fields[step].annotation) or model
+    return model
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

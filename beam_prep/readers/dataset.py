@@ -26,7 +26,7 @@ from beam_prep.formats.manifest import MANIFEST
 from beam_prep.hints import did_you_mean
 from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.rows import Rows
-from beam_prep.readers.views import Mixture, Packed, Tail, checked, mixture
+from beam_prep.readers.views import Mixture, Packed, Ranks, Tail, checked, mixture
 
 if TYPE_CHECKING:
     from beam_prep.tokens.tokenizer import Tokenizer
@@ -236,7 +236,7 @@ class Dataset(Rows):
         Raises:
             ConfigError: rows of these columns cannot be packed, or an argument is wrong.
         """
-        return Packed(self, length, seed, strategy, rank, world_size, epoch, tail)
+        return Packed(self, length, seed, strategy, Ranks(rank, world_size, epoch, tail))
 
     def mixture(
         self,
@@ -298,11 +298,8 @@ class Dataset(Rows):
         shards = np.array([place for place in range(len(self._output.listed)) if self._in_shard(place)], np.int64)
         if len(shards) > most:
             shards = shards[drawn(len(shards), most, first=True)]
-        numbers, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for shard in shards.tolist():
-            mine, found = self._sizes_in(shard)
-            numbers.append(mine)
-            sizes.append(found)
+        none = np.zeros(0, np.int64)
+        numbers, sizes = zip((none, none), *map(self._sizes_in, shards.tolist()), strict=True)
         return np.concatenate(numbers), np.concatenate(sizes)
 
     def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:

@@ -9,7 +9,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, SupportsIndex
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -22,6 +22,22 @@ from beam_prep.readers.rows import Rows
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, plan_packs
 
 Tail = Literal["keep", "drop"]
+
+
+class Ranks(NamedTuple):
+    """The part of a view that one rank sees.
+
+    Attributes:
+        rank, world_size: which of how many takes its samples.
+        epoch: from 0.
+        tail: what becomes of the last samples of an epoch, if the ranks cannot take equally many: `keep`: some ranks
+            have one more; `drop`: none has them.
+    """
+
+    rank: int
+    world_size: int
+    epoch: int
+    tail: Tail
 
 
 class Packable(Protocol):
@@ -41,13 +57,11 @@ class View(Rows):
     Args:
         samples: of an epoch, of all ranks together.
         key: of what the order depends on: a state of another key is refused.
-        rank, world_size: which of how many takes its samples.
-        epoch: from 0.
-        tail: what becomes of the last samples of an epoch, if the ranks cannot take equally many: `keep`: some ranks
-            have one more; `drop`: none has them.
+        ranks: the part that this view is.
     """
 
-    def __init__(self, samples: int, key: int, rank: int, world_size: int, epoch: int, tail: Tail) -> None:
+    def __init__(self, samples: int, key: int, ranks: Ranks) -> None:
+        rank, world_size, epoch, tail = ranks
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank is {rank} of world_size {world_size}, wanted 0 to world_size - 1")
         if tail not in ("keep", "drop"):
@@ -189,17 +203,7 @@ class Packed(View):
         fill_rate: tokens over what the packed rows could hold, 0 to 1.
     """
 
-    def __init__(
-        self,
-        dataset: Packable,
-        length: int,
-        seed: int | None,
-        strategy: Strategy,
-        rank: int,
-        world_size: int,
-        epoch: int,
-        tail: Tail,
-    ) -> None:
+    def __init__(self, dataset: Packable, length: int, seed: int | None, strategy: Strategy, ranks: Ranks) -> None:
         ids = _ids_of(dataset)
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
@@ -217,7 +221,7 @@ class Packed(View):
         self._packs = plan.packs
         self.fill_rate = float(self._length_of.sum(dtype=np.int64) / max(1, len(plan) * length))
         key = zlib.crc32(lengths.tobytes(), zlib.crc32(f"{length} {seed} {strategy}".encode()))
-        super().__init__(len(plan), key, rank, world_size, epoch, tail)
+        super().__init__(len(plan), key, ranks)
 
     def __repr__(self) -> str:
         return f"Packed({self._dataset!r}, samples={len(self)} of {self.samples}, fill_rate={self.fill_rate:.4f})"
@@ -310,7 +314,7 @@ def mixture(
     Raises:
         ConfigError: the parts do not fit together, or an argument is wrong.
     """
-    return Mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
+    return Mixture(parts, weights, seed, samples, Ranks(rank, world_size, epoch, tail))
 
 
 class Mixture(View):
@@ -322,15 +326,7 @@ class Mixture(View):
     """
 
     def __init__(
-        self,
-        parts: Mapping[str, Rows],
-        weights: Mapping[str, float],
-        seed: int,
-        samples: int | None,
-        rank: int,
-        world_size: int,
-        epoch: int,
-        tail: Tail,
+        self, parts: Mapping[str, Rows], weights: Mapping[str, float], seed: int, samples: int | None, ranks: Ranks
     ) -> None:
         _check(parts, weights)
         self._names, self._parts, self._seed = list(parts), list(parts.values()), seed
@@ -342,7 +338,7 @@ class Mixture(View):
         self.quotas = dict(zip(self._names, self._quotas.tolist(), strict=True))
         self.epochs = {name: quota / size for (name, quota), size in zip(self.quotas.items(), sizes, strict=True)}
         said = [*zip(self._names, self._quotas.tolist(), (part.key for part in self._parts), strict=True), seed]
-        super().__init__(total, zlib.crc32(repr(said).encode()), rank, world_size, epoch, tail)
+        super().__init__(total, zlib.crc32(repr(said).encode()), ranks)
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name}: {share:.3g} epochs" for name, share in self.epochs.items())
