@@ -97,6 +97,10 @@ pictures: $(VENV)/.installed
 	@$(BIN)/python -m tools.pictures
 	@$(BIN)/python -m tools.notebook
 
+# The tables of docs/config.md, made from the config's model.
+config-page: $(VENV)/.installed
+	@$(BIN)/python -m tools.config_page
+
 # Needs Chromium: see test-browser.
 screenshots: $(VENV)/.browser
 	@$(BIN)/python -m tools.screenshots

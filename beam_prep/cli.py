@@ -525,12 +525,12 @@ def _presets(given: argparse.Namespace, beam_options: list[str]) -> int:
 
     for name, preset in PRESETS.items():
         print(f"{name}\n  for {preset.reads}")
-        for (part, field), value in preset.settings.items():
-            print(f"  {part}.{field}: {json.dumps(value)}")
+        for place, value in preset.settings.items():
+            print(f"  {place}: {json.dumps(value)}")
         for column, new in preset.names.items():
             print(f"  output.names: {column} -> {new}, if it is written")
-        for (part, field), (values, why) in preset.wanted.items():
-            print(f"  {part}.{field} must be {' or '.join(map(json.dumps, values))}: {why}")
+        for place, (values, why) in preset.only.items():
+            print(f"  {place} must be {' or '.join(map(json.dumps, values))}: {why}")
     return 0
 
 

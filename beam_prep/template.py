@@ -17,7 +17,7 @@ from rich.text import Text
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
-from beam_prep.config.pipeline_config import with_template
+from beam_prep.config.loading import with_template
 from beam_prep.errors import TokenizerError
 from beam_prep.inspect.left_out import LeftOut, left_out_text
 from beam_prep.inspect.page import Head, check_page, write_page

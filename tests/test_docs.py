@@ -26,6 +26,7 @@ from beam_prep.formats.example import decode_example
 from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
+from tools.config_page import rows, with_tables
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -146,57 +147,9 @@ def test_the_commands_of_the_readme_are_targets() -> None:
 # docs/config.md.
 
 
-def schema_fields() -> dict[str, Any]:
-    """Path -> schema of every field of a config, each definition where it is met first."""
-    schema = PipelineConfig.json_schema()
-    found: dict[str, Any] = {}
-    seen: set[str] = set()
-
-    def below(part: dict[str, Any], path: str) -> None:
-        for reference in [part, *part.get("anyOf", [])]:
-            if (name := reference.get("$ref", "").rpartition("/")[2]) and name not in seen:
-                seen.add(name)
-                fields(schema["$defs"][name], path)
-            if "items" in reference:
-                below(reference["items"], f"{path}[]")
-            others = reference.get("additionalProperties")  # true: anything
-            named_by_users = [others] if isinstance(others, dict) else []
-            for named in [*reference.get("patternProperties", {}).values(), *named_by_users]:
-                below(named, f"{path}.<name>")
-
-    def fields(part: dict[str, Any], path: str) -> None:
-        for name, field in part["properties"].items():
-            inner = f"{path}.{name}".removeprefix(".")
-            found[inner] = {**field, "required": name in part.get("required", ())}
-        for name, field in part["properties"].items():
-            below(field, f"{path}.{name}".removeprefix("."))
-
-    fields(schema, "")
-    return found
-
-
-def test_every_config_field_is_in_the_docs_with_its_default() -> None:
-    told = {path.strip("`"): default for path, _, default, _ in table_rows("docs/config.md", "path")}
-    fields = schema_fields()
-    assert told.keys() == fields.keys()
-    for path, field in fields.items():
-        if field["required"]:
-            assert told[path] == "required", path
-        elif "$ref" in field:
-            assert told[path] == "all its defaults", path
-        else:
-            wanted = f"`{json.dumps(field['default'])}`" if "default" in field else "none"
-            assert told[path] == wanted, path
-
-
-def test_every_value_of_a_config_field_is_in_the_docs() -> None:
-    told = {path.strip("`"): " ".join(rest) for path, *rest in table_rows("docs/config.md", "path")}
-    everywhere = page("docs/config.md")
-    for path, field in schema_fields().items():
-        for part in [field, *field.get("anyOf", [])]:
-            for value in part.get("enum", []):
-                text = json.dumps(value) if isinstance(value, str) else "boolean"
-                assert text in told[path] or f"`{value}`" in everywhere, (path, value)
+def test_the_tables_of_the_config_are_made_of_its_model() -> None:
+    assert with_tables(page("docs/config.md")) == page("docs/config.md"), "type: python -m tools.config_page"
+    assert {path.strip("`") for path, *_ in table_rows("docs/config.md", "path")} == rows().keys()
 
 
 def test_every_option_of_a_run_is_in_the_docs_with_its_default() -> None:

@@ -113,7 +113,7 @@ def test_sentinels_can_be_named(tmp_path: Path, tokenizer: Path) -> None:
     [
         ({"input": {"sections": [{"field": "m", "action": "$role", "template": "conversation"}]}}, "output.fim: found"),
         ({"input": {"sections": [{"field": "a", "action": "mask"}, {"field": "b", "action": "train"}]}}, "output.fim"),
-        ({"input": {"adapter": "tokenized"}}, "output.fim: found a rule; it works only with one section"),
+        ({"input": {"adapter": "tokenized"}}, "output.fim: found an object; it works only with one section"),
         ({"output": {"fim": {"rate": 1.5}}}, "output.fim.rate"),
         ({"output": {"fim": {"rate": 0.5, "mode": "pms"}}}, "output.fim.mode"),
         ({"output": {"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}}}, "output.fim.sentinels"),

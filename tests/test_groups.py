@@ -482,8 +482,8 @@ LISTS = {"sources": {"sequence": {"sections": [{"field": "t", "action": "train"}
         ),
         (
             config([{**TEXT, "files": "a"}, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "output.fim: found a rule; it works only with one section in input.sections: text that trains; this is of "
-            "input.groups[1]",
+            "output.fim: found an object; it works only with one section in input.sections: text that trains; this is "
+            "of input.groups[1]",
         ),
         (
             config([{**TEXT, "files": "a"}], preprocessing={"bos": "strip"}),
@@ -491,7 +491,7 @@ LISTS = {"sources": {"sequence": {"sections": [{"field": "t", "action": "train"}
         ),
         (
             config([{**TEXT, "files": "a"}], mask_options={}),
-            "mask_options: found options; they work only with template: 'conversation'",
+            "mask_options: found an object; it works only with template: 'conversation'",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),

@@ -234,7 +234,7 @@ def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_re
         ({"mask_options": {"thinking": "mask"}}, "mask_options.thinking: unknown key 'thinking'"),
         (
             {"mask_options": {}, "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]}},
-            "mask_options: found options; they work only with template: 'conversation'",
+            "mask_options: found an object; it works only with template: 'conversation'",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
-from beam_prep.config.problems import _model_in
+from beam_prep.config.strict import model_in
 from beam_prep.errors import ConfigError
 from beam_prep.hints import IN_CONFIG, OTHER_NAMES
 from beam_prep.options import OPTIONS
@@ -411,7 +411,7 @@ def test_a_setting_of_another_tool_is_sent_to_its_place(part: str, key: str, wan
 def test_every_place_that_is_named_is_there() -> None:
     for place in IN_CONFIG.values():
         part, _, field = re.split(r"[ :,(]", place)[0].partition(".")
-        inner = _model_in(PipelineConfig.model_fields[part].annotation)
+        inner = model_in(PipelineConfig.model_fields[part].annotation)
         assert not field or (inner is not None and field in inner.model_fields), place
     assert OTHER_NAMES.keys() <= {option.name for option in OPTIONS} | {"direct_num_workers"}
 
@@ -422,7 +422,7 @@ def test_a_name_of_another_tool_hides_no_name_of_ours() -> None:
 
 
 def _models(model: Any) -> list[Any]:
-    inner = [found for field in model.model_fields.values() if (found := _model_in(field.annotation)) is not None]
+    inner = [found for field in model.model_fields.values() if (found := model_in(field.annotation)) is not None]
     return [model, *(each for one in inner for each in _models(one))]
 
 

@@ -2,16 +2,15 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
 
-from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.input import InputConfig, prompt_first, specs_of
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.problems import Location, Problem
-from beam_prep.config.sections import prompt_first
+from beam_prep.config.strict import Location, Problem, Strict
 from beam_prep.config.values import ALLOWED_DTYPES
 from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
@@ -23,89 +22,101 @@ MAX_PADDED = 1 << 22
 
 
 def joint_problems(
-    given: InputConfig | None, preprocessing: PreprocessingConfig | None, output: OutputConfig
+    given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig, mask_options: object
 ) -> Iterator[Problem]:
-    """Problems between the parts of a config. A part that is itself wrong is None."""
-    if preprocessing is not None and preprocessing.shift and output.columns != "labels":
-        yield ("preprocessing", "shift"), "found true; it works only with output.columns: 'labels'"
-    if given is None:
-        return
+    """Problems between the parts of a config."""
     if given.groups is not None:
-        yield from _group_problems(given, preprocessing, output)
+        yield from _group_problems(given, preprocessing, output, mask_options)
         return
-    if preprocessing is not None:
-        yield from _text_rule_problems(given, preprocessing)
-        yield from _layout_problems(given, preprocessing, output)
-        rule = preprocessing.decontaminate
-        if rule is not None and rule.fields is None and given.tokenized:
-            text = (
-                "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
-            )
-            yield ("preprocessing", "decontaminate"), text
-        strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
-        for kind in output.formats if strings and preprocessing.packing_strategy != "none" else ():
-            if FORMATS[kind].strings == "single":
-                of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
-                yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
-        mode = preprocessing.truncation_mode
-        if given.rollouts is not None and mode in ("keep_start", "keep_end"):
-            text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
-            yield ("preprocessing", "truncation_mode"), text + "use 'drop' or 'error'"
+    for place, works, where in _needs(given, preprocessing, output):
+        parts = {"input": given, "preprocessing": preprocessing, "output": output, "mask_options": mask_options}
+        value, default = parts[place[0]], None
+        if len(place) == 2 and isinstance(value, Strict):
+            default = type(value).model_fields[place[1]].default
+            value = getattr(value, place[1])
+        if not works and value != default:
+            found = "an object" if isinstance(value, Strict) else shown(value)
+            yield place, f"found {found}; it works only with {where}"
+    yield from _preprocessing_problems(given, preprocessing)
     if output.columns == "prompt_completion":
         sides = {spec.name: spec for spec in specs_of(given, output)}
         if {*sides} != {"chosen", "rejected"} or any(spec.kind != "ids" or not spec.trains for spec in sides.values()):
             text = "found 'prompt_completion'; it works only with the sources chosen and rejected, and no others"
             yield ("output", "columns"), text
             return
-    if not given.one_sequence and output.columns == "labels":
-        yield ("output", "columns"), "found 'labels'; it works only with input.sections: use 'loss_mask' with sources"
-        return
-    if output.fim is not None:
-        specs = specs_of(given, output)
-        if (
-            given.tokenized
-            or not given.one_sequence
-            or len(specs) > 1
-            or not specs[0].char_limits
-            or len(specs[0].sections) > 1
-        ):
-            yield ("output", "fim"), "found a rule; it works only with one section in input.sections: text that trains"
-    if not given.one_sequence and output.loss_weights:
-        yield ("output", "loss_weights"), "found true; it works only with input.sections, whose rows are one sequence"
+    if given.one_sequence or output.columns != "labels":
+        yield from _column_problems(given, preprocessing, output)
+
+
+def _needs(
+    given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig
+) -> Iterable[tuple[tuple[str, ...], bool, str]]:
+    """(place, whether it works here, what it works with) of each setting that does nothing alone."""
+    one_sequence, rows = given.one_sequence, "input.sections, whose rows are one sequence"
+    specs = specs_of(given, output)
+    sections = [section for spec in specs for section in spec.sections]
+    template = any(section.template for section in sections)
+    conversation = any(section.template == "conversation" for section in sections)
+    turns = sections and all(each.template == "conversation" and each.action == "$role" for each in sections)
+    document = one_sequence and not given.tokenized and len(sections) == 1 and specs[0].char_limits
+    return [
+        (("input", "date"), template, "a template, which may ask for the date"),
+        (("input", "template_variables"), template, "a template"),
+        (
+            ("input", "turns"),
+            bool(turns) and one_sequence,
+            "sections with template: 'conversation' and action: '$role', whose turns the roles of `mask` train",
+        ),
+        (("mask_options",), conversation, "template: 'conversation'"),
+        (("preprocessing", "bos"), conversation, "template: 'conversation'"),
+        (("preprocessing", "padding"), one_sequence, rows),
+        (("preprocessing", "packing_strategy"), one_sequence, rows),
+        (("preprocessing", "truncation_mode"), one_sequence or not preprocessing.chunks, rows),
+        (("preprocessing", "stride"), preprocessing.chunks, "truncation_mode: 'chunk'"),
+        (("preprocessing", "shift"), output.columns == "labels", "output.columns: 'labels'"),
+        (("output", "columns"), one_sequence or output.columns != "labels", "input.sections: use 'loss_mask'"),
+        (("output", "position_ids_mode"), one_sequence or output.position_ids_mode == "none", rows),
+        (("output", "loss_weights"), one_sequence, rows),
+        (("output", "fim"), document, "one section in input.sections: text that trains"),
+    ]
+
+
+def _column_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
+    """Problems of the columns' names and dtypes, and of formats that cannot hold them."""
     holds = contents_of(given, output)
     yield from _keep_fields_problems(holds, output)
     for name, dtype in output.dtype.items():
+        at = ("output", "dtype", name)
         if (metadata := output.metadata().get(name)) is not None:
-            if dtype == metadata:
-                continue  # as `canonical` says it
-            text = f"found {dtype!r}; this column is kept as metadata: give its type in output.keep_fields"
-            yield (
-                ("output", "dtype", name),
-                text if name in output.keep_fields else f"found {dtype!r}; it cannot be changed",
-            )
+            if dtype != metadata:  # `canonical` says it as it is
+                kept = "this column is kept as metadata: give its type in output.keep_fields"
+                yield at, f"found {dtype!r}; {kept if name in output.keep_fields else 'it cannot be changed'}"
         elif name not in holds:
-            yield ("output", "dtype", name), unknown_name("column", name, holds)
+            yield at, unknown_name("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
-            yield ("output", "dtype", name), f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
-    if preprocessing is not None:
-        dtypes = column_dtypes(given, preprocessing, output)
-        for name, problem in name_problems(output.names, tuple(dtypes)):
-            yield ("output", "names", name), problem
-        yield from _format_problems(dtypes, output, lists=bool(given.sources))
+            yield at, f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
+    dtypes = column_dtypes(given, preprocessing, output)
+    for name, problem in name_problems(output.names, tuple(dtypes)):
+        yield ("output", "names", name), problem
+    packed = preprocessing.packing_strategy != "none"
+    yield from _format_problems(dtypes, output, packed, lists=bool(given.sources))
 
 
-_FOR_SOME: tuple[Location, ...] = (("input", "date"), ("input", "template_variables"), ("preprocessing", "bos"))
+_FOR_SOME: tuple[Location, ...] = (
+    *(("input", "date"), ("input", "template_variables")),
+    *(("preprocessing", "bos"), ("mask_options",)),
+)
 """Settings that only some inputs need: those of other groups are not changed by them."""
 
 
 def _group_problems(
-    given: InputConfig, preprocessing: PreprocessingConfig | None, output: OutputConfig
+    given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig, mask_options: object
 ) -> Iterator[Problem]:
     """Problems of each group with the other parts, and of groups with each other."""
     groups, parts = given.groups or (), given.parts(output)
     found: dict[Problem, list[int]] = {}
     for number, part in enumerate(parts):
-        for problem in joint_problems(part, preprocessing, output):
+        for problem in joint_problems(part, preprocessing, output, mask_options):
             found.setdefault(problem, []).append(number)
     for (place, text), numbers in found.items():
         if len(numbers) == len(groups):
@@ -141,114 +152,75 @@ def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Itera
     """Problems of the names of metadata: under its own name, or that of `output.names`, it is a column."""
     provenance = [FILE.name, OFFSET.name] if output.provenance else []
     taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
+    at = ("output", "keep_fields")
     for name in output.keep_fields:
         written = output.names.get(name, name)
         if name in holds or name in provenance:
             of = "provenance adds a column" if name in provenance else "the tokens have a column"
-            yield (
-                ("output", "keep_fields"),
-                f"found {name!r}; {of} of this name, so the field cannot be kept as metadata",
-            )
+            yield at, f"found {name!r}; {of} of this name, so the field cannot be kept as metadata"
         elif name in output.names and re.fullmatch(NAME, written):
             continue  # `name_problems` looks at it
         elif not re.fullmatch(NAME, written) or written.lower() in RESERVED:
             why = "is reserved" if written.lower() in RESERVED else "is no name of letters, digits and '_'"
             example = json.dumps({name: "its_name"})
-            yield ("output", "keep_fields"), f"found {name!r}, which {why}; name its column in output.names: {example}"
+            yield at, f"found {name!r}, which {why}; name its column in output.names: {example}"
         elif (other := taken.setdefault(written.lower(), name)) != name:
             why = "columns become file names, so upper and lower case count as equal; use output.names"
-            yield ("output", "keep_fields"), f"found {name!r} beside column {other!r}; {why}"
-    strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
-    for kind in output.formats if strings else ():
-        if FORMATS[kind].strings == "none":
-            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
-            yield ("output", "keep_fields"), text
+            yield at, f"found {name!r} beside column {other!r}; {why}"
 
 
-def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, lists: bool) -> Iterator[Problem]:
+def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bool, lists: bool) -> Iterator[Problem]:
     """Problems of formats that cannot hold everything."""
-    for kind in output.formats:
-        for name, dtype in dtypes.items():
-            if dtype in (unknown := FORMATS[kind].unknown_dtypes):
-                text = f"found {dtype!r}; the format {kind!r} has all dtypes but {', '.join(unknown)}"
-                yield ("output", "dtype", name), text
     # Every column but these has a value for each token; of lists the number of values is not known here.
     others = {"seq_lens", *output.metadata()}
     width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
-    for kind in output.formats if not lists else ():
-        largest = FORMATS[kind].largest
-        if largest is not None and output.max_tokens_per_shard > (most := largest // width):
-            text = f"found {output.max_tokens_per_shard}, of {width} bytes each; at most {most}, because a shard of"
-            yield ("output", "max_tokens_per_shard"), f"{text} {kind!r} has at most {largest} bytes of values"
+    strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
+    for kind in output.formats:
+        cannot = FORMATS[kind]
+        for name in [name for name, dtype in dtypes.items() if dtype in cannot.unknown_dtypes]:
+            text = f"found {dtypes[name]!r}; the format {kind!r} has all dtypes but {', '.join(cannot.unknown_dtypes)}"
+            yield ("output", "dtype", name), text
+        if cannot.largest is not None and not lists and output.max_tokens_per_shard > cannot.largest // width:
+            most = f"at most {cannot.largest // width}, because a shard of {kind!r} has at most {cannot.largest} bytes"
+            text = f"found {output.max_tokens_per_shard}, of {width} bytes each; {most} of values"
+            yield ("output", "max_tokens_per_shard"), text
+        if strings and cannot.strings == "none":
+            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
+            yield ("output", "keep_fields"), text
+        elif strings and packed and cannot.strings == "single":
+            of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
+            yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
 
 
-def mask_problems(given: InputConfig, output: OutputConfig) -> Iterator[Problem]:
-    """Problems of `mask_options`, which are for conversations that are rendered as one."""
-    sections = [section for spec in specs_of(given, output) for section in spec.sections]
-    if not any(section.template == "conversation" for section in sections):
-        yield ("mask_options",), "found options; they work only with template: 'conversation'"
-
-
-def _layout_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
-    """Problems of packing, padding and positions, which are for rows of one sequence."""
-    settings: list[tuple[Location, object]] = [
-        (("preprocessing", "padding"), preprocessing.padding),
-        (("preprocessing", "packing_strategy"), preprocessing.packing_strategy),
-        (("preprocessing", "truncation_mode"), "chunk" if preprocessing.chunks else "none"),
-        (("output", "position_ids_mode"), output.position_ids_mode or "none"),
-    ]
-    for place, value in settings:
-        if not given.one_sequence and value != "none":
-            yield place, f"found {value!r}; it works only with input.sections, whose rows are one sequence"
-    if preprocessing.stride and not preprocessing.chunks:
-        yield ("preprocessing", "stride"), f"found {preprocessing.stride}; it works only with truncation_mode: 'chunk'"
-    elif preprocessing.chunks and preprocessing.stride >= preprocessing.chunk_size:
-        text = (
-            f"found {preprocessing.stride}; it must be less than a chunk, which has {preprocessing.chunk_size} tokens"
-        )
+def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
+    mode, padding, packed = preprocessing.truncation_mode, preprocessing.padding, preprocessing.packing_strategy
+    if given.rollouts is not None and mode in ("keep_start", "keep_end"):
+        text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
+        yield ("preprocessing", "truncation_mode"), text + "use 'drop' or 'error'"
+    if preprocessing.chunks and preprocessing.stride >= (size := preprocessing.chunk_size):
+        text = f"found {preprocessing.stride}; it must be less than a chunk, which has {size} tokens"
         yield ("preprocessing", "stride"), text
-    if preprocessing.padding != "none" and preprocessing.packing_strategy != "none":
-        text = f"found {preprocessing.padding!r} beside packing_strategy; packed rows are padded by the trainer"
+    if padding != "none" and packed != "none":
+        text = f"found {padding!r} beside packing_strategy; packed rows are padded by the trainer"
         yield ("preprocessing", "padding"), text
-    padded = preprocessing.max_seq_len if preprocessing.padding == "max_length" else preprocessing.padding
+    padded = preprocessing.max_seq_len if padding == "max_length" else padding
     if isinstance(padded, int) and padded > MAX_PADDED:
-        text = f"found {preprocessing.padding!r}, which pads every row to {padded} tokens; at most {MAX_PADDED}"
+        text = f"found {padding!r}, which pads every row to {padded} tokens; at most {MAX_PADDED}"
         yield ("preprocessing", "padding"), text
-
-
-def _text_rule_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
-    sections = given.sections or ()
-    if given.turns != "together" and not (
-        sections and all(each.template == "conversation" and each.action == "$role" for each in sections)
-    ):
-        wanted = "sections with template: 'conversation' and action: '$role', whose turns the roles of `mask` train"
-        yield ("input", "turns"), f"found {given.turns!r}; it works only with {wanted}"
-    if given.date is not None and not any(spec.has_template for spec in specs_of(given, OutputConfig())):
-        yield ("input", "date"), f"found {given.date!r}; it works only with a template, which may ask for the date"
-    if given.template_variables and not any(spec.has_template for spec in specs_of(given, OutputConfig())):
-        text = f"found {shown(given.template_variables)}; they work only with a template"
-        yield ("input", "template_variables"), text
-    specs = [spec for spec in specs_of(given, OutputConfig()) if spec.kind == "ids"]
-    conversation = any(section.template == "conversation" for spec in specs for section in spec.sections)
-    if preprocessing.bos != "keep" and not conversation:
-        text = f"found {preprocessing.bos!r}; it works only with template: 'conversation'"
-        yield ("preprocessing", "bos"), text
-    if preprocessing.encode == "joint":
-        for spec in specs:
-            if not spec.has_template and not prompt_first([section.action for section in spec.sections]):
-                text = f"found 'joint', and 'mask' after 'train' in {spec.name!r}; the prompt must come first"
-                yield ("preprocessing", "encode"), text
+    rule = preprocessing.decontaminate
+    if rule is not None and rule.fields is None and given.tokenized:
+        text = "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
+        yield ("preprocessing", "decontaminate"), text
+    for spec in specs_of(given, OutputConfig()) if preprocessing.encode == "joint" else ():
+        if spec.kind == "ids" and not spec.has_template and not prompt_first([each.action for each in spec.sections]):
+            text = f"found 'joint', and 'mask' after 'train' in {spec.name!r}; the prompt must come first"
+            yield ("preprocessing", "encode"), text
 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
     """Column to dtype, in output order, under the columns' own names."""
-    return _of_tokens(given, preprocessing, output) | output.metadata()
-
-
-def _of_tokens(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
-    """Those that steps make."""
     if output.columns == "prompt_completion":
-        return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION}
+        return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION} | output.metadata()
     specs = specs_of(given, output)
     pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
     columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
@@ -259,7 +231,8 @@ def _of_tokens(given: InputConfig, preprocessing: PreprocessingConfig, output: O
         "position_ids": position_ids_mode_of(preprocessing, output) != "none",
         "seq_lens": preprocessing.packing_strategy != "none",
     }
-    return columns | {name: output.dtype.get(name, "int32") for name, there in more.items() if there}
+    columns |= {name: output.dtype.get(name, "int32") for name, there in more.items() if there}
+    return columns | output.metadata()
 
 
 def position_ids_mode_of(

@@ -1,27 +1,149 @@
 """`input`: what is read from a record, and the outputs that it becomes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date as Date
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 from beam_prep.config.output import OutputConfig
-from beam_prep.config.problems import Location, Problem, path_of
-from beam_prep.config.sections import (
-    OutputSpec,
-    SectionConfig,
-    Sections,
-    SourceConfig,
-    can_train,
-    conversation_problems,
-    spec_of,
-)
-from beam_prep.config.values import Name, Strict, Text, Texts, as_date
+from beam_prep.config.strict import Location, Problem, Strict, path_of
+from beam_prep.config.values import Name, OutputKind, Text, Texts, as_date, one_of
 from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Output, Section
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown
 from beam_prep.reading.adapters import AdapterName, Alpaca, ShareGPT, adapter, fields_read
 from beam_prep.reading.rollouts import RolloutFields
+
+
+class SectionConfig(Strict):
+    """One field of the record, and what is done with it."""
+
+    field: Text
+    """Key of the record that is read."""
+    action: Literal["train", "mask", "$role", "$last", "value"]
+    """`train` or `mask`; `$role`: as each message's role says; `$last`: only what follows the prompt, the prompt being
+    all messages but the last; `value`: numbers, which are not tokenised. See [actions](#actions)."""
+    template: Annotated[
+        Literal[False, "message", "conversation"],
+        BeforeValidator(lambda value: "message" if value is True else value),
+        one_of(False, True, "message", "conversation"),  # runs first: pydantic goes backwards here
+        WithJsonSchema({"enum": [False, True, "message", "conversation"]}),
+    ] = False
+    """`true` or `"message"`: the chat template renders each message of a list alone; `"conversation"`: all messages at
+    once. See [templates](#templates)."""
+    add_special_tokens: bool | None = None
+    """The tokenizer adds its special tokens to this text. Null: yes for the first section that yields anything, no in
+    lists and for messages."""
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.action == "$role" and not self.template:
+            yield ("action",), "found '$role' on text, which has no roles; set template: true, or use 'train' or 'mask'"
+        if self.action == "value" and self.template:
+            yield ("template",), "found with action 'value', which takes numbers as they are; leave it out"
+        if self.action == "value" and self.add_special_tokens is not None:
+            yield ("add_special_tokens",), "found with action 'value', which is not tokenized; leave it out"
+        if self.action == "$last" and self.template != "conversation":
+            yield ("action",), "found '$last'; it needs template: 'conversation'"
+        if self.template and self.add_special_tokens is not None:
+            yield ("add_special_tokens",), "found with a template, which writes its own; leave it out"
+
+
+Sections = Annotated[tuple[SectionConfig, ...], Field(strict=False)]  # a list becomes a tuple
+
+
+class SourceConfig(Strict):
+    """One output of several."""
+
+    sections: Sections = Field(min_length=1)
+    """What this output is made of, in order."""
+    list_field: bool = False
+    """The fields hold lists; every element is tokenised alone and keeps its borders."""
+    mask_key: Name | None = None
+    """The column of its mask; null: `<name>_mask`. Naming one forces a mask where it is needless."""
+
+    def _problems(self) -> Iterator[Problem]:
+        actions = [section.action for section in self.sections]
+        yield from conversation_problems(self.sections)
+        if self.list_field and any(section.template == "conversation" for section in self.sections):
+            yield ("list_field",), "found true with template 'conversation'; use template: true for lists"
+        if "value" not in actions:
+            return
+        if len(actions) > 1:
+            text = "found 'value'; it must be the only section of its source"
+            yield ("sections", actions.index("value"), "action"), text
+        if self.list_field:
+            yield ("list_field",), "found true with action 'value', which takes lists as they are; leave it out"
+        if self.mask_key is not None:
+            yield ("mask_key",), f"found {self.mask_key!r} with action 'value', which has no mask; leave it out"
+
+
+def conversation_problems(sections: tuple[SectionConfig, ...]) -> Iterator[Problem]:
+    """Problems of the sections of an output that is one conversation."""
+    if not any(section.template == "conversation" for section in sections):
+        return
+    actions = [section.action for section in sections]
+    if not all(section.template == "conversation" for section in sections):
+        yield ("sections",), "found template 'conversation' beside others; all sections of an output must have it"
+    elif "$last" in actions and len(actions) > 1:
+        yield ("sections", actions.index("$last"), "action"), "found '$last'; it must be the only section of its output"
+    elif not prompt_first(actions):
+        yield ("sections",), "found 'mask' after 'train'; what is masked (the prompt) must come first"
+
+
+def prompt_first(actions: Sequence[str]) -> bool:
+    """True if all `mask` sections are before all `train` sections."""
+    ranks = [("mask", "train").index(action) for action in actions if action in ("mask", "train")]
+    return ranks == sorted(ranks)
+
+
+def can_train(sections: tuple[SectionConfig, ...]) -> bool:
+    """True if at least one section can train."""
+    return any(section.action in ("train", "$role", "$last") for section in sections)
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output: a column of ids, lists of ids or values and, unless it is needless, the column of its mask."""
+
+    name: str
+    kind: OutputKind
+    sections: tuple[SectionConfig, ...]
+    mask_name: str | None
+    dtype: str
+    mask_dtype: str | None
+
+    @property
+    def has_template(self) -> bool:
+        """True if the chat template renders any section."""
+        return any(section.template for section in self.sections)
+
+    @property
+    def plain(self) -> bool:
+        """True if every section is text with the action train, so that every token is trained."""
+        return not self.has_template and all(section.action == "train" for section in self.sections)
+
+    @property
+    def trains(self) -> bool:
+        """See `can_train`."""
+        return can_train(self.sections)
+
+    @property
+    def char_limits(self) -> bool:
+        """True if min_chars and max_chars limit the fields."""
+        return self.plain and self.kind == "ids"
+
+
+def spec_of(name: str, mask: str, source: SourceConfig, forced: bool, dtype: Mapping[str, str]) -> OutputSpec:
+    """The output of a source. With `forced` it has a mask even if every token is trained."""
+    kind: OutputKind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
+    default = "float32" if kind == "value" else "int32"
+    spec = OutputSpec(name, kind, source.sections, None, dtype.get(name, default), None)
+    if forced or (kind != "value" and spec.trains and not spec.plain):
+        return replace(spec, mask_name=mask, mask_dtype=dtype.get(mask, "int32"))
+    return spec
+
 
 _DTYPES = {"policy_version": "int64"}
 
@@ -29,25 +151,24 @@ _DTYPES = {"policy_version": "int64"}
 class RolloutsConfig(Strict):
     """Rollouts as ids, which are not encoded again: the record's key of each column."""
 
-    prompt_ids: Text = Field(default="prompt_ids", description="Key of the prompt's ids.")
-    response_ids: Text | None = Field(
-        default="response_ids", description="Key of the ids of the responses; null: the records are prompts alone."
-    )
-    loss_mask: Text | None = Field(default=None, description="Key of the masks, 0 and 1, one for each response id.")
-    logprobs: Text | None = Field(default=None, description="Key of the log probabilities, one for each response id.")
-    rewards: Text | None = Field(default=None, description="Key of the rewards, one for each response.")
-    policy_version: Text | None = Field(
-        default=None, description="Key of the version of the policy: an integer, or one for each response."
-    )
-    values: dict[Name, Text] = Field(
-        default={}, description="Column to key, of more numbers: one for the record, or one for each response."
-    )
-    texts: dict[Name, Text] = Field(
-        default={}, description="Column to key, of texts that are kept as UTF-8: answers, what a verifier needs."
-    )
-    grouped: bool = Field(
-        default=True, description="A record has all responses to its prompt, in lists; false: it has one response."
-    )
+    prompt_ids: Text = "prompt_ids"
+    """Key of the prompt's ids."""
+    response_ids: Text | None = "response_ids"
+    """Key of the ids of the responses, a list of lists. Null: the records are prompts alone."""
+    loss_mask: Text | None = None
+    """Key of the masks, 0 and 1, one for each id of each response. Null: all are trained."""
+    logprobs: Text | None = None
+    """Key of the log probabilities, one for each id of each response."""
+    rewards: Text | None = None
+    """Key of the rewards, one for each response."""
+    policy_version: Text | None = None
+    """Key of the version of the policy: an integer, or one for each response."""
+    values: dict[Name, Text] = Field(default={})
+    """Column to key, of more numbers: one for the record, or one for each response."""
+    texts: dict[Name, Text] = Field(default={})
+    """Column to key, of texts, which are kept as bytes of UTF-8."""
+    grouped: bool = True
+    """A record has all responses to its prompt, in lists. `false`: it has one response."""
 
     @property
     def fields(self) -> RolloutFields:
@@ -91,7 +212,8 @@ class AdapterConfig(Strict):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    name: AdapterName = Field(description="The shape of the records; other keys are its options.")
+    name: AdapterName
+    """The shape of the records; other keys are its options."""
 
     def build(self) -> ShareGPT | Alpaca:
         """The adapter as a function on records."""
@@ -110,20 +232,22 @@ class AdapterConfig(Strict):
 class FieldsConfig(Strict):
     """What is read from a record: `sections` for one output, `sources` for several."""
 
-    sections: Sections | None = Field(default=None, description="What the only output is made of, in order.")
-    sources: dict[Name, SourceConfig] | None = Field(default=None, description="Several outputs, each with its name.")
+    sections: Sections | None = None
+    """What the only sequence is made of, in order. Columns: `sequence`, `loss_mask`."""
+    sources: dict[Name, SourceConfig] | None = None
+    """Several outputs by name; the name is the column. Letters, digits and `_`, a letter first."""
     adapter: Annotated[
         AdapterConfig | None,
-        BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
-    ] = Field(
-        default=None,
-        description="Records of another shape: sharegpt, alpaca, or tokenized (input_ids with labels or a mask); or "
-        "an object with its name and options.",
-    )
-    rollouts: RolloutsConfig | None = Field(
-        default=None, description="Records that hold the ids of prompts and responses, which are not encoded again."
-    )
+        BeforeValidator(
+            lambda value: {"name": value} if isinstance(value, str) else value,
+            json_schema_input_type=str | dict[str, Any] | None,
+        ),
+    ] = None
+    """Records of another shape: `sharegpt`, `alpaca`, or `tokenized`; or an object with its name and options: see
+    [adapters](#adapters)."""
+    rollouts: RolloutsConfig | None = None
+    """Records that hold the ids of prompts and responses, which are not encoded again: see [rollouts](rollouts.md). In
+    place of sections and sources."""
 
     @property
     def tokenized(self) -> bool:
@@ -197,63 +321,45 @@ class FieldsConfig(Strict):
 class GroupConfig(FieldsConfig):
     """Files whose records have fields of their own."""
 
-    files: Texts = Field(description="The files of the group: paths and globs.")
-    domain: Text | None = Field(
-        default=None, description="The domain of all its records; null: as output.domain_key says."
-    )
+    files: Texts
+    """The files of the group: paths and globs, from the folder of the run, or in a store."""
+    domain: Text | None = None
+    """The domain of all its records. Null: as `output.domain_key` says."""
 
 
 class InputConfig(FieldsConfig):
     """The input: `sections` for one output, `sources` for several; `groups` for files with fields of their own."""
 
-    chat_template: Text | None = Field(
-        default=None,
-        description="In place of the tokenizer's chat template: the template itself, a path beside the config, or the "
-        "name of one of the tokenizer's templates (a word without a dot).",
-    )
-    date: Annotated[
-        str | None,
-        BeforeValidator(as_date),
-        WithJsonSchema({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}),
-    ] = Field(
-        default=None, description="The day that the chat template is told when it asks for today's date: 2026-11-22."
-    )
-    template_variables: dict[str, Any] = Field(
-        default={},
-        description="What the chat template is given for all records, as enable_thinking: false; a record's own "
-        "chat_template_kwargs win.",
-    )
-    not_rendered: Literal["reject", "keep"] = Field(
-        default="reject",
-        description="A content or a call that the chat template does not write: the record is rejected, or kept.",
-    )
-    tool_arguments: Literal["auto", "object", "string", "as_is"] = Field(
-        default="auto",
-        description="The form in which calls' arguments are given to the chat template: auto: the one that it takes.",
-    )
-    not_text: Literal["reject", "drop_parts"] = Field(
-        default="reject",
-        description="Images, audio and video: the record is rejected; drop_parts: they are taken out, and its text is "
-        "kept.",
-    )
-    turns: Literal["together", "apart", "auto"] = Field(
-        default="together",
-        description="together: a conversation is one row. apart: a row for each trained turn of the assistant, the "
-        "conversation up to it as at inference, this turn alone trained. auto: a new row only where the template "
-        "writes earlier turns in another way than they were generated.",
-    )
-    implicit_prompt: bool = Field(
-        default=False,
-        description="Preference rows whose prompt is absent or empty: it is what both sides begin with.",
-    )
-    groups: Annotated[
-        Annotated[tuple[GroupConfig, ...], Field(min_length=1)] | None,
-        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
-    ] = Field(
-        default=None,
-        description="Inputs with fields of their own: each with its files, its sections (or sources, adapter, "
-        "rollouts), and its domain. In place of these fields, and of inputs on the command line.",
-    )
+    chat_template: Text | None = None
+    """In place of the tokenizer's chat template: a path beside the config, the template itself, or the name of one of
+    the tokenizer's templates (a word without a dot)."""
+    date: Annotated[str | None, BeforeValidator(as_date, json_schema_input_type=Date | None)] = None
+    """The day that the chat template is told when it asks for today's date (`strftime_now`), at midnight, in English. A
+    template that asks is refused without it."""
+    template_variables: dict[str, Any] = Field(default={})
+    """What the chat template is given for all records, as `{"enable_thinking": false}`. A record's own
+    `chat_template_kwargs` win. See [templates.md](templates.md#variables)."""
+    not_rendered: Literal["reject", "keep"] = "reject"
+    """A content or a call that the chat template does not write: the record is rejected (`not_rendered`), or the rest
+    of it is kept. See [templates.md](templates.md#not_rendered)."""
+    tool_arguments: Literal["auto", "object", "string", "as_is"] = "auto"
+    """The form in which the arguments of calls are given to the chat template: the one that it takes, always one of
+    them, or as the record has them. See [templates.md](templates.md#forms)."""
+    not_text: Literal["reject", "drop_parts"] = "reject"
+    """Images, audio and video: the record is rejected (`not_text`), or they are taken out and its text is kept. See
+    [what is no text](#what-is-no-text)."""
+    turns: Literal["together", "apart", "auto"] = "together"
+    """`together`: a conversation is one row. `apart`: a row for each trained turn of the assistant, the conversation up
+    to it as at inference, this turn alone trained. `auto`: a new row only where the template writes earlier turns in
+    another way than they were generated. See [turns apart](masks.md#turns-apart)."""
+    implicit_prompt: bool = False
+    """For preference rows whose prompt is absent, null or empty: the longest common beginning of both sides is the
+    prompt. (A prompt that is there, and that sides repeat, [stands once](which_config.md#preference-pairs) without this
+    option.) The first two sources must each be a section for the prompt (the same field, action `mask`) and one for the
+    side: see `configs/dpo_conversation.json`."""
+    groups: Annotated[tuple[GroupConfig, ...], Field(min_length=1, strict=False)] | None = None
+    """Files whose records have fields of their own: see [groups.md](groups.md). In place of `sections`, `sources`,
+    `adapter`, `rollouts`, and of inputs on the command line."""
 
     _masked: frozenset[str] = PrivateAttr(default=frozenset())
     _domain: str | None = PrivateAttr(default=None)

@@ -3,22 +3,16 @@
 import re
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from beam_prep.config.presets import PresetName
-from beam_prep.config.problems import Problem
-from beam_prep.config.values import DType, Formats, Name, Strict, Text
+from beam_prep.config.strict import Problem, Strict
+from beam_prep.config.values import DType, Formats, Name, Text
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
 from beam_prep.hints import shown
-
-
-def _three(value: object) -> object:
-    if isinstance(value, list | tuple) and len(value) != 3:
-        raise ValueError(f"found {len(value)} tokens; must be 3: those before prefix, middle and suffix")
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_strings(value: object) -> object:
@@ -33,26 +27,20 @@ def _as_strings(value: object) -> object:
 class FimConfig(Strict):
     """Fill in the middle: documents of plain text are cut into prefix, middle and suffix, and reordered."""
 
-    rate: float = Field(ge=0, le=1, description="Share of the documents that are reordered, 0 to 1.")
-    mode: FimMode | None = Field(
-        default=None,
-        description="psm: prefix, suffix, middle; spm: suffix, then prefix and middle together; spm_v1: suffix, "
-        "prefix, middle; codestral: as spm, and no sentinel before prefix and middle but the prefix's; null: that of "
-        "the tokenizer's models.",
-    )
-    seed: int = Field(default=0, ge=0, description="Another seed reorders others, and cuts at other places.")
-    sentinels: Annotated[
-        tuple[Text, ...] | None,
-        BeforeValidator(_three),
-    ] = Field(
-        default=None,
-        description="The tokens before prefix, middle and suffix; null: the known ones that the tokenizer has.",
-    )
+    rate: float = Field(ge=0, le=1)
+    """The share of documents that are reordered, 0 to 1."""
+    mode: FimMode | None = None
+    """The order of the parts: see [the orders](#fill-in-the-middle). Null: that of the models whose sentinels they are,
+    `psm` for other sentinels."""
+    seed: int = Field(default=0, ge=0)
+    """Another seed reorders other documents, at other places."""
+    sentinels: Annotated[tuple[Text, Text, Text], Field(strict=False)] | None = None
+    """The 3 tokens before prefix, middle and suffix. Null: those of [a known family](#fill-in-the-middle),
+    whichever the tokenizer has."""
 
     def build(self) -> Fim:
         """The rule, as a function on texts."""
-        named = None if self.sentinels is None else (self.sentinels[0], self.sentinels[1], self.sentinels[2])
-        return Fim(self.rate, self.mode, self.seed, named)
+        return Fim(self.rate, self.mode, self.seed, self.sentinels)
 
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -65,20 +53,21 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class ShuffleConfig(Strict):
     """The order of the rows: a permutation of all of them, over all shards."""
 
-    seed: Seed = Field(description="Another seed gives another order; blocks are not made again.")
+    seed: Seed
+    """Another seed gives another order; blocks in the token cache are used again."""
 
 
 class DomainMixConfig(Strict):
     """How much of a domain is written. One of tokens, share and epochs."""
 
-    tokens: Annotated[float, Field(gt=0, le=1e18)] | None = Field(default=None, description="A budget of tokens.")
-    share: Share | None = Field(default=None, description="Share of the tokens of the output.")
-    epochs: Annotated[float, Field(gt=0, le=1000)] | None = Field(
-        default=None, description="How often each record is written; 0.5 is half of them, 1.5 half of them twice."
-    )
-    repeat: bool = Field(
-        default=False, description="With tokens or share: records are repeated where there are too few of them."
-    )
+    tokens: Annotated[float, Field(gt=0, le=1e18)] | None = None
+    """A budget of tokens. Give one of `tokens`, `share` and `epochs`."""
+    share: Share | None = None
+    """The share of the output's tokens."""
+    epochs: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """How often each record is written; 0.5 is half of them, 1.5 half of them twice."""
+    repeat: bool = False
+    """With `tokens` or `share`: take records again where there are too few: up to 1,000 times."""
 
     def _problems(self) -> Iterator[Problem]:
         given = [name for name in ("tokens", "share", "epochs") if getattr(self, name) is not None]
@@ -91,83 +80,62 @@ class DomainMixConfig(Strict):
 class OutputConfig(Strict):
     """The columns, formats and shards that are written."""
 
-    preset: PresetName | None = Field(
-        default=None,
-        description="The settings of a trainer, where the config does not give them; what it would misread is refused.",
-    )
-    domain_key: Text | None = Field(default=None, description="Key of the record that names its domain (a folder).")
-    storage_format: Formats = Field(default=("bin",), description="Format, or list of formats, of the shards.")
-    max_tokens_per_shard: int = Field(
-        default=100_000_000,
-        gt=0,
-        description="When the tokens of all domains since the last flush reach this, every domain that has rows gets a "
-        "shard. A record is never split over shards.",
-    )
-    dtype: dict[str, DType] = Field(default={}, description="Column to dtype; others are int32, values float32.")
-    columns: Literal["loss_mask", "labels", "prompt_completion"] = Field(
-        default="loss_mask",
-        description="labels: input_ids and labels (-100 where masked), for input.sections only. prompt_completion: "
-        "chosen_ids, rejected_ids and prompt_ids, for the sources chosen and rejected.",
-    )
-    loss_weights: bool = Field(
-        default=False,
-        description="Add a float32 column loss_weights: the weight of each token, from `weight` of record and message; "
-        "0 where nothing is trained. For input.sections only.",
-    )
-    position_ids_mode: Literal["none", "doc_reset", "continuous"] | None = Field(
-        default=None,
-        description="position_ids: from 0 in every document, or through the row; null: doc_reset with packing.",
-    )
-    names: dict[str, Name] = Field(
-        default={},
-        description="Column to the name under which it is written; all other keys use the column's own name.",
-    )
+    preset: PresetName | None = None
+    """The settings of a trainer, where the config does not give them; what it would misread is refused: see
+    [presets](#presets)."""
+    domain_key: Text | None = None
+    """Key of the record that names its domain; every domain has a folder. A list or an object is a reject
+    (`wrong_type`). Null, a number, a boolean, or a record without it: `__default__`; a run says at its start where the
+    first records have numbers or booleans."""
+    storage_format: Formats = ("bin",)
+    """The formats to write, all from one tokenisation: see [formats.md](formats.md). `h5` needs `pip install h5py`,
+    `array_record` needs `pip install 'beam-prep[array_record]'`."""
+    max_tokens_per_shard: int = Field(default=100_000_000, gt=0)
+    """When the tokens of all domains since the last flush reach this, every domain that has rows gets a shard. A record
+    is never split over shards."""
+    dtype: dict[str, DType] = Field(default={})
+    """Column to dtype. Columns that are not named: ids, masks, labels and added columns are `int32`, values `float32`;
+    of [rollouts](rollouts.md#records) also `policy_version` `int64`, texts `uint8`."""
+    columns: Literal["loss_mask", "labels", "prompt_completion"] = "loss_mask"
+    """`"labels"`: the columns are `input_ids` and `labels` (-100 where there is no loss) instead of `sequence` and
+    `loss_mask`. Not with `sources`. `"prompt_completion"`: `chosen_ids`, `rejected_ids` and `prompt_ids` of the sources
+    `chosen` and `rejected`; what comes before the first trained token is the prompt, which must be that of both."""
+    loss_weights: bool = False
+    """Adds `loss_weights` (float32): the weight of each token, from `weight` of its message and of its record, 0 where
+    nothing is trained. See [weights](masks.md#weights). Only with `input.sections`; the mask is then written even where
+    it is needless."""
+    position_ids_mode: Literal["none", "doc_reset", "continuous"] | None = None
+    """Adds `position_ids`: from 0 in every document, or through the row. Null: `doc_reset` with packing, else none."""
+    names: dict[str, Name] = Field(default={})
+    """Column to the name under which it is written: `{"seq_lens": "seq_lengths"}` is what TRL looks for. All other keys
+    (`dtype`, `mask_key` ...) use the column's own name. A kept token cache is used again under other names."""
     keep_fields: Annotated[
         dict[Text, MetadataType],
-        BeforeValidator(_as_strings),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
-                    {"type": "object", "additionalProperties": {"enum": list(get_args(MetadataType))}},
-                ]
-            }
-        ),
-    ] = Field(
-        default={},
-        description="Fields of the record that are kept beside its tokens, as strings; or field to type: string, "
-        "int32, int64, float32, float64, bool.",
-    )
-    provenance: bool = Field(
-        default=False,
-        description="Add where each row comes from: file, the number of the input, and offset, the byte at which its "
-        "line begins; of Parquet and Arrow, the rows before it.",
-    )
-    fim: FimConfig | None = Field(
-        default=None,
-        description="Fill in the middle: reorders a part of the documents. For one section of text that is trained.",
-    )
+        BeforeValidator(_as_strings, json_schema_input_type=list[Text] | dict[str, MetadataType]),
+    ] = Field(default={})
+    """Fields of the record that are kept beside its tokens, as strings; or field to type (`"string"`, `"int32"`,
+    `"int64"`, `"float32"`, `"float64"`, `"bool"`): see [ids](#ids-beside-the-tokens)."""
+    provenance: bool = False
+    """Adds `file` (int32, the number of the file in the manifest's `inputs`, from 0) and `offset` (int64, the byte of
+    its content at which the record's line begins; of [tables](sources.md#tables), the rows before it)."""
+    fim: FimConfig | None = None
+    """Fill in the middle: reorders a part of the documents, of one section of text that is trained. See
+    [fill in the middle](#fill-in-the-middle)."""
 
-    shuffle: ShuffleConfig | None = Field(
-        default=None, description="Shuffle the rows over all shards; null: they are in the order of the input."
-    )
-    splits: dict[SplitName, Share] | None = Field(
-        default=None,
-        description="Split to its share of the records, such as train, validation and test; shares add up to 1.",
-    )
-    split_key: Text | None = Field(
-        default=None,
-        description="Key of the record: records with the same value are in one split; null: the entire record.",
-    )
-    split_seed: Seed = Field(default=0, description="Another seed puts other records into each split.")
-    split_missing: Text = Field(
-        default="reject",
-        description="Records without split_key: reject them, or the name of the split that takes them all.",
-    )
-    mix: dict[Text, DomainMixConfig] | None = Field(
-        default=None,
-        description="Domain to how much of it is written; others are written whole. Needs shuffle.",
-    )
+    shuffle: ShuffleConfig | None = None
+    """Shuffle the rows over all shards: see [compose.md](compose.md). Null: they are in the order of the input."""
+    splits: dict[SplitName, Share] | None = None
+    """Split to its share of the records; shares add up to 1. Names are lower-case letters, digits and `_`. Each split
+    has a folder: see [compose.md](compose.md#splits)."""
+    split_key: Text | None = None
+    """Field of the record: records with the same value are in one split. Null: the entire record decides."""
+    split_seed: Seed = 0
+    """Another seed puts other records into each split."""
+    split_missing: Text = "reject"
+    """Records without `split_key`: `"reject"` (`no_split_key`), or the name of the split that has them all."""
+    mix: dict[Text, DomainMixConfig] | None = None
+    """Domain to how much of it is written; others are written whole, once. Needs `shuffle`: see
+    [compose.md](compose.md#mix)."""
 
     def _problems(self) -> Iterator[Problem]:
         if self.splits is not None:

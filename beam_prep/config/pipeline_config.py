@@ -1,11 +1,7 @@
 """`PipelineConfig`: all parts of a config together."""
 
-import errno
-import json
 import os
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -14,145 +10,51 @@ from beam_prep.config.combinations import (
     column_dtypes,
     contents_of,
     joint_problems,
-    mask_problems,
     position_ids_mode_of,
 )
-from beam_prep.config.input import InputConfig, specs_of
+from beam_prep.config.input import InputConfig, OutputSpec, specs_of
+from beam_prep.config.loading import TemplateFiles, parsed, read_text, validated, with_template
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.presets import with_preset
-from beam_prep.config.problems import Location, Problem, ProblemsError, validated
-from beam_prep.config.sections import OutputSpec
-from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Strict, Text, one_of
+from beam_prep.config.strict import ProblemsError, Strict
+from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.reading.verdicts import FieldUse
 
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
-"""Bytes of a config, and of a chat template's file."""
-
-TemplateFiles = Literal["beside", "below", "none"]
-"""The files that a chat template may be in: any, in relation to the config's folder; those below that; none."""
-
-
-def with_template(
-    obj: Any, folder: str, read: Callable[[str], bytes] | None = None, files: TemplateFiles = "beside"
-) -> Any:
-    """Replaces the path of a chat template by the template itself: outputs depend on its text.
-
-    Args:
-        obj: the config's JSON.
-        folder: the folder of the config.
-        read: reads a file.
-        files: the files that may be read.
-
-    Raises:
-        ConfigError: it cannot be read, or may not be.
-    """
-    given = obj.get("input") if isinstance(obj, dict) else None
-    if not isinstance(given, dict):
-        return obj
-    source = given.get("chat_template")
-    if not isinstance(source, str) or not source or "{{" in source or "{%" in source or re.fullmatch(r"[\w-]+", source):
-        return obj  # a template, or the name of one of the tokenizer's
-    found = f"input.chat_template: found {source[:200]!r}, which"
-    if files == "none":
-        raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
-    steps = source.split("/")
-    if files == "below" and (not steps[0] or ".." in steps or "://" in source or "\\" in source):
-        raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
-    path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
-    try:
-        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would be text of every row
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
-        raise ConfigError(
-            f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
-            "one of the tokenizer's"
-        ) from error
-    return {**obj, "input": {**given, "chat_template": text}}
-
-
-def read_file(path: str) -> bytes:
-    """The bytes of a local file.
-
-    Raises:
-        OSError: it cannot be read, or is too large for a config.
-    """
-    with open(path, "rb") as file:
-        found = file.read(MAX_CONFIG_BYTES + 1)
-    if len(found) > MAX_CONFIG_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_CONFIG_BYTES} bytes")
-    return found
-
-
-class JSONObject(dict[str, Any]):
-    """A JSON object that remembers which of its keys were given more than once."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        self.repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-
-
-def repeated_keys(value: object, at: Location = ()) -> Iterator[Problem]:
-    """Finds the keys that an object of the JSON has more than once."""
-    if isinstance(value, JSONObject):
-        yield from (((*at, key), "duplicate key; give it once") for key in value.repeated)
-    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for step, inner in steps:
-        yield from repeated_keys(inner, (*at, step))
-
 
 class MaskOptionsConfig(Strict):
     """What is trained within the messages that are trained, for template 'conversation'."""
 
-    reasoning: Literal["train", "mask", "drop_history"] = Field(
-        default="train",
-        description="train; mask: not trained; drop_history: taken out of the messages before the last question.",
-    )
-    tool_calls: Literal["train", "mask"] = Field(default="train", description="mask: calls are not trained.")
-    generation_prompt: Literal["template", "train", "mask"] = Field(
-        default="template",
-        description="The header of an answer. template: trained where the template's generation blocks hold it; train: "
-        "always; mask: never.",
-    )
-    eos: Literal["train", "mask"] = Field(
-        default="train", description="mask: the end tokens after a message are not trained."
-    )
+    reasoning: Literal["train", "mask", "drop_history"] = "train"
+    """The reasoning. `drop_history`: it is taken out of the messages before the last question."""
+    tool_calls: Literal["train", "mask"] = "train"
+    """The calls of tools."""
+    generation_prompt: Literal["template", "train", "mask"] = "template"
+    """The header of an answer. `template`: trained where the template's generation blocks hold it; `train`: always;
+    `mask`: never."""
+    eos: Literal["train", "mask"] = "train"
+    """The end tokens after a message."""
 
     def build(self) -> MaskOptions:
         """The options, for `ApplyTemplate` and `BuildMask`."""
         return MaskOptions(self.reasoning, self.tool_calls, self.generation_prompt, self.eos)
 
 
-LEFT_OUT: dict[tuple[str, str], Any] = {
-    ("input", "date"): None,
-    ("input", "template_variables"): {},
-    ("input", "not_rendered"): "reject",
-    ("input", "tool_arguments"): "auto",
-    ("input", "not_text"): "reject",
-    ("input", "turns"): "together",
-    ("preprocessing", "stride"): 0,
-    ("output", "fim"): None,
-    ("input", "rollouts"): None,
-    ("input", "groups"): None,
-    ("output", "loss_weights"): False,
-    ("output", "names"): {},
-    ("output", "shuffle"): None,
-    ("output", "splits"): None,
-    ("output", "split_key"): None,
-    ("output", "split_seed"): 0,
-    ("output", "split_missing"): "reject",
-    ("output", "mix"): None,
-    ("preprocessing", "deduplicate"): None,
-    ("preprocessing", "decontaminate"): None,
-    ("output", "keep_fields"): {},
-    ("output", "provenance"): False,
+ALWAYS_SAID = {
+    "input": ["sections", "sources", "adapter", "chat_template", "implicit_prompt"],
+    "preprocessing": [
+        *("max_seq_len", "min_chars", "max_chars", "max_items", "rows_without_loss", "truncation_mode", "encode"),
+        *("eos", "bos", "control_tokens", "padding", "packing_strategy", "max_packed_len", "packing_group", "shift"),
+    ],
+    "output": ["domain_key", "storage_format", "max_tokens_per_shard", "dtype", "columns", "position_ids_mode"],
 }
-"""(part, field) -> the value at which `canonical` leaves the field out.
+"""The fields that `canonical` has at their defaults, too, as they were in the first version.
 
-A new field belongs here, with its default. Then an output or a token cache that was made before there was this field
-has the same canonical config, and stays valid.
+All others are left out there. Then an output or a token cache that was made before there was a field has the same
+canonical config, and stays valid.
 """
 
 
@@ -173,29 +75,27 @@ class PipelineConfig(Strict):
       input.sections[0].action: found 'trian'; did you mean 'train'? allowed: 'train', 'mask', '$role', '$last', 'value'
     """
 
-    version: Annotated[Literal[1], one_of(1)] = Field(default=1, description="Version of the config format.")
-    input: InputConfig = Field(description="What is read: sections for one output, sources for several.")
-    mask: dict[Text, RoleRule] = Field(
-        default={}, description="Role to action, for $role; last: only the role's last message is trained."
-    )
-    mask_default: DefaultRule = Field(default="mask", description="Action of the roles not in mask.")
-    mask_options: MaskOptionsConfig | None = Field(
-        default=None, description="What is trained within messages; null: all of what they say, with its end token."
-    )
-    preprocessing: PreprocessingConfig = Field(default=PreprocessingConfig(), description="What is dropped and cut.")
-    output: OutputConfig = Field(default=OutputConfig(), description="What is written.")
+    version: Annotated[Literal[1], one_of(1)] = 1
+    """Version of the config format."""
+    input: InputConfig
+    """What is read: see [input](#input)."""
+    mask: dict[Text, RoleRule] = Field(default={})
+    """Role to rule, for sections with action `$role`: see [mask](#mask)."""
+    mask_default: DefaultRule = "mask"
+    """The rule of roles that `mask` does not name."""
+    mask_options: MaskOptionsConfig | None = None
+    """What is trained within messages: see [masks.md](masks.md#reasoning-tool-calls-headers-and-end-tokens). Null: all
+    that they say, with the end token."""
+    preprocessing: PreprocessingConfig = PreprocessingConfig()
+    """What is dropped, cut and shifted: see [preprocessing](#preprocessing)."""
+    output: OutputConfig = OutputConfig()
+    """What is written: see [output](#output)."""
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> "PipelineConfig":
         """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
-        try:
-            text = read_file(name).decode("utf-8-sig")
-        except OSError as error:
-            raise ConfigError(f"{name}: the config cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{name}: the config is not UTF-8: {error.reason} at byte {error.start}") from error
-        return cls.from_text(text, name)
+        return cls.from_text(read_text(name), name)
 
     @classmethod
     def from_text(
@@ -214,55 +114,47 @@ class PipelineConfig(Strict):
             files: `none`: a chat template must be the template itself; `below`: or a file in the folder of `name`, or
                 in one within it. For configs of others.
         """
-        try:
-            obj = json.loads(text, object_pairs_hook=JSONObject)
-            repeated = list(repeated_keys(obj))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-            raise ConfigError(f"{name}: not usable as JSON: {error}") from error
-        return validated(PipelineConfig, with_template(obj, os.path.dirname(name), read, files), name, repeated)
+        obj = with_template(parsed(text, name), os.path.dirname(name), read, files)
+        return validated(PipelineConfig, obj, name)
 
     @classmethod
     def from_dict(cls, obj: dict[str, Any], name: str = "config") -> "PipelineConfig":
         """Builds a config from plain dicts and lists; `name` is its name in error messages."""
-        return validated(PipelineConfig, with_template(obj, ""), name, [])
+        return validated(PipelineConfig, with_template(obj, ""), name)
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of a config file, for editors."""
         schema = cls.model_json_schema()
         schema["description"] = schema["description"].partition("\n")[0]  # without the docstring's example
-        link = {"type": "string", "description": "Where this schema is; for editors, ignored here."}
+        link = {"type": "string", "description": "Where the schema is, for editors. Ignored."}
         schema["properties"] = {"$schema": link, **schema["properties"]}
-        # pydantic leaves these out: the description of a validated model, and that names must match their pattern.
-        schema["properties"]["output"]["description"] = cls.model_fields["output"].description
+        # pydantic leaves this out: that names must match their pattern.
         for part in ("InputConfig", "GroupConfig"):
             schema["$defs"][part]["properties"]["sources"]["anyOf"][0]["additionalProperties"] = False
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
     @model_validator(mode="before")
     @classmethod
-    def _without_schema_link(cls, obj: object) -> object:
-        return {key: value for key, value in obj.items() if key != "$schema"} if isinstance(obj, dict) else obj
-
-    @model_validator(mode="before")
-    @classmethod
     def _with_preset(cls, obj: object) -> object:
+        if isinstance(obj, dict):
+            obj = {key: value for key, value in obj.items() if key != "$schema"}
         made, problems = with_preset(obj)
         if problems:
             raise ProblemsError(problems, rooted=True)
         return made
 
-    # On the last field, not in `_problems`: so it also runs if other parts have problems; these are missing in `data`.
+    # On the last field, not in `_problems`: so it runs with unknown keys, too. `data` lacks parts with problems.
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
-        given: InputConfig | None = info.data.get("input")
-        problems: list[Problem] = []
-        if given is not None and info.data.get("mask_options") is not None:
-            problems += mask_problems(given, output)
-        problems += joint_problems(given, info.data.get("preprocessing"), output)
+        given, steps = info.data.get("input"), info.data.get("preprocessing")
+        if given is None:
+            return output
+        problems = list(joint_problems(given, steps or PreprocessingConfig(), output, info.data.get("mask_options")))
+        if steps is None:  # what depends on them is not known
+            unknown = (("preprocessing",), ("output", "names"))
+            problems = [(at, text) for at, text in problems if at[:1] not in unknown and at[:2] not in unknown]
         if problems:
             raise ProblemsError(problems, rooted=True)
         return output
@@ -422,8 +314,8 @@ class PipelineConfig(Strict):
     def canonical(self) -> dict[str, Any]:
         """The config as JSON data with every default filled in; the same for configs that mean the same.
 
-        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and those of
-        `LEFT_OUT`. The order of `input.sources` has an effect, so a digest must keep the order of keys:
+        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and defaults
+        (see `ALWAYS_SAID`). The order of `input.sources` has an effect, so a digest must keep the order of keys:
         ``json.dumps(config.canonical())``.
         """
         plain = self.model_dump(mode="json")
@@ -438,9 +330,10 @@ class PipelineConfig(Strict):
         del plain["output"]["preset"]  # all that it says is in the other fields
         if self.mask_options is None:
             del plain["mask_options"]
-        for (part, field), value in LEFT_OUT.items():
-            if plain[part][field] == value:
-                del plain[part][field]
+        for part, said in ALWAYS_SAID.items():
+            for field in plain[part].keys() - said:
+                if plain[part][field] == type(getattr(self, part)).model_fields[field].default:
+                    del plain[part][field]
         return plain
 
 

@@ -4,11 +4,11 @@ A preset fills in fields that a config leaves out. A field that the config gives
 silence, is refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from beam_prep.config.problems import Problem
+from beam_prep.config.strict import Problem
 from beam_prep.hints import shown
 
 PresetName = Literal[
@@ -22,119 +22,94 @@ class Preset:
 
     Attributes:
         reads: what reads the output, and how.
-        settings: (part, field) -> value, where the config does not say otherwise.
+        settings: `part.field` -> value, where the config does not say otherwise.
+        only: `part.field` -> (values, why): the only values that the trainer reads rightly, the first where the config
+            says nothing.
         names: column -> the name that the trainer looks for.
-        wanted: (part, field) -> (values, why): the only values that the trainer reads rightly.
         reads_masks: False if it trains every token.
         pairs: it reads the sources chosen and rejected, and not input.sections.
     """
 
     reads: str
-    settings: Mapping[tuple[str, str], Any]
+    settings: Mapping[str, Any]
+    only: Mapping[str, tuple[tuple[Any, ...], str]]
     names: Mapping[str, str] = field(default_factory=dict)
-    wanted: Mapping[tuple[str, str], tuple[tuple[Any, ...], str]] = field(default_factory=dict)
     reads_masks: bool = True
     pairs: bool = False
 
 
-_SHIFT = {("preprocessing", "shift"): ((False,), "it shifts labels by itself")}
-_LABELS = {("output", "columns"): (("labels",), "it reads labels, and ignores a mask")}
-_MASK = {("output", "columns"): (("loss_mask",), "it reads a mask, and no labels")}
+_ARROW = {"output.storage_format": "arrow"}
+_SHIFTS = {"preprocessing.shift": ((False,), "it shifts labels by itself")}
+_LABELS = {"output.columns": (("labels",), "it reads labels, and ignores a mask"), **_SHIFTS}
+_MASK = {"output.columns": (("loss_mask",), "it reads a mask, and no labels")}
 _UNPACKED = {
-    ("preprocessing", "packing_strategy"): (("none",), "it joins rows by itself"),
-    ("preprocessing", "padding"): (("none",), "it has no use for padding, and would train it"),
+    "preprocessing.packing_strategy": (("none",), "it joins rows by itself"),
+    "preprocessing.padding": (("none",), "it has no use for padding, and would train it"),
 }
 
-PRESETS: dict[PresetName, Preset] = {
+PRESETS: dict[str, Preset] = {
     "trl_sft": Preset(
         "TRL's SFTTrainer: datasets.load_from_disk, max_length=None; packed rows with padding_free=True",
-        {("output", "storage_format"): "arrow", ("output", "columns"): "labels"},
-        {"seq_lens": "seq_lengths"},
-        {**_SHIFT, **_LABELS},
+        settings=_ARROW,
+        only=_LABELS,
+        names={"seq_lens": "seq_lengths"},
     ),
     "trl_dpo": Preset(
         "TRL's preference collator, by the DPOTrainer of docs/training.md: datasets.load_from_disk",
-        {("output", "storage_format"): "arrow", ("output", "columns"): "prompt_completion"},
-        {},
-        {
-            ("output", "columns"): (
-                ("prompt_completion",),
-                "its collator looks for prompt_ids, chosen_ids, rejected_ids",
-            )
+        settings=_ARROW,
+        only={
+            "output.columns": (("prompt_completion",), "its collator looks for prompt_ids, chosen_ids, rejected_ids")
         },
         pairs=True,
     ),
     "trl_kto": Preset(
         "TRL's unpaired preference collator, with the columns of docs/training.md: datasets.load_from_disk",
-        {
-            ("output", "storage_format"): "arrow",
-            ("output", "columns"): "labels",
-            ("output", "keep_fields"): {"label": "bool"},
-        },
-        {},
-        {
-            **_SHIFT,
-            **_LABELS,
-            ("preprocessing", "packing_strategy"): (("none",), "each answer has a label of its own"),
-        },
+        settings={**_ARROW, "output.keep_fields": {"label": "bool"}},
+        only={**_LABELS, "preprocessing.packing_strategy": (("none",), "each answer has a label of its own")},
     ),
     "transformers": Preset(
         "transformers' Trainer, or a loop of your own: datasets.load_from_disk, or bp.open and bp.collate",
-        {("output", "storage_format"): "arrow", ("output", "columns"): "labels"},
-        {},
-        {**_SHIFT, **_LABELS},
+        settings=_ARROW,
+        only=_LABELS,
     ),
     "maxtext": Preset(
         "MaxText's grain pipeline: grain_file_type arrayrecord, tokenize_train_data false (docs/formats.md)",
-        {
-            ("output", "storage_format"): "array_record",
-            ("output", "columns"): "loss_mask",
-            ("preprocessing", "eos"): "if_missing",
-        },
-        {},
-        {
-            **_UNPACKED,
-            ("output", "columns"): (("loss_mask",), "it makes its own targets"),
-            ("output", "storage_format"): (
+        settings={"preprocessing.eos": "if_missing"},
+        only={
+            "output.storage_format": (
                 ("array_record", "tfrecord", "parquet"),
                 "it opens these, as grain_file_type says",
             ),
+            "output.columns": (("loss_mask",), "it makes its own targets"),
+            **_UNPACKED,
         },
         reads_masks=False,
     ),
     "megatron": Preset(
         "Megatron-LM's GPTDataset by --data-path; the mask by MaskedGPTDataset (docs/formats.md)",
-        {("output", "storage_format"): "megatron", ("output", "columns"): "loss_mask"},
-        {},
-        {
+        settings={},
+        only={
+            "output.storage_format": (("megatron",), "it opens pairs of .bin and .idx"),
             **_MASK,
+            **_SHIFTS,
             **_UNPACKED,
-            **_SHIFT,
-            ("output", "storage_format"): (("megatron",), "it opens pairs of .bin and .idx"),
         },
     ),
     "olmo": Preset(
         "OLMo-core's NumpyFSLDatasetConfig and its packed data sets, with dtype=NumpyDatasetDType.uint32",
-        {
-            ("output", "storage_format"): "npy",
-            ("output", "columns"): "loss_mask",
-            ("output", "dtype"): {"sequence": "uint32", "loss_mask": "bool"},
-            ("preprocessing", "eos"): "if_missing",
-        },
-        {},
-        {**_MASK, **_UNPACKED, ("output", "storage_format"): (("npy",), "it opens flat token files")},
+        settings={"output.dtype": {"sequence": "uint32", "loss_mask": "bool"}, "preprocessing.eos": "if_missing"},
+        only={"output.storage_format": (("npy",), "it opens flat token files"), **_MASK, **_UNPACKED},
     ),
     "torchtune": Preset(
         "torchtune's collate functions: datasets.load_from_disk gives tokens and labels, which the recipe shifts",
-        {("output", "storage_format"): "arrow", ("output", "columns"): "labels"},
-        {"input_ids": "tokens", "position_ids": "input_pos"},
-        {**_SHIFT, **_LABELS},
+        settings=_ARROW,
+        only=_LABELS,
+        names={"input_ids": "tokens", "position_ids": "input_pos"},
     ),
     "astrai": Preset(
         "AstrAI's MmapStore and H5Store; the August version's SFT data set wants position_ids",
-        {("output", "storage_format"): "bin", ("output", "columns"): "loss_mask"},
-        {},
-        {**_MASK, **_SHIFT},
+        settings={"output.storage_format": "bin"},
+        only={**_MASK, **_SHIFTS},
     ),
 }
 
@@ -144,26 +119,30 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
 
     Anything that is no config is given back as it is: its problems are found later.
     """
-    output = config.get("output") if isinstance(config, dict) else None
-    name = output.get("preset") if isinstance(output, dict) else None
-    if not isinstance(name, str) or name not in get_args(PresetName):
+    found: dict[str, Any] = config if isinstance(config, dict) else {}
+    given, steps, output = found.get("input"), found.get("preprocessing", {}), found.get("output", {})
+    if not isinstance(given, dict) or not isinstance(steps, dict) or not isinstance(output, dict):
         return config, []
-    preset = PRESETS[name]  # type: ignore[index]
-    given, parts = config.get("input"), {part: config.get(part, {}) for part in ("preprocessing", "output")}
-    if not isinstance(given, dict) or not all(isinstance(part, dict) for part in parts.values()):
-        return config, []
+    preset = PRESETS.get(name) if isinstance(name := output.get("preset"), str) else None
     groups = given.get("groups") or [given]
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+    if preset is None or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return config, []
     if not all(group.get("sources" if preset.pairs else "sections") for group in groups):
         wanted = "the sources chosen and rejected" if preset.pairs else "input.sections, whose rows are one sequence"
         return config, [(("output", "preset"), f"found {name!r}, which is for {wanted}")]
-    problems = list(_problems(preset, name, parts))
+    problems: list[Problem] = []
     if not preset.reads_masks and not all(_trains_all(group["sections"]) for group in groups):
         text = f"found sections that are not trained in full; the preset {name!r} trains every token, prompts too"
         problems.append((("input", "groups" if groups[0] is not given else "sections"), text))
-    made = {**config, **{part: dict(fields) for part, fields in parts.items()}}
-    for (part, key), value in preset.settings.items():
+    made = {**config, "preprocessing": dict(steps), "output": dict(output)}
+    for place, (values, why) in preset.only.items():
+        part, key = place.split(".")
+        value = made[part].setdefault(key, values[0])
+        if not any(each in values for each in (value if isinstance(value, list) else [value])):
+            text = f"found {shown(value)}, wanted {' or '.join(map(shown, values))} for the preset {name!r}: {why}"
+            problems.append(((part, key), text))
+    for place, value in preset.settings.items():
+        part, key = place.split(".")
         if key == "eos" and all(_has_template(group.get("sections")) for group in groups):
             continue  # which ends its own texts
         if key == "keep_fields" and isinstance(names := made[part].get(key), list):
@@ -194,12 +173,3 @@ def _written(config: Mapping[str, Any]) -> set[str]:
     columns = {"seq_lens": packed, "position_ids": packed if mode is None else mode != "none"}
     columns["input_ids"] = config["output"].get("columns") == "labels"
     return {column for column, there in columns.items() if there}
-
-
-def _problems(preset: Preset, name: str, parts: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    for (part, key), (values, why) in preset.wanted.items():
-        found = parts[part].get(key, values[0])
-        formats = found if isinstance(found, list) and key == "storage_format" else [found]
-        if not any(each in values for each in formats):
-            wanted = " or ".join(map(shown, values))
-            yield (part, key), f"found {shown(found)}, wanted {wanted} for the preset {name!r}: {why}"

@@ -1,14 +1,12 @@
-"""Types of the values in a config: strict models, dtypes, formats, dates."""
+"""Types of the values in a config: dtypes, formats, dates."""
 
 import contextlib
 import re
-from collections.abc import Iterable
 from datetime import date as Date
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from beam_prep.config.problems import Problem, ProblemsError
 from beam_prep.formats import FORMATS
 from beam_prep.hints import shown
 
@@ -26,22 +24,6 @@ ALLOWED_DTYPES = {
     "texts": ("uint8",),
     "values": tuple(name for name in get_args(DType) if name != "bool"),
 }
-
-
-class Strict(BaseModel):
-    """A part of a config: no unknown keys, no conversions; `_problems` finds what types cannot express."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True)
-
-    @model_validator(mode="after")
-    def _check(self) -> "Strict":
-        if problems := list(self._problems()):
-            raise ProblemsError(problems)
-        return self
-
-    def _problems(self) -> Iterable[Problem]:
-        """Problems that types cannot express. Runs if every key is valid by itself."""
-        return ()
 
 
 def one_of(*allowed: object) -> BeforeValidator:
@@ -84,11 +66,8 @@ def _several(value: object) -> object:
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_several),
     Field(min_length=1),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-    ),
+    BeforeValidator(_several, json_schema_input_type=Text | Annotated[list[Text], Field(min_length=1)]),
 ]
 """One text, or a list of them."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]

@@ -4,9 +4,9 @@ A padded batch has an array [rows, longest] a column. A packed batch has all row
 says where the documents begin, in the fields that transformers' flash attention takes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,20 +15,14 @@ from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row
 from beam_prep.formats.contract import joined
+from beam_prep.readers.rows import Rows
 
 Arrays = Literal["numpy", "torch", "jax"]
 Side = Literal["right", "left"]
 
 
-class HasSchema(Protocol):
-    """A dataset, or a view of one."""
-
-    @property
-    def schema(self) -> tuple[Column, ...]: ...
-
-
 def collate(
-    of: HasSchema | Sequence[Column],
+    of: Rows | Sequence[Column],
     pad_id: int | None = None,
     packed: bool | None = None,
     arrays: Arrays = "numpy",
@@ -82,32 +76,25 @@ def collate(
     return Collate(schema, pad_id or 0, packed, arrays, side, pad_to_multiple_of)
 
 
-def _padded_problems(schema: Sequence[Column], pad_id: int | None) -> list[str]:
-    problems = []
+def _padded_problems(schema: Sequence[Column], pad_id: int | None) -> Iterator[str]:
     if any(column.role == "lengths" for column in schema):
-        problems.append(
-            "the rows hold several documents each, which would see each other in a padded batch: leave out packed=False"
-        )
+        why = "the rows hold several documents each, which would see each other in a padded batch"
+        yield f"{why}: leave out packed=False"
     if pad_id is None and any(column.role == "ids" for column in schema):
-        problems.append("a padded batch needs pad_id=..., the id of the tokenizer's padding token")
-    return problems
+        yield "a padded batch needs pad_id=..., the id of the tokenizer's padding token"
 
 
-def _packed_problems(schema: Sequence[Column], multiple: int) -> list[str]:
-    problems = []
-    ids = [column.name for column in schema if column.role == "ids"]
+def _packed_problems(schema: Sequence[Column], multiple: int) -> Iterator[str]:
+    ids, use = [column.name for column in schema if column.role == "ids"], "use packed=False, pad_id=..."
     if len(ids) != 1:
-        problems.append(
-            f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: use packed=False, pad_id=..."
-        )
+        yield f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: {use}"
     for column in schema:
         if not column.of_tokens and not column.metadata:
-            problems.append(f"column {column.name!r} has no value for each token: use packed=False, pad_id=...")
+            yield f"column {column.name!r} has no value for each token: {use}"
         if column.role == "attention":
-            problems.append("the rows are padded: make the output without padding, or use packed=False, pad_id=...")
+            yield f"the rows are padded: make the output without padding, or {use}"
     if multiple != 1:
-        problems.append("a packed batch is not padded: leave out pad_to_multiple_of")
-    return problems
+        yield "a packed batch is not padded: leave out pad_to_multiple_of"
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from beam_prep.formats import Row
 from beam_prep.formats.manifest import MANIFEST
 from beam_prep.hints import did_you_mean
 from beam_prep.readers.output import OpenOutput
-from beam_prep.readers.views import Mixture, Packed, Tail, checked, mixture
+from beam_prep.readers.rows import Rows
+from beam_prep.readers.views import Mixture, Packed, Ranks, Tail, checked, mixture
 
 if TYPE_CHECKING:
-    from beam_prep.readers.torch_rows import TorchRows
     from beam_prep.tokens.tokenizer import Tokenizer
 
 
-class Dataset:
+class Dataset(Rows):
     """The rows of an output, or of a part of it: a sequence (map-style dataset) that is read lazily.
 
     Row order: splits and domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column
@@ -83,11 +83,6 @@ class Dataset:
     def schema(self) -> tuple[Column, ...]:
         """The columns, in order."""
         return self._output.schema
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
-        return tuple(column.name for column in self.schema)
 
     @property
     def format(self) -> str:
@@ -241,7 +236,7 @@ class Dataset:
         Raises:
             ConfigError: rows of these columns cannot be packed, or an argument is wrong.
         """
-        return Packed(self, length, seed, strategy, rank, world_size, epoch, tail)
+        return Packed(self, length, seed, strategy, Ranks(rank, world_size, epoch, tail))
 
     def mixture(
         self,
@@ -261,25 +256,6 @@ class Dataset:
         """
         parts = {name: self.domain(name) for name in weights}
         return mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
-
-    def torch(self) -> "TorchRows":
-        """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
-
-        Integers are int64, a list of lists is a list of tensors. Strings and single numbers that are
-        kept as metadata stay `str`, `int` and `float`. `bp.collate(..., arrays="torch")` makes tensors of
-        batches, in less time.
-        """
-        from beam_prep.readers.torch_rows import TorchRows
-
-        return TorchRows(self)
-
-    def tf(self) -> Any:
-        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`,
-        and metadata as a scalar (of packed rows as [documents]), strings as `tf.string`.
-        """
-        from beam_prep.readers.torch_rows import tf_rows
-
-        return tf_rows(self)
 
     @property
     def key(self) -> int:
@@ -322,11 +298,8 @@ class Dataset:
         shards = np.array([place for place in range(len(self._output.listed)) if self._in_shard(place)], np.int64)
         if len(shards) > most:
             shards = shards[drawn(len(shards), most, first=True)]
-        numbers, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for shard in shards.tolist():
-            mine, found = self._sizes_in(shard)
-            numbers.append(mine)
-            sizes.append(found)
+        none = np.zeros(0, np.int64)
+        numbers, sizes = zip((none, none), *map(self._sizes_in, shards.tolist()), strict=True)
         return np.concatenate(numbers), np.concatenate(sizes)
 
     def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:

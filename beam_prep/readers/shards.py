@@ -103,12 +103,8 @@ def _most() -> int:
 MOST_MAPS = _most()
 
 
-class OpenShards:
+class OpenShards(dict[int, OpenShard]):
     """The open shards of one output, by number."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, OpenShard] = {}
-        self.get = self._open.get
 
     def add(self, shard: int, opened: OpenShard, maps: int) -> OpenShard:
         """Keeps a shard open, and closes others if there are too many.
@@ -117,13 +113,10 @@ class OpenShards:
             The shard: as another thread opened it, if that was faster.
         """
         with _all.lock:
-            if shard not in self._open:
-                self._open[shard] = opened
+            if shard not in self:
+                self[shard] = opened
                 _all.add(self, shard, maps)
-            return self._open.get(shard, opened)
-
-    def close(self, shard: int) -> None:
-        self._open.pop(shard, None)
+            return self.get(shard, opened)
 
 
 class _Process:
@@ -146,7 +139,7 @@ class _Process:
         oldest, number, its = self._opened.popleft()
         self._maps -= its
         if (shards := oldest()) is not None:
-            shards.close(number)
+            shards.pop(number, None)
         return True
 
     def renew_lock(self) -> None:

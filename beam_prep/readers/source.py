@@ -25,35 +25,35 @@ class InputLines:
 
     def __init__(self, inputs: Sequence[Mapping[str, Any]]) -> None:
         self._listed = {each["path"]: each for each in inputs}
-        self._found: dict[str, InputFile | str] = {}
+        self._found: dict[str, InputFile | BeamPrepError] = {}
 
-    def at(self, place: Mapping[str, Any]) -> str:
-        """The line at the `file` and `offset` of a drop; in parentheses, why it cannot be read."""
+    def line(self, path: str, offset: int) -> str:
+        """The line at an offset of an input.
+
+        Raises:
+            InputError, StorageError: it cannot be read, or is not what the manifest lists.
+        """
         with quiet_import():  # of Beam
-            from beam_prep.storage.foreign import line_at
-
-        file = self._file(place["file"])
-        try:
-            return _unread(file) if isinstance(file, str) else line_at(file, place["offset"])
-        except (InputError, StorageError) as error:
-            return _unread(str(error))
-
-    def _file(self, path: str) -> "InputFile | str":
-        """The input; or why it is not to be had."""
-        with quiet_import():
-            from beam_prep.storage.foreign import unchanged_input
+            from beam_prep.storage.foreign import line_at, unchanged_input
 
         if path not in self._found:
             try:
-                entry = self._listed.get(path)
-                self._found[path] = "the output lists no such input" if entry is None else unchanged_input(entry)
+                if path not in self._listed:
+                    raise InputError("the output lists no such input")
+                self._found[path] = unchanged_input(self._listed[path])
             except (InputError, StorageError) as error:
-                self._found[path] = str(error)
-        return self._found[path]
+                self._found[path] = error
+        found = self._found[path]
+        if isinstance(found, BeamPrepError):
+            raise found
+        return line_at(found, offset)
 
-
-def _unread(why: str) -> str:
-    return f"(its line cannot be read: {why})"
+    def at(self, place: Mapping[str, Any]) -> str:
+        """The line at the `file` and `offset` of a drop; in parentheses, why it cannot be read."""
+        try:
+            return self.line(place["file"], place["offset"])
+        except (InputError, StorageError) as error:
+            return f"(its line cannot be read: {error})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,6 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
             read. Relative paths are looked up in the current folder.
         IndexError, FormatError: see `Dataset`.
     """
-    with quiet_import():  # of Beam
-        from beam_prep.storage.foreign import line_at, unchanged_input
-
     names = {column.role: column.name for column in dataset.schema}
     if not {"file", "offset"} <= names.keys():
         raise BeamPrepError(
@@ -94,8 +91,7 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
         )
     row, inputs = dataset[index], dataset.manifest["inputs"]
     files, offsets = (np.atleast_1d(row[names[role]]).tolist() for role in ("file", "offset"))
-    opened: dict[int, InputFile] = {}
-    found = []
+    lines, found = InputLines(inputs), []
     for file, offset in zip(files, offsets, strict=True):
         if not 0 <= file < len(inputs) or offset < 0:
             raise BeamPrepError(
@@ -103,12 +99,12 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
                 "it is damaged"
             )
         try:
-            if file not in opened:
-                opened[file] = unchanged_input(inputs[file])
-            found.append(SourceLine(inputs[file]["path"], offset, line_at(opened[file], offset)))
+            path = inputs[file]["path"]
+            found.append(SourceLine(path, offset, lines.line(path, offset)))
         except (InputError, StorageError) as error:
-            place = place_at(inputs[file]["path"], offset)
-            raise BeamPrepError(f"row {index} is of {place}: {_why(dataset, inputs[file], error)}") from None
+            raise BeamPrepError(
+                f"row {index} is of {place_at(path, offset)}: {_why(dataset, inputs[file], error)}"
+            ) from None
     return found
 
 
@@ -118,5 +114,5 @@ def _why(dataset: "Dataset", entry: Mapping[str, Any], error: Exception) -> str:
         return str(error)
     return (
         f"{COLLECTION!r} is the name of what FromRecords was given, which no file holds. Carry a field that tells one "
-        "record from another (bp.Carry), and look for it where they came from"
+        "record from another (bp.KeepFields), and look for it where they came from"
     )

@@ -6,10 +6,10 @@ can go on from there.
 """
 
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -18,61 +18,62 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column, Strategy
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
+from beam_prep.readers.rows import Rows
 from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, plan_packs
-
-if TYPE_CHECKING:
-    from beam_prep.readers.torch_rows import TorchRows
-
 
 Tail = Literal["keep", "drop"]
 
 
-class Part(Protocol):
-    """A dataset, or a view of one."""
+class Ranks(NamedTuple):
+    """The part of a view that one rank sees.
 
-    @property
-    def key(self) -> int: ...
-    @property
-    def schema(self) -> tuple[Column, ...]: ...
-    def __len__(self) -> int: ...
-    def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]: ...
-
-
-class Rows(Part, Protocol):
-    """A dataset: rows that can be packed."""
-
-    @property
-    def path(self) -> Any: ...
-    def lengths(self, column: str) -> Array: ...
-    def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]: ...
-
-
-class View(ABC):
-    """A view of samples in another order than that of the rows. A map-style dataset, and a source of grain.
-
-    Args:
-        samples: of an epoch, of all ranks together.
-        key: of what the order depends on: a state of another key is refused.
+    Attributes:
         rank, world_size: which of how many takes its samples.
         epoch: from 0.
         tail: what becomes of the last samples of an epoch, if the ranks cannot take equally many: `keep`: some ranks
             have one more; `drop`: none has them.
     """
 
-    def __init__(self, samples: int, key: int, rank: int, world_size: int, epoch: int, tail: Tail) -> None:
+    rank: int
+    world_size: int
+    epoch: int
+    tail: Tail
+
+
+class Packable(Protocol):
+    """A dataset: rows that can be packed."""
+
+    @property
+    def path(self) -> Any: ...
+    @property
+    def schema(self) -> tuple[Column, ...]: ...
+    def lengths(self, column: str) -> Array: ...
+    def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]: ...
+
+
+class View(Rows):
+    """A view of samples in another order than that of the rows. A map-style dataset, and a source of grain.
+
+    Args:
+        samples: of an epoch, of all ranks together.
+        key: of what the order depends on: a state of another key is refused.
+        ranks: the part that this view is.
+    """
+
+    def __init__(self, samples: int, key: int, ranks: Ranks) -> None:
+        rank, world_size, epoch, tail = ranks
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank is {rank} of world_size {world_size}, wanted 0 to world_size - 1")
         if tail not in ("keep", "drop"):
             raise ConfigError(f"tail is {tail!r}, wanted keep or drop")
         self.samples, self.rank, self.world_size = samples, rank, world_size
-        self.key, self._tail = key, tail
-        self._start = 0
+        self._key, self._tail = key, tail
         self.set_epoch(epoch)
 
     @property
-    @abstractmethod
-    def schema(self) -> tuple[Column, ...]:
-        """The columns, in order."""
+    def key(self) -> int:
+        """A number of what the samples are, and their order; states say it."""
+        return self._key
 
     @abstractmethod
     def _ordered(self, epoch: int) -> None:
@@ -81,11 +82,6 @@ class View(ABC):
     @abstractmethod
     def _read(self, places: Array) -> list[Row]:
         """The samples at these places of the epoch's order."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
-        return tuple(column.name for column in self.schema)
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch."""
@@ -118,18 +114,6 @@ class View(ABC):
         """The samples of this rank in what is left of the epoch."""
         for first in range(0, len(self), _AHEAD):
             yield from self.__getitems__(range(first, min(first + _AHEAD, len(self))))
-
-    def torch(self) -> "TorchRows":
-        """See `Dataset.torch`."""
-        from beam_prep.readers.torch_rows import TorchRows
-
-        return TorchRows(self)
-
-    def tf(self) -> Any:
-        """See `Dataset.tf`."""
-        from beam_prep.readers.torch_rows import tf_rows
-
-        return tf_rows(self)
 
     def state_dict(self, taken: int = 0) -> dict[str, int]:
         """Where to go on, as a few integers. The same for all ranks: save it on rank 0.
@@ -219,17 +203,7 @@ class Packed(View):
         fill_rate: tokens over what the packed rows could hold, 0 to 1.
     """
 
-    def __init__(
-        self,
-        dataset: Rows,
-        length: int,
-        seed: int | None,
-        strategy: Strategy,
-        rank: int,
-        world_size: int,
-        epoch: int,
-        tail: Tail,
-    ) -> None:
+    def __init__(self, dataset: Packable, length: int, seed: int | None, strategy: Strategy, ranks: Ranks) -> None:
         ids = _ids_of(dataset)
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
@@ -247,7 +221,7 @@ class Packed(View):
         self._packs = plan.packs
         self.fill_rate = float(self._length_of.sum(dtype=np.int64) / max(1, len(plan) * length))
         key = zlib.crc32(lengths.tobytes(), zlib.crc32(f"{length} {seed} {strategy}".encode()))
-        super().__init__(len(plan), key, rank, world_size, epoch, tail)
+        super().__init__(len(plan), key, ranks)
 
     def __repr__(self) -> str:
         return f"Packed({self._dataset!r}, samples={len(self)} of {self.samples}, fill_rate={self.fill_rate:.4f})"
@@ -284,7 +258,7 @@ class Packed(View):
         return rows
 
 
-def _ids_of(dataset: Rows) -> str:
+def _ids_of(dataset: Packable) -> str:
     """The column of ids that can be packed.
 
     Raises:
@@ -306,7 +280,7 @@ def _ids_of(dataset: Rows) -> str:
 
 
 def mixture(
-    parts: Mapping[str, Part],
+    parts: Mapping[str, Rows],
     weights: Mapping[str, float],
     seed: int = 0,
     samples: int | None = None,
@@ -340,7 +314,7 @@ def mixture(
     Raises:
         ConfigError: the parts do not fit together, or an argument is wrong.
     """
-    return Mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
+    return Mixture(parts, weights, seed, samples, Ranks(rank, world_size, epoch, tail))
 
 
 class Mixture(View):
@@ -352,15 +326,7 @@ class Mixture(View):
     """
 
     def __init__(
-        self,
-        parts: Mapping[str, Part],
-        weights: Mapping[str, float],
-        seed: int,
-        samples: int | None,
-        rank: int,
-        world_size: int,
-        epoch: int,
-        tail: Tail,
+        self, parts: Mapping[str, Rows], weights: Mapping[str, float], seed: int, samples: int | None, ranks: Ranks
     ) -> None:
         _check(parts, weights)
         self._names, self._parts, self._seed = list(parts), list(parts.values()), seed
@@ -372,7 +338,7 @@ class Mixture(View):
         self.quotas = dict(zip(self._names, self._quotas.tolist(), strict=True))
         self.epochs = {name: quota / size for (name, quota), size in zip(self.quotas.items(), sizes, strict=True)}
         said = [*zip(self._names, self._quotas.tolist(), (part.key for part in self._parts), strict=True), seed]
-        super().__init__(total, zlib.crc32(repr(said).encode()), rank, world_size, epoch, tail)
+        super().__init__(total, zlib.crc32(repr(said).encode()), ranks)
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name}: {share:.3g} epochs" for name, share in self.epochs.items())
@@ -413,7 +379,7 @@ class Mixture(View):
         return rows
 
 
-def _check(parts: Mapping[str, Part], weights: Mapping[str, float]) -> None:
+def _check(parts: Mapping[str, Rows], weights: Mapping[str, float]) -> None:
     if not parts:
         raise ConfigError("there are no parts: give a dataset or more")
     if parts.keys() != weights.keys():

@@ -17,7 +17,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError
 from beam_prep.readers.dataset import Dataset
-from beam_prep.readers.views import Packed, shuffled
+from beam_prep.readers.views import Packed, Ranks, shuffled
 from beam_prep.shards.pack import pack_columns, plan_packs
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
 
@@ -265,6 +265,6 @@ def test_ten_million_documents_are_planned_in_ten_seconds(monkeypatch: pytest.Mo
     monkeypatch.setattr(Dataset, "lengths", lambda self, column: lengths)
     for strategy in ("bfd", "bfd_split"):
         start = time.process_time()
-        packed = Packed(dataset, 4096, 1, strategy, 0, 8, 0, "keep")
+        packed = Packed(dataset, 4096, 1, strategy, Ranks(0, 8, 0, "keep"))
         assert time.process_time() - start < 10
         assert packed.fill_rate > 0.99

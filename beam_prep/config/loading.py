@@ -1,0 +1,142 @@
+"""From a config's text to its model: the JSON, the file of its chat template, and one error with all problems."""
+
+import errno
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from beam_prep.config.strict import Location, Problem, path_of, problems_of
+from beam_prep.errors import ConfigError
+
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+"""Bytes of a config, and of a chat template's file."""
+
+TemplateFiles = Literal["beside", "below", "none"]
+"""The files that a chat template may be in: any, in relation to the config's folder; those below that; none."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a local file.
+
+    Raises:
+        OSError: it cannot be read, or is too large for a config.
+    """
+    with open(path, "rb") as file:
+        found = file.read(MAX_CONFIG_BYTES + 1)
+    if len(found) > MAX_CONFIG_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_CONFIG_BYTES} bytes")
+    return found
+
+
+def read_text(name: str) -> str:
+    """The text of a config's file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_file(name).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{name}: the config cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: the config is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which of its keys were given more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
+def parsed(text: str, name: str) -> Any:
+    """The JSON of a config.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_Object)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise ConfigError(f"{name}: not usable as JSON: {error}") from error
+
+
+def with_template(
+    obj: Any, folder: str, read: Callable[[str], bytes] | None = None, files: TemplateFiles = "beside"
+) -> Any:
+    """Replaces the path of a chat template by the template itself: outputs depend on its text.
+
+    Args:
+        obj: the config's JSON.
+        folder: the folder of the config.
+        read: reads a file.
+        files: the files that may be read.
+
+    Raises:
+        ConfigError: it cannot be read, or may not be.
+    """
+    given = obj.get("input") if isinstance(obj, dict) else None
+    if not isinstance(given, dict):
+        return obj
+    source = given.get("chat_template")
+    if not isinstance(source, str) or not source or "{{" in source or "{%" in source or re.fullmatch(r"[\w-]+", source):
+        return obj  # a template, or the name of one of the tokenizer's
+    found = f"input.chat_template: found {source[:200]!r}, which"
+    if files == "none":
+        raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
+    steps = source.split("/")
+    if files == "below" and (not steps[0] or ".." in steps or "://" in source or "\\" in source):
+        raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
+    path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
+    try:
+        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would be text of every row
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+        raise ConfigError(
+            f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
+            "one of the tokenizer's"
+        ) from error
+    return {**obj, "input": {**given, "chat_template": text}}
+
+
+def validated(model: type[Model], obj: object, name: str) -> Model:
+    """A config of type `model`, made of JSON; `name` is its name in error messages.
+
+    Raises:
+        ConfigError: with all problems, one per line.
+    """
+    problems = _unusable(obj)
+    try:
+        config = model.model_validate(obj)
+    except ValidationError as error:
+        problems += [problem for each in error.errors() for problem in problems_of(model, each)]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = [f"  {path_of(at)}: {text}" for at, text in problems]
+        raise ConfigError("\n".join([f"{name}: {count} in the config", *lines]))
+    return config
+
+
+def _unusable(obj: object) -> list[Problem]:
+    """Keys that an object has twice, and texts with half of a surrogate pair, which no file can hold."""
+    problems: list[Problem] = []
+    waiting: list[tuple[Location, object]] = [((), obj)]
+    for at, value in waiting:
+        if isinstance(value, dict):
+            problems += [((*at, key), "duplicate key; give it once") for key in getattr(value, "repeated", ())]
+            waiting += [((*at, "[key]"), key) for key in value]
+            waiting += [((*at, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*at, place), inner) for place, inner in enumerate(value)]
+        elif isinstance(value, str) and value.encode(errors="replace").decode() != value:
+            problems.append((at, f"found {ascii(value)[:80]}, which has half of a surrogate pair"))
+    return problems

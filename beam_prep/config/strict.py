@@ -1,0 +1,152 @@
+"""A part of a config: a strict model, what its fields mean, and its problems as text."""
+
+import ast
+import inspect
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from beam_prep.hints import did_you_mean, nearest, option_of, place_of, shown, unknown_name
+from beam_prep.renamed import CONFIG_KEYS
+
+Location = tuple[str | int, ...]
+Problem = tuple[Location, str]
+
+
+class ProblemsError(ValueError):
+    """Several problems at once, each with its place in the checked object (`rooted`: in the entire config)."""
+
+    def __init__(self, problems: list[Problem], rooted: bool = False) -> None:
+        super().__init__(problems, rooted)
+        self.problems = problems
+        self.rooted = rooted
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Field to what it means: the docstring below it, in Markdown.
+
+    They are read when they are asked for. `use_attribute_docstrings` of pydantic reads them at every start (0.06 s).
+    """
+    found = {}
+    for part in reversed([part for part in model.__mro__ if issubclass(part, Strict)]):
+        (definition,) = ast.parse(inspect.getsource(part)).body
+        for field, below in itertools.pairwise(getattr(definition, "body", ())):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+def plain(text: str) -> str:
+    """Markdown without its links."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
+
+
+def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    for name, text in meanings(model).items():
+        schema["properties"][name]["description"] = plain(text)
+
+
+class Strict(BaseModel):
+    """A part of a config: no unknown keys, no conversions; `_problems` finds what types cannot express."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", validate_default=True, json_schema_extra=_describe
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Strict":
+        if problems := list(self._problems()):
+            raise ProblemsError(problems)
+        return self
+
+    def _problems(self) -> Iterable[Problem]:
+        """Problems that types cannot express. Runs if every key is valid by itself."""
+        return ()
+
+
+WANTED = {
+    "int_type": "must be an integer",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "string_too_short": "must be a string that is not empty",
+    "string_pattern_mismatch": "must be a name of letters, digits and '_' that starts with a letter",
+    "tuple_type": "must be a list",
+    "too_short": "must be a list that is not empty",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+}
+"""What pydantic says of JSON in Python's words."""
+
+
+def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
+    """The problems in one entry of pydantic's `ValidationError.errors()`, for a config of type `model`."""
+    kind, found, context = error["type"], error["input"], error.get("ctx", {})
+    # Without pydantic's marks for the parts of a union.
+    at = tuple(step for step in error["loc"] if not str(step).startswith(("literal[", "constrained-")))
+    if isinstance(raised := context.get("error"), ProblemsError):
+        return [(place if raised.rooted else (*at, *place), text) for place, text in raised.problems]
+    if kind == "too_short" and found:
+        return []  # pydantic counts only the valid items; the others are reported separately
+    if kind == "value_error":
+        return [(at, str(raised))]
+    if kind == "missing":
+        return [(at, f"missing. {_meaning(model, at)}")]
+    if kind == "extra_forbidden":
+        return [(at, _unknown_key(model, at))]
+    wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
+    if kind == "literal_error":
+        allowed = context["expected"].replace(" or ", ", ")
+        wanted = f"{did_you_mean(found, allowed.replace(chr(39), '').split(', '))}allowed: {allowed}"
+    elif kind.startswith("greater_than"):
+        wanted += f". {_meaning(model, at)}"
+    return [(at, f"found {shown(found)}; {wanted}")]
+
+
+def _meaning(model: type[BaseModel], at: Location) -> str:
+    """The first sentence of what the field at this place means."""
+    while at and not isinstance(at[-1], str):  # a place in a list
+        at = at[:-1]
+    return plain(meanings(_part_at(model, at[:-1])).get(str(at[-1]), "")).partition(". ")[0].rstrip(".") + "."
+
+
+def _unknown_key(model: type[BaseModel], at: Location) -> str:
+    """Its new name; or where other tools' name for it is here; or the key that may be meant."""
+    key, known = at[-1], _part_at(model, at[:-1]).model_fields
+    if (new := CONFIG_KEYS.get(".".join(map(str, at)))) is not None:
+        return f"unknown key {shown(key)}; it is {new} now"
+    place, option, near = place_of(str(key)), option_of(str(key)), nearest(key, known)
+    parts = {name: model_in(field.annotation) for name, field in model.model_fields.items()}
+    right = [name for name, part in parts.items() if part is not None and key in part.model_fields]
+    meant = None if place is None else f"here it is {place}"
+    if option is not None and place is None:
+        meant = f"it is no part of the config: give --{option} on the command line"
+    # A word that is close by chance must not hide what the name means: `packing` is no misspelt `padding`.
+    if meant is not None and not right and (near is None or f".{near}" not in meant):
+        return f"unknown key {shown(key)}; {meant}; known: {', '.join(known)}"
+    return unknown_name("key", key, known) + "".join(f"; it belongs in {name!r}" for name in right)
+
+
+def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel]:
+    """The type of the object at this place of a config of type `model`; of a list or by name: of its objects."""
+    for step in at:
+        if isinstance(step, str) and step in model.model_fields:  # else the index of a section, the name of a source
+            model = model_in(model.model_fields[step].annotation) or model
+    return model
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The type of the objects that a field holds, alone, in a list or by name; None: it holds none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := model_in(part))), None)
+
+
+def path_of(at: Location) -> str:
+    """A place in a config as text: `input.sections[0].field`."""
+    steps = (step for step in at if step != "[key]")  # pydantic's mark for a problem with the key itself
+    texts = (f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{shown(step)}]" for step in steps)
+    return "".join(texts).removeprefix(".") or "config"
