@@ -24,7 +24,6 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.uses import Launch
 from beam_prep.storage.versions import Versions, new_name
 from beam_prep.tokens.check import IN_FULL
 
@@ -155,8 +154,6 @@ class OutputClaim:
             if self.options.cache_dir is None and not is_local(self.root):
                 self.staging.remove_kept()
             self.claims.release()
-        if self.token_cache.uses is not None:
-            self.token_cache.uses.tidy(self.root)
         if alone and self.options.cache_dir is None:
             self.staging.remove_kept()
 
@@ -206,17 +203,6 @@ class OutputClaim:
         output = made.path(version_name)
         output_at(output, self.staging).remove_replaced(manifest_of(output))
         made.point(version_name)
-
-    def note_launch(self) -> None:
-        """Notes in a token cache that is kept that this launch uses it."""
-        if self.token_cache.uses is not None:
-            recipe = self.token_cache.recipe[:16]
-            self.token_cache.uses.begin(Launch(self.staging.launch, recipe, self.root, self.staging.home))
-
-    def note_end(self) -> None:
-        """Notes there that it has ended."""
-        if self.token_cache.uses is not None:
-            self.token_cache.uses.end(self.root, self.staging.launch)
 
     def check(self) -> None:
         """Raises LockedError if another launch has taken the output."""

@@ -173,7 +173,6 @@ class Pipeline:
             with self._staging_of(engine) as reports, self._ended_well(engine, claim) as job:
                 pipeline = self._pipeline(engine, warnings, reports)
                 claim.take(engine.here, wait)
-                claim.note_launch()
                 progress = Progress(reports, self.inputs, limited=self.config.preprocessing.max_items is not None)
                 with progress, quiet_beam(), claim.claims.renewed(self.options.lease):
                     job.running = pipeline.run()
@@ -272,7 +271,6 @@ class Pipeline:
                 claim.fails()
             # On another runner the job may still be at work: a later launch removes its files.
             if engine.here or is_done:
-                claim.note_end()
                 self.staging.remove()
 
     def _pipeline(self, engine: Engine, warnings: list[str], reports: str | None) -> beam.Pipeline:

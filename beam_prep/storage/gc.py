@@ -1,9 +1,8 @@
-"""Removes the blocks of a token cache that no output uses, by age and size.
+"""Removes the blocks of a token cache by age, and then by size.
 
-A block stays if an output that is there was made of it, or if a launch of its recipe has not ended. Of the others,
-those go that were not used for a time, and then the oldest ones until the token cache is as small as wanted. If a
-launch begins just then, and a block that it has found is removed, it fails with a `TokenCacheError`, and the next run
-makes it.
+Every run touches the blocks that it uses: those go that were not used for a time, and then the oldest ones until the
+token cache is as small as wanted. A block that goes is made again by the next run that needs it. A run that has found
+one already fails with a `TokenCacheError`, so `older_than` should be longer than a job takes.
 """
 
 import os
@@ -13,18 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from beam_prep.data.ragged import Array
 from beam_prep.errors import ConfigError
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.storage.files import DAMAGED_SUFFIX, join
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.uses import Uses, is_among
 
 _BLOCK = re.compile(r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\..*)")
-_AT_ONCE = 5_000
 _ENDINGS = (ROWS, ROW_INDEX, REJECTS)  # in the order in which they are removed: without its rows a block is not found
 
 
@@ -43,19 +37,13 @@ class Collected:
 
     Attributes:
         token_cache: the folder.
-        outputs: how many outputs use it.
-        running: how many launches that have not ended do.
         kept, kept_bytes: blocks that are there afterwards.
-        in_use: of these, those that an output or a launch uses.
         removed, removed_bytes: blocks and leftovers that were removed.
     """
 
     token_cache: str
-    outputs: int
-    running: int
     kept: int
     kept_bytes: int
-    in_use: int
     removed: int
     removed_bytes: int
 
@@ -63,82 +51,39 @@ class Collected:
         """For a person."""
         return (
             f"{self.token_cache}: {self.removed:,} blocks, {self.removed_bytes / 1e9:.2f} GB "
-            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {self.kept_bytes / 1e9:.2f} GB kept, "
-            f"{self.in_use:,} of them in use by {self.outputs:,} outputs and {self.running:,} running jobs"
+            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {self.kept_bytes / 1e9:.2f} GB kept"
         )
 
 
 def collect(token_cache: str, older_than: float, most_bytes: int | None = None, dry_run: bool = False) -> Collected:
-    """Removes blocks that nothing uses.
+    """Removes blocks that were not used for a time.
 
     Args:
         token_cache: the folder.
         older_than: seconds; blocks that were used since then stay.
-        most_bytes: beyond that, blocks that nothing uses go whatever their age, the oldest first.
+        most_bytes: beyond that, blocks go whatever their age, the oldest first.
         dry_run: remove nothing.
 
     Raises:
         ConfigError: there is no token cache.
-        TokenCacheError: the note of an output is damaged.
     """
     if is_local(token_cache) and not os.path.isdir(token_cache):
         raise ConfigError(f"{token_cache}: there is no such token cache")
     token_cache = os.path.abspath(token_cache) if is_local(token_cache) else token_cache.rstrip("/")
-    uses, now = Uses(token_cache), time.time()
     found, leftovers = _found(token_cache)
-    # After the blocks: of a launch that began before this, every block that it has found is in `found`.
-    used, running, outputs = _in_use(uses, dry_run)
-    in_use = {name for name in found if _is_used(name, used, running)}
-    others = sorted((name for name in found if name not in in_use), key=lambda name: found[name].used)
-    kept_bytes = sum(files.bytes for files in found.values())
-    removed: list[str] = []
-    for name in others:
+    now, removed = time.time(), list[str]()
+    size = kept_bytes = sum(files.bytes for files in found.values())
+    for name in sorted(found, key=lambda name: found[name].used):
         if now - found[name].used > older_than or (most_bytes is not None and kept_bytes > most_bytes):
             removed.append(name)
             kept_bytes -= found[name].bytes
     old = [path for path, (_, used_at) in leftovers.items() if now - used_at > older_than]
     if not dry_run:
-        removed = list(_removed(token_cache, uses, removed, found))
+        for ending in _ENDINGS:
+            _remove(token_cache, [name + ending for name in removed if ending in found[name].endings])
         _remove(token_cache, old)
-    size = sum(found[name].bytes for name in removed)
-    return Collected(
-        token_cache,
-        outputs,
-        len(running),
-        len(found) - len(removed),
-        sum(files.bytes for files in found.values()) - size,
-        len(in_use),
-        len(removed),
-        size + sum(leftovers[path][0] for path in old),
-    )
-
-
-def _removed(token_cache: str, uses: Uses, names: list[str], found: dict[str, _Files]) -> Iterator[str]:
-    """Removes blocks, but none of a launch that has begun meanwhile. Gives back those that were removed."""
-    for first in range(0, len(names), _AT_ONCE):
-        running = {launch.recipe for _, launch in uses.launches() if launch.is_alive()}
-        part = [name for name in names[first : first + _AT_ONCE] if name.rpartition("-")[2] not in running]
-        _remove(token_cache, [name + ending for name in part for ending in _ENDINGS if ending in found[name].endings])
-        yield from part
-
-
-def _in_use(uses: Uses, dry_run: bool) -> tuple[dict[str, Array], set[str], int]:
-    """(recipe -> blocks of outputs, recipes of launches that have not ended, number of outputs)."""
-    if not dry_run:
-        uses.tidy()
-    running = {launch.recipe for _, launch in uses.launches() if launch.is_alive()}
-    used: dict[str, list[Array]] = {}
-    outputs = 0
-    for _, output in uses.outputs():
-        if output.is_there():
-            outputs += 1
-            used.setdefault(output.recipe, []).append(output.blocks)
-    return {recipe: np.unique(np.concatenate(each)) for recipe, each in used.items()}, running, outputs
-
-
-def _is_used(name: str, used: dict[str, Array], running: set[str]) -> bool:
-    recipe = name.rpartition("-")[2]
-    return recipe in running or (recipe in used and is_among(name, used[recipe]))
+    removed_bytes = size - kept_bytes + sum(leftovers[path][0] for path in old)
+    return Collected(token_cache, len(found) - len(removed), kept_bytes, len(removed), removed_bytes)
 
 
 def _found(token_cache: str) -> tuple[dict[str, _Files], dict[str, tuple[int, float]]]:

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -42,8 +43,7 @@ from beam_prep.shards.replay import (
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions, is_local
-from beam_prep.storage.uses import Uses
+from beam_prep.storage.stores.client import Changed, StoreOptions, is_local
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, CachePolicy
 
@@ -52,6 +52,8 @@ AT_ONCE = 32
 
 
 _LOOKED_INTO = 16
+_TOUCHED_AGAIN = 24 * 3600.0
+"""Seconds after which a block in a store is touched, by a copy onto itself, when it is used again."""
 _BLOCKS_PROVEN = 100_000
 _PROVEN: dict[tuple[str, int, int, int], set[int]] = {}
 
@@ -163,16 +165,17 @@ class TokenCache:
             write_file(self._path(name, ending), *parts)
         return receipt, sum(len(part) for parts in files.values() for part in parts)
 
-    @property
-    def uses(self) -> Uses | None:
-        """Who uses its blocks, for `gc`; None if it does not stay."""
-        return Uses(self.folder) if self.kept else None
-
     def used(self, name: str) -> None:
-        """Notes that a block was used again: `gc` removes those first that were not used for the longest time."""
+        """Notes that a block was used again: `gc` removes those that were not used for a time."""
+        path = self._path(name, ROWS)
         if self.kept and is_local(self.folder):
             with suppress(OSError):  # another user's; or it is gone, as whoever reads it will find
-                os.utime(self._path(name, ROWS))
+                os.utime(path)
+        elif self.kept:
+            found = objects.find(path)
+            if found is not None and time.time() - found.updated > _TOUCHED_AGAIN:
+                with suppress(Changed, FileNotFoundError):  # another run was faster, or `gc`
+                    objects.copy(found, path, found.sha256)
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.

@@ -174,9 +174,6 @@ class MakePlan(beam.DoFn):
         if self.publisher.max_reject_chars:
             plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
         earlier = self.publisher.earlier()
-        if token_cache.uses is not None:
-            publisher = self.publisher
-            token_cache.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
         goes_on = self.publisher.prepare(plan)
         if goes_on:
             last = token_cache.single_use and receipts.distinct and not compose.composes

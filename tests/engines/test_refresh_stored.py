@@ -100,10 +100,8 @@ def test_a_copy_is_of_the_version_that_was_found(store: Folder) -> None:
 def test_blocks_of_a_cache_in_a_store_are_removed(store: Folder, tokenizer_path: str) -> None:
     source, cache_dir = store.put("a.jsonl", chat(300)), store.path("token_cache")
     store.run(tokenizer_path, source, cache_dir=cache_dir)
-    told = collect(cache_dir, -60)
-    assert (told.removed, told.outputs, told.running) == (0, 1, 0)
-    objects.delete([store.path("out/manifest.json")])
-    assert collect(cache_dir, 3600).removed == 0
+    told = collect(cache_dir, 3600)
+    assert told.removed == 0 < told.kept
     assert collect(cache_dir, -60, dry_run=True).removed == told.kept
     assert collect(cache_dir, -60).kept == 0
     assert store.names("token_cache") == []
