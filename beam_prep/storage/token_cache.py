@@ -51,7 +51,6 @@ AT_ONCE = 32
 """Number of files that are read at the same time."""
 
 
-_LOOKED_INTO = 16
 _TOUCHED_AGAIN = 24 * 3600.0
 """Seconds after which a block in a store is touched, by a copy onto itself, when it is used again."""
 _BLOCKS_PROVEN = 100_000
@@ -144,26 +143,13 @@ class TokenCache:
             return any(each.startswith(start) for each in names)
         return bool(objects.listed(join(folder, start)))
 
-    def is_new(self) -> bool:
-        """True if no block of this recipe is here. Of a local token cache only the first folders are looked into."""
-        if not is_local(self.folder):
-            return False
-        folders = sorted(os.listdir(self.folder))[:_LOOKED_INTO] if os.path.isdir(self.folder) else []
-        ending = f"-{self.recipe[:16]}{ROWS}"
-        return not any(
-            name.endswith(ending)
-            for folder in folders
-            if os.path.isdir(os.path.join(self.folder, folder))
-            for name in os.listdir(os.path.join(self.folder, folder))
-        )
-
-    def write(self, batch: Batch, tokens: Array, text_limit: int) -> tuple[BlockReceipt, int]:
-        """Writes a block's files, its rows last. For the arguments see `encode_block`. (receipt, bytes written)"""
+    def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
+        """Writes a block's files, its rows last. For the arguments see `encode_block`."""
         name = self.name(self.digest(batch.origin))
         receipt, files = encode_block(batch, tokens, text_limit, name)
         for ending, parts in files.items():
             write_file(self._path(name, ending), *parts)
-        return receipt, sum(len(part) for parts in files.values() for part in parts)
+        return receipt
 
     def used(self, name: str) -> None:
         """Notes that a block was used again: `gc` removes those that were not used for a time."""
