@@ -155,16 +155,16 @@ class Pipeline:
             beam_options: any options of Beam. Without a runner, small inputs are worked on in this process, and large
                 ones in one worker process for each core.
             wait: wait for the end. Otherwise the job is only launched (on runners that work elsewhere), and a later
-                launch removes its unfinished files after `staging_ttl`.
+                launch removes its unfinished files.
 
         Raises:
             BeamPrepError: one of its subclasses. The message says what to do.
         """
         options = self._set_beam_options(beam_options)
         claim = self.claim()
-        with claim.locked() as alone:
+        with claim.claims.locked():
             if (output := claim.made_already()) is not None:
-                claim.finish_for_others(output, alone)
+                claim.finish_for_others(output)
                 return Result(output, manifest_of(output), up_to_date=True)
             ignored = without_effect(options, wait)
             engine = choose_runner(options, self.inputs)
@@ -238,8 +238,7 @@ class Pipeline:
     def _staging_of(self, engine: Engine) -> Iterator[str | None]:
         """Makes the folder of unfinished files. Gives that of the workers' reports; None: they share none with us."""
         try:
-            self.staging.remove_older(self.options.staging_ttl)
-            self.staging.create(ends_with_launcher=engine.here)
+            self.staging.create()
             if not engine.here:  # workers on other machines do not have the tokenizer's folder
                 self.tokenizer = ship(self.tokenizer, self.staging.root)
             if self._references is not None:

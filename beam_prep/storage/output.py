@@ -20,7 +20,7 @@ from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.output_target import OutputTarget, is_manifest, listed_files
 from beam_prep.storage.reuse import EarlierShard, copy_objects, link_files, linked_receipt
-from beam_prep.storage.staging import HashedFiles, Staging, mark, temporary_files
+from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import PreconditionFailed, is_local, shortened
 from beam_prep.storage.stores.objects import parts, read_bytes
@@ -118,8 +118,6 @@ class LocalOutput:
         """A path in this launch's folder next to the output, where nothing is. It is removed at the end."""
         folder = os.path.join(self.staging.home, self.staging.launch)
         os.makedirs(folder, exist_ok=True)
-        if self.staging.is_marked:
-            mark(folder)
         path = os.path.join(folder, name)
         shutil.rmtree(path, ignore_errors=True)  # of an attempt that was killed: engines run a step again
         yield path

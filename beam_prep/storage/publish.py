@@ -300,8 +300,8 @@ class Publisher:
             return bool(self.facts) and same_facts(manifest, self.facts) and manifest["inputs"] == plan.inputs
 
         if not self.launched and not self.target.is_published():
-            claim = Claim(self.staging.launch, started=self.run["started"], lease=_CHAIN_LEASE, dies=True)
-            self.target.claims.take(claim, launched=False)
+            claim = Claim(self.staging.launch, started=self.run["started"], lease=_CHAIN_LEASE)
+            self.target.claims.take(claim)
         if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)
