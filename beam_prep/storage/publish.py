@@ -37,8 +37,7 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.output import failed_at, output_at
-from beam_prep.storage.output_target import OutputTarget, is_manifest
+from beam_prep.storage.output import OutputTarget, failed_at, is_manifest, output_at
 from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
@@ -293,7 +292,7 @@ class Publisher:
 
         Raises:
             ConfigError: see `Layout.columns`.
-            OutputError: see `OutputTarget.prepare`.
+            OutputError: see `LocalOutput.prepare`.
         """
 
         def is_ours(manifest: Mapping[str, Any]) -> bool:

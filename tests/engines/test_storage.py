@@ -31,8 +31,7 @@ from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.input_digests import digest_of_input
-from beam_prep.storage.output import StoredOutput
-from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.output import StoredOutput, listed_files
 from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.objects import read_bytes

@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.storage.claims import LEASE, Claim
-from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.output import listed_files
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
