@@ -692,10 +692,10 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
     _reach_stores(beam_options)
-    from beam_prep.storage import gc as collector
+    from beam_prep.storage.token_cache import collect
 
     for path in given.caches:
-        found = collector.collect(path, given.older_than, given.max_bytes, given.dry_run)
+        found = collect(path, given.older_than, given.max_bytes, given.dry_run)
         print(found.line(given.dry_run))
     return 0
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from beam_prep.storage.gc import collect
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed
+from beam_prep.storage.token_cache import collect
 from tests.engines.test_storage import Folder
 from tests.engines.test_storage import server as server
 from tests.engines.test_storage import store as store

@@ -10,10 +10,9 @@ import pytest
 
 from beam_prep import cli
 from beam_prep.errors import ConfigError
-from beam_prep.storage.gc import Collected, collect
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.token_cache import Collected, TokenCache, collect
 from tests.storage.memory import MemoryStore
 from tests.test_refresh import Jobs, texts
 
