@@ -181,7 +181,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
     verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
-    collect = command("gc", "remove the blocks of token caches that no output and no running job uses")
+    collect = command("gc", "remove the blocks of token caches that were not used for a time")
     collect.add_argument(
         "caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir; options of Beam may follow"
     )
@@ -721,10 +721,10 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
     _reach_stores(beam_options)
-    from beam_prep.storage import gc as collector
+    from beam_prep.storage.token_cache import collect
 
     for path in given.caches:
-        found = collector.collect(path, given.older_than, given.max_bytes, given.dry_run)
+        found = collect(path, given.older_than, given.max_bytes, given.dry_run)
         print(found.line(given.dry_run))
     return 0
 

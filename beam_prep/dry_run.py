@@ -14,17 +14,16 @@ from beam_prep.data.block import Origin, Split
 from beam_prep.data.hashing import tree_digest
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import TokenCacheError
-from beam_prep.formats.cached_block import encode_block
 from beam_prep.pipeline import Pipeline
+from beam_prep.room import free_bytes, sizes
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.row_index import RowIndexes
 from beam_prep.shards.slices import Shards, first_items, shard_borders
 from beam_prep.storage.output import output_at
-from beam_prep.storage.preflight import free_bytes, output_ratio
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.reuse import EarlierOutput, ShardKeys
-from beam_prep.storage.splits import blocks_of, first_records, split_file
+from beam_prep.storage.splits import blocks_of, split_file
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
@@ -125,7 +124,7 @@ def dry_run(job: Pipeline) -> DryRun:
         ]
     to_do = {token_cache.digest(block.origin): block for block in blocks if block.receipt is None}
     kept = _shards_that_stay(job, token_cache, blocks, earlier)
-    cached, written = _sizes(job)
+    cached, written = sizes(job.config, job.tokenizer, job.inputs, job.options.max_reject_chars)
     size = sum(block.origin.bytes for block in blocks)
     output_bytes = int(written * size) - earlier.bytes_of(kept)
     return DryRun(
@@ -226,22 +225,3 @@ def _changes(old: Any, new: Any, place: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _sizes(job: Pipeline) -> tuple[float, float]:
-    """(bytes in the token cache, bytes in the output) for each byte of input, of the first records."""
-    for number, source in enumerate(job.inputs):
-        records = first_records(source, number)
-        if records is None:
-            continue
-        size = records.origin.bytes
-        batch = recipe.run_steps(recipe.chain(job.config.part(source.group), job.tokenizer), records)
-        layout, eos_id = recipe.layout(job.config, job.tokenizer), job.tokenizer.id_of("eos_token")
-        batch = layout.cached(batch, eos_id, job.config.preprocessing.rows_without_loss, job.config.columns())
-        if not len(batch):
-            continue
-        _, files = encode_block(batch, layout.tokens(batch), job.options.max_reject_chars, "first")
-        cached = sum(len(part) for parts in files.values() for part in parts)
-        formats = job.config.output.formats
-        return cached / size, output_ratio(batch, cached, formats, layout) * cached / size
-    return 0.0, 0.0

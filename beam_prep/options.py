@@ -236,13 +236,6 @@ class RunOptions(BaseModel):
         "gs://bucket/unfinished",
         **_FOLDER,
     )
-    staging_ttl: float = _files(
-        7 * 24 * 3600,
-        "Seconds that unfinished files are kept",
-        "remove what failed launches left after this time, by default 7 days",
-        "86400",
-        **_SECONDS,
-    )
     lease: float = _files(
         600.0,
         "Seconds until a killed launch is forgotten",

@@ -1,15 +1,11 @@
 """Who may write an output: its lock, its claim, its versions, and what launches left that did not end well."""
 
-import contextlib
 import json
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import filelock
 
 from beam_prep.data.block import InputFile
 from beam_prep.errors import LockedError, OutputError
@@ -24,7 +20,6 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.uses import Launch
 from beam_prep.storage.versions import Versions, new_name
 from beam_prep.tokens.check import IN_FULL
 
@@ -66,37 +61,6 @@ class OutputClaim:
         """The claims of all launches on this output."""
         return self.staging.claims(self.root)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[bool]:
-        """Locks the output against other jobs. (In a store, claims do that: see `StoredOutput`.)
-
-        Returns:
-            True: on a disk, and no other launch's folder is left.
-
-        Raises:
-            LockedError: another job has it.
-        """
-        if not is_local(self.root):
-            yield False
-            return
-        # Next to the output, wherever the staging is: all jobs on this output must find the same lock.
-        folder = self.staging.home
-        os.makedirs(folder, exist_ok=True)
-        lock = filelock.FileLock(os.path.join(folder, "lock"))
-        try:
-            held = lock.acquire(timeout=0)
-        except filelock.Timeout:
-            holder = self.claims.holder()  # None between its lock and its claim
-            who = f": {holder.who()}" if holder else ""
-            stop = f"; to stop it, type on {holder.host}: kill {holder.pid}" if holder else ""
-            raise LockedError(
-                f"another job is writing {self.root}{who}. Wait for it, or choose another output{stop}"
-            ) from None
-        with held:
-            alone = self.staging.remove_ended()
-            replace(self.staging, root=folder).remove_ended()  # copies of another disk's staging
-            yield alone
-
     def made_already(self) -> str | None:
         """The output that is there, if it is complete and of this job; else None.
 
@@ -109,9 +73,9 @@ class OutputClaim:
         made = Versions(self.root)
         made.clean()
         latest, other = made.latest(), self.claims.holder()
-        ended = other.version_name if other is not None and other.has_ended() else None
+        claimed = None if other is None else other.version_name
         # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
-        for name in dict.fromkeys(filter(None, (latest, self.options.version_name, ended))):
+        for name in dict.fromkeys(filter(None, (latest, self.options.version_name, claimed))):
             if self._is_made(made.path(name)):
                 made.point(name)
                 made.remove_old(keep, name)
@@ -139,26 +103,21 @@ class OutputClaim:
             return True  # by the stores' checksums; no file is read
         return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
 
-    def finish_for_others(self, output: str, alone: bool) -> None:
-        """Does what a launch that was killed after it had published an output left to do.
-
-        Args:
-            output: the output.
-            alone: see `locked`.
-        """
-        if self.claims.holder() is not None:
+    def finish_for_others(self, output: str) -> None:
+        """Does what a launch that was killed after it had published an output left to do."""
+        is_claimed = self.claims.holder() is not None
+        if is_claimed:
             try:
                 self.take(here=True, wait=True)
             except LockedError:
                 return  # a job is at work
             output_at(output, self.staging).remove_replaced(manifest_of(output))
-            if self.options.cache_dir is None and not is_local(self.root):
+        if is_claimed or is_local(self.root):
+            self._remove_others()  # killed before they had a claim
+            if self.options.cache_dir is None:
                 self.staging.remove_kept()
+        if is_claimed:
             self.claims.release()
-        if self.token_cache.uses is not None:
-            self.token_cache.uses.tidy(self.root)
-        if alone and self.options.cache_dir is None:
-            self.staging.remove_kept()
 
     def choose_version(self) -> str:
         """Chooses the output. A launch that did not end well has given its version a name, which is kept.
@@ -167,7 +126,7 @@ class OutputClaim:
             LockedError: another launch holds the output.
         """
         if self.options.keep_versions is not None:
-            made, other = Versions(self.root), self.claims.ended(alone=is_local(self.root))
+            made, other = Versions(self.root), self.claims.ended()
             unfinished = None if other is None or made.has(other.version_name or "") else other.version_name
             self.output = made.path(self.options.version_name or unfinished or new_name())
         return self.output
@@ -186,37 +145,28 @@ class OutputClaim:
         lease = self.options.lease
         lease = lease if here or wait else max(lease, _UNTIL_WORKERS_START)
         mine = Claim(self.staging.launch, dies=here, lease=lease, version_name=name)
-        other = self.claims.take(mine, alone=is_local(self.root))
+        other = self.claims.take(mine, is_locked=True)
         self.is_taken = True
+        self._remove_others()
         if other is not None:
-            for launch, version_name in other.ended():
-                self._clear_up(str(launch), version_name)
+            for version_name in other.ended():
+                self._clear_up(version_name)
             self.claims.update(left=())
 
-    def _clear_up(self, launch: str, version_name: str | None) -> None:
-        """Removes what a launch left that did not end well, or ends its work if it had published."""
-        if not is_local(self.root):
-            replace(self.staging, launch=launch).remove()
+    def _remove_others(self) -> None:
+        """Removes the unfinished files of all other launches: none of them has the claim."""
+        for root in {self.staging.root, self.staging.home}:  # copies of another disk's staging are next to the output
+            replace(self.staging, root=root).remove_others()
+
+    def _clear_up(self, version_name: str) -> None:
+        """Removes what a launch left of a version that did not end well, or ends its work if it had published."""
         made = Versions(self.root)
-        if version_name is None:
-            return
         if not made.has(version_name):
             made.remove_unfinished(version_name)
             return
         output = made.path(version_name)
         output_at(output, self.staging).remove_replaced(manifest_of(output))
         made.point(version_name)
-
-    def note_launch(self) -> None:
-        """Notes in a token cache that is kept that this launch uses it."""
-        if self.token_cache.uses is not None:
-            recipe = self.token_cache.recipe[:16]
-            self.token_cache.uses.begin(Launch(self.staging.launch, recipe, self.root, self.staging.home))
-
-    def note_end(self) -> None:
-        """Notes there that it has ended."""
-        if self.token_cache.uses is not None:
-            self.token_cache.uses.end(self.root, self.staging.launch)
 
     def check(self) -> None:
         """Raises LockedError if another launch has taken the output."""

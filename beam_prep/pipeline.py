@@ -24,6 +24,7 @@ from beam_prep.output_claim import OutputClaim, manifest_of
 from beam_prep.process import Stopped, received_signal
 from beam_prep.progress import Progress, reports_folder
 from beam_prep.reading.decontaminate import IndexSource
+from beam_prep.room import AMPLE, free_bytes, lacks_room, sizes
 from beam_prep.runners import (
     Engine,
     cancel,
@@ -42,7 +43,6 @@ from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.input_digests import stores_checksum
 from beam_prep.storage.output import normalise_path
-from beam_prep.storage.preflight import Preflight
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
 from beam_prep.storage.staging import Staging
@@ -157,16 +157,16 @@ class Pipeline:
             beam_options: any options of Beam. Without a runner, small inputs are worked on in this process, and large
                 ones in one worker process for each core.
             wait: wait for the end. Otherwise the job is only launched (on runners that work elsewhere), and a later
-                launch removes its unfinished files after `staging_ttl`.
+                launch removes its unfinished files.
 
         Raises:
             BeamPrepError: one of its subclasses. The message says what to do.
         """
         options = self._set_beam_options(beam_options)
         claim = self.claim()
-        with claim.locked() as alone:
+        with claim.claims.locked():
             if (output := claim.made_already()) is not None:
-                claim.finish_for_others(output, alone)
+                claim.finish_for_others(output)
                 return Result(output, manifest_of(output), up_to_date=True)
             ignored = without_effect(options, wait)
             engine = choose_runner(options, self.inputs)
@@ -175,7 +175,6 @@ class Pipeline:
             with self._staging_of(engine) as reports, self._ended_well(engine, claim) as job:
                 pipeline = self._pipeline(engine, warnings, reports)
                 claim.take(engine.here, wait)
-                claim.note_launch()
                 progress = Progress(reports, self.inputs, limited=self.config.preprocessing.max_items is not None)
                 with progress, quiet_beam(), claim.claims.renewed(self.options.lease):
                     job.running = pipeline.run()
@@ -211,6 +210,7 @@ class Pipeline:
         _ = self._backend  # it may be refused, before anything runs
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", engine.how, files, total_size(self.inputs) / 1e6)
+        ignored = [*ignored, *self._lacks_room(self._is_single_use(engine))]
         for warning in ignored:
             log.warning("warning: %s", warning)
         self._first_records.check_files()
@@ -244,8 +244,7 @@ class Pipeline:
     def _staging_of(self, engine: Engine) -> Iterator[str | None]:
         """Makes the folder of unfinished files. Gives that of the workers' reports; None: they share none with us."""
         try:
-            self.staging.remove_older(self.options.staging_ttl)
-            self.staging.create(ends_with_launcher=engine.here)
+            self.staging.create()
             if not engine.here:  # workers on other machines do not have the tokenizer's folder
                 self.tokenizer = ship(self.tokenizer, self.staging.root)
             if self._references is not None:
@@ -277,7 +276,6 @@ class Pipeline:
                 claim.fails()
             # On another runner the job may still be at work: a later launch removes its files.
             if engine.here or is_done:
-                claim.note_end()
                 self.staging.remove()
 
     def _pipeline(self, engine: Engine, warnings: list[str], reports: str | None) -> beam.Pipeline:
@@ -287,8 +285,7 @@ class Pipeline:
             ConfigError: an option that a step or Beam refuses.
         """
         config, options = self.config, self.options
-        alone = engine.here and options.cache_dir is None and self.staging.local
-        token_cache = self.cache_of_run(single_use=alone and not self.compose.composes)
+        token_cache = self.cache_of_run(self._is_single_use(engine))
         checksum = stores_checksum(self.inputs)
         run = {
             "how": engine.how,
@@ -321,7 +318,6 @@ class Pipeline:
                     overwrite=options.overwrite,
                     token_cache=token_cache,
                     staging=self.staging,
-                    preflight=self._preflight(token_cache),
                     progress=reports,
                     keep_versions=options.keep_versions,
                     compose=self.compose,
@@ -340,6 +336,10 @@ class Pipeline:
         for warning in run["warnings"][said:]:
             log.warning("warning: %s", warning)
 
+    def _is_single_use(self, engine: Engine) -> bool:
+        alone = engine.here and self.options.cache_dir is None and self.staging.local
+        return alone and not self.compose.composes
+
     def cache_of_run(self, single_use: bool = False) -> TokenCache:
         """The token cache; for `single_use` see there."""
         folder = self.cache_dir or join(self.staging.root, "token_cache")
@@ -352,20 +352,29 @@ class Pipeline:
         """The path of the output whose shards are linked."""
         return earlier_path(self.root, self.options.keep_versions)
 
-    def _preflight(self, token_cache: TokenCache) -> Preflight:
-        places = (self.staging.root, self.staging.home)
-        fewer = bool(self.compose.mix) or self.compose.deduplicate
-        return Preflight(
-            input_bytes=total_size(self.inputs),
-            token_cache=token_cache.folder if is_local(token_cache.folder) else None,
-            outputs=tuple(dict.fromkeys(place for place in places if is_local(place))),
-            cache_is_new=token_cache.is_new(),
-            linked=EarlierOutput(self.earlier_output()).bytes,
-            limited=fewer or self.config.preprocessing.max_items is not None,
-            single_use=token_cache.single_use,
-            shuffled=self.compose.shuffle is not None,
-            scratch=self.staging.root if is_local(self.staging.root) else None,
+    def _lacks_room(self, single_use: bool) -> list[str]:
+        """The disks that will probably be too small, as far as that can be told before the run.
+
+        Blocks of a token cache that is there may be used, shards of an earlier output linked, rows left out: for these
+        no room is counted.
+        """
+        cache_folder, root, home = self.cache_of_run().folder, self.staging.root, self.staging.home
+        total, free = (
+            total_size(self.inputs),
+            [free_bytes(each) for each in (cache_folder, root, home) if is_local(each)],
         )
+        if not free or min(free) > AMPLE * total:
+            return []
+        cached, output = sizes(self.config, self.tokenizer, self.inputs, self.options.max_reject_chars)
+        fewer = self.compose.mix or self.compose.deduplicate or self.config.preprocessing.max_items is not None
+        output = 0.0 if fewer or len(EarlierOutput(self.earlier_output())) else output
+        runs = 0.0 if fewer or self.compose.shuffle is None else cached
+        freed = output if single_use else 0.0  # blocks are removed as their rows are written
+        cached = 0.0 if os.path.isdir(cache_folder) else max(0.0, cached - freed)
+        needs = [(cache_folder, "the token cache", cached), (root, "sorted runs", runs), (root, "the output", output)]
+        # Of an output that is built on another disk than it is put in place, a copy is made.
+        needs.append((home, "the output", output))
+        return lacks_room((folder, what, size * total) for folder, what, size in needs if is_local(folder))
 
 
 @dataclass(slots=True)

@@ -41,9 +41,6 @@ class Counts:
 
     Attributes:
         bytes, lines, rejects: of the input's content.
-        blocks_made, bytes_made: those that were not in the token cache already.
-        cached: bytes written to the token cache.
-        output_ratio: bytes of output for each byte in the token cache; 0: not known.
         stored: bytes of the input as it is stored, compressed or not.
         tokens: of kept records.
         trained, maybe_trained: trained tokens, and all tokens, of the blocks that were made and have a mask.
@@ -55,10 +52,6 @@ class Counts:
     bytes: int = 0
     lines: int = 0
     rejects: int = 0
-    blocks_made: int = 0
-    bytes_made: int = 0
-    cached: int = 0
-    output_ratio: float = 0.0
     stored: int = 0
     tokens: int = 0
     trained: int = 0
@@ -72,15 +65,13 @@ class Counts:
         return " ".join(str(getattr(self, name)) for name in _NAMES)
 
     def add(self, line: str) -> None:
-        """Adds a line of a report. Of ratios, the smallest counts; of plans, one."""
+        """Adds a line of a report. Of plans, one counts."""
         words = line.split()
         if len(words) != len(_NAMES):
             return
         for name, word in zip(_NAMES, words, strict=True):
             now = getattr(self, name)
-            if name == "output_ratio":
-                self.output_ratio = min(filter(None, (now, float(word))), default=0.0)
-            elif name in ("planned", "plans"):  # an engine may repeat the step
+            if name in ("planned", "plans"):  # an engine may repeat the step
                 setattr(self, name, max(now, int(word)))
             else:
                 setattr(self, name, now + int(word))

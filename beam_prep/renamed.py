@@ -15,6 +15,7 @@ OPTIONS = {
 GONE_OPTIONS = {
     "render": "it is gone, as there is one way to render chat templates: leave it out",
     "shuffle_method": "it is gone, as every shuffle sorts groups of blocks and merges these: leave it out",
+    "staging_ttl": "it is gone, as the next launch that claims an output removes what others left: leave it out",
 }
 """Options that there were: name -> what to do."""
 

@@ -132,12 +132,14 @@ MAY_IMPORT = {
         "process",
         "progress",
         "recipe",
+        "room",
         "runners",
         "storage",
         "transforms",
     }
     | {"chat"},
-    "dry_run": {"data", "reading", "shards", "errors", "formats", "pipeline", "recipe", "storage"},
+    "room": {*TO_SHARDS, "config", "formats", "recipe", "storage"},
+    "dry_run": {"data", "reading", "shards", "errors", "formats", "pipeline", "recipe", "room", "storage"},
     "replay": {
         *("data", "reading"),
         *("config", "errors", "formats", "options", "pipeline", "readers", "recipe", "storage"),
@@ -188,6 +190,7 @@ WITHOUT_BEAM = (
 )
 SEEN_BY_BEAM = (
     "storage",
+    "room",
     "transforms",
     "recipe",
     "beam_yaml",

@@ -50,7 +50,7 @@ def test_a_job_through_a_linked_folder_finds_the_lock(source: Path, tmp_path: Pa
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     first = job(source, tmp_path / "disk" / "out")
-    with first.claim().locked(), pytest.raises(LockedError, match=r"another job is writing .*/disk/out"):
+    with first.claim().claims.locked(), pytest.raises(LockedError, match=r"another job is writing .*/disk/out"):
         run(source, tmp_path / "link" / "out")
     run(source, tmp_path / "link" / "out")
 

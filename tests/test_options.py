@@ -57,7 +57,7 @@ def test_the_defaults_are_those_of_the_steps() -> None:
         ({"wait": True}, "unknown option 'wait'; known: overwrite, "),
         ({"overwrite": "yes"}, "overwrite is 'yes', wanted true or false"),
         ({"cache_dir": 3}, "cache_dir is 3, wanted a text"),
-        ({"staging_ttl": "1"}, "staging_ttl is '1', wanted a number"),
+        ({"lease": "100"}, "lease is '100', wanted 60 seconds or more"),
         ({"block_bytes": True}, "block_bytes is True, wanted a whole number"),
         ({"max_reject_chars": -1}, "max_reject_chars is -1, wanted 0 or more characters"),
         ({"max_line_bytes": 1 << 31}, "max_line_bytes is 2147483648, wanted 1 or more, below 2 GiB"),

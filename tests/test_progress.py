@@ -59,8 +59,7 @@ def of_size(size: int) -> list[InputFile]:
 
 numbers = st.builds(
     Counts,
-    *[st.integers(0, 10**15)] * 6,
-    output_ratio=st.sampled_from([0.0, 0.25, 1.5]),
+    *[st.integers(0, 10**15)] * 3,
     stored=st.integers(0, 10**15),
     written=st.integers(0, 10**9),
 )
@@ -83,7 +82,6 @@ def test_a_report_that_is_read_while_it_is_written_gives_the_same_sums(
     found = reports.counts()
     assert found.bytes == sum(each.bytes for each, _ in written)
     assert found.written == sum(each.written for each, _ in written)
-    assert found.output_ratio == min(filter(None, (each.output_ratio for each, _ in written)), default=0.0)
     assert reported(str(folder)) == found
 
 
@@ -95,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_lines_that_are_no_reports_are_passed_over(folder: Path) -> None:
     report_block(str(folder), Counts(bytes=5))
-    (folder / "odd").write_bytes(b"1 2 3\n\xff\xfe\n" + b"x " * 14 + b"\n" + Counts(bytes=7).line().encode())
+    (folder / "odd").write_bytes(b"1 2 3\n\xff\xfe\n" + b"x " * 10 + b"\n" + Counts(bytes=7).line().encode())
     assert reported(str(folder)).bytes == 5
     assert reported(str(folder / "missing")) == Counts()
 

@@ -1,9 +1,12 @@
-"""The claim of a launch on its output: one job at a time makes an output, and a job that lost its claim stops.
+"""Who may write an output: one job at a time, and a job that has lost its claim stops.
 
-A claim is a small file next to the output. It names the launch, its process, and a lease: as long as the launch lives,
-its launcher or its workers renew the claim. The claim of a launch that is gone ends with its lease, so that a killed
-launch blocks nobody for longer. It is made and taken over by writes that happen only if the claim is still what was
-read (on a store a conditional put), so that of two launches one wins.
+* The launcher holds a lock of the operating system as long as it lives (`locked`): next to an output on a disk; of an
+  output in a store, among this machine's temporary files.
+* A claim is a small file next to the output. It names the launch, and a lease, which launcher and workers renew as long
+  as they live: a job on a runner may outlive its launcher, and in a store launchers on several machines have no lock in
+  common. A claim is made, renewed and taken over by writes that happen only if it is still what was read (on a store a
+  conditional put), so that of two launches one wins.
+* It may be taken over when its lease has ended; at once, if the job ends with its launcher and we hold its lock.
 
 Source: leases as in C. Gray and D. Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache
 consistency", SOSP 1989. The clocks of the machines must agree to within a small part of the lease.
@@ -15,6 +18,7 @@ import json
 import logging
 import os
 import platform
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +40,6 @@ log = logging.getLogger("beam_prep")
 LEASE = 600.0
 """Seconds."""
 _ATTEMPTS = 5
-_at_work: set[str] = set()
-"""The launches of this process that hold claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +49,29 @@ class Claim:
     Attributes:
         launch: the launch.
         host, pid: its launcher.
-        process: the launcher among all processes of all machines, see `this_process`.
-        dies: the job ends with its launcher: all of its processes are the launcher's.
+        dies: the job ends with its launcher, which holds the lock.
         started: when the launch began, in seconds since the epoch.
         renewed: when the claim was last renewed.
         lease: seconds after that, when it ends. 0: the launch has failed, and its claim has ended.
         version_name: the name of the version that it makes.
         job: the runner's id and URL of its job, once there is one.
-        left: (launch, version) of those before it that did not end well, and of which something may be left.
+        left: the versions of those before it that did not end well, and of which something may be left.
     """
 
     launch: str
     host: str = field(default_factory=platform.node)
     pid: int = field(default_factory=os.getpid)
-    process: str = field(default_factory=lambda: this_process())
     dies: bool = False
     started: float = field(default_factory=time.time)
     renewed: float = field(default_factory=time.time)
     lease: float = LEASE
     version_name: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
-    left: Sequence[Sequence[str | None]] = ()
+    left: Sequence[str] = ()
 
-    def ended(self) -> list[Sequence[str | None]]:
+    def ended(self) -> list[str]:
         """`left` for the launch that takes this claim over."""
-        return [*self.left, (self.launch, self.version_name)]
+        return [*self.left, *([] if self.version_name is None else [self.version_name])]
 
     @property
     def is_due(self) -> bool:
@@ -83,16 +83,6 @@ class Claim:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
         job = f", job {' '.join(self.job.values())}" if self.job else ""
         return f"pid {self.pid} on {self.host}, since {since}{job}"
-
-    def has_ended(self) -> bool:
-        """True if another launch may take it over."""
-        if time.time() > self.renewed + self.lease:
-            return True
-        if not self.dies:
-            return False
-        if self.process == this_process():  # which has failed, and could not end its claim: the store did not answer
-            return self.launch not in _at_work
-        return _is_gone(self.process, self.pid)
 
 
 class _Found(NamedTuple):
@@ -133,13 +123,38 @@ class Claims:
         """Where the claim is."""
         return self._file.path
 
-    def take(self, mine: Claim, *, alone: bool = False, launched: bool = True) -> Claim | None:
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of the output on this machine.
+
+        Raises:
+            LockedError: another launcher holds it.
+        """
+        path = f"{self.path.removesuffix('claim.json')}lock"
+        if not is_local(path):
+            path = os.path.join(tempfile.gettempdir(), f"beam_prep-{path.split('/')[-2]}.lock")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        lock = filelock.FileLock(path, timeout=0, mode=0o666)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            holder = self.holder()  # None between its lock and its claim
+            who = f": {holder.who()}" if holder else ""
+            stop = f"; to stop it, type on {holder.host}: kill {holder.pid}" if holder else ""
+            raise LockedError(
+                f"another job is writing {self._output}{who}. Wait for it, or choose another output{stop}"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def take(self, mine: Claim, *, is_locked: bool = False) -> Claim | None:
         """Claims the output for this launch. If it has claimed it already, nothing is done.
 
         Args:
             mine: what the claim will say.
-            alone: this process holds the lock of the output on this machine: no launcher of another claim of this
-                machine lives.
+            is_locked: this process holds the lock.
 
         Returns:
             the claim of a launch that did not end well and whose claim was taken over; None if there was none.
@@ -148,8 +163,6 @@ class Claims:
             LockedError: another launch holds the output.
         """
         other = None
-        if launched:  # else nobody tells when it fails: the next chain of this process takes over
-            _at_work.add(mine.launch)
         for _ in range(_ATTEMPTS):
             found = self._read()
             if found is None:
@@ -160,15 +173,14 @@ class Claims:
             if found.claim.launch == self._launch:
                 return other  # the answer to the write was lost, or a step runs again
             other = found.claim
-            if not self._may_be_taken(other, alone):
-                raise LockedError(self._held_by(other))
+            self._check_ended(other, is_locked)
             if self._file.write(dump(asdict(replace(mine, left=other.ended()))), found.version):
                 log.info("%s was claimed by launch %s, which did not end well", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
 
-    def ended(self, alone: bool) -> Claim | None:
-        """The claim of a launch that did not end well; None if there is none. For `alone` see `take`.
+    def ended(self) -> Claim | None:
+        """The claim of a launch that did not end well; None if there is none. The caller holds the lock.
 
         Raises:
             LockedError: another launch holds the output.
@@ -176,12 +188,18 @@ class Claims:
         other = self.holder()
         if other is None or other.launch == self._launch:
             return None
-        if not self._may_be_taken(other, alone):
-            raise LockedError(self._held_by(other))
+        self._check_ended(other, is_locked=True)
         return other
 
-    def _may_be_taken(self, other: Claim, alone: bool) -> bool:
-        return other.has_ended() or (alone and other.dies and _machine(other.process) == _machine(this_process()))
+    def _check_ended(self, other: Claim, is_locked: bool) -> None:
+        """Makes sure that a claim may be taken over.
+
+        Raises:
+            LockedError: its job may be at work.
+        """
+        its_lock_is_here = is_local(self.path) or other.host == platform.node()
+        if time.time() <= other.renewed + other.lease and not (is_locked and other.dies and its_lock_is_here):
+            raise LockedError(self._held_by(other))
 
     def check(self) -> None:
         """Makes sure that the output is still this launch's, and renews the claim if that is due.
@@ -218,14 +236,12 @@ class Claims:
 
     def release(self) -> None:
         """Gives the claim up. Another launch's is left."""
-        _at_work.discard(self._launch)
         found = self._read()
         if found is not None and found.claim.launch == self._launch:
             self._file.remove()
 
     def end(self) -> None:
         """Ends the claim and leaves it there: it tells the next launch that what lies in the output is ours."""
-        _at_work.discard(self._launch)
         self.update(lease=0.0)
 
     def end_without_launcher(self) -> None:
@@ -327,34 +343,3 @@ class _Object:
 
     def remove(self) -> None:
         objects.delete([self.path])
-
-
-def this_process() -> str:
-    """This process among all processes of all machines: boot of the kernel, process namespace, start. Linux only.
-
-    "" on other systems, where nobody can tell that a process is gone.
-    """
-    return _process(os.getpid())
-
-
-def _process(pid: int) -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-        # Field 22 of proc_pid_stat(5). The second one, the name of the program, may contain blanks.
-        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-    return f"{boot} {namespace} {start}"
-
-
-def _machine(process: str) -> str:
-    return process.partition(" ")[0] or platform.node()
-
-
-def _is_gone(process: str, pid: int) -> bool:
-    """True if a process of this machine, in the namespace of this process, is no more. False if nobody can tell."""
-    mine = this_process()
-    if not process or process.rpartition(" ")[0] != mine.rpartition(" ")[0]:
-        return False
-    return _process(pid) != process

@@ -1,4 +1,4 @@
-"""An output's path, and the target for it."""
+"""An output that a launch is making, on a disk or in a store: its files, its claim, and how it is published."""
 
 import contextlib
 import ctypes
@@ -18,17 +18,22 @@ from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, write_file
-from beam_prep.storage.output_target import OutputTarget, is_manifest, listed_files
 from beam_prep.storage.reuse import EarlierShard, copy_objects, link_files, linked_receipt
-from beam_prep.storage.staging import HashedFiles, Staging, mark, temporary_files
+from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import PreconditionFailed, is_local, shortened
 from beam_prep.storage.stores.objects import parts, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class LocalOutput:
-    """A directory. It is built in the staging area and renamed."""
+class _Output:
+    """What all outputs have in common.
+
+    Attributes:
+        path: where it is.
+        staging: the launch that makes it.
+        failed: where a failed run leaves its report and its rejects.
+    """
 
     path: str
     staging: Staging
@@ -36,39 +41,59 @@ class LocalOutput:
 
     @property
     def claims(self) -> Claims:
+        """The claim on the output."""
         return self.staging.claims(self.path)
 
+    def is_published(self) -> bool:
+        """True if this launch has published the output, and one of its steps runs again."""
+        run = _read(join(self.path, RUN))
+        return bool(json.loads(run).get("launch") == self.staging.launch) if run else False
+
+    def manifest(self) -> bytes | None:
+        """The current manifest, or None. One that is not ours may be anything."""
+        return _read(join(self.path, MANIFEST))
+
+
+class LocalOutput(_Output):
+    """A directory. It is built in the staging area and renamed."""
+
+    __slots__ = ()
+
     def check_claim(self) -> None:
+        """Makes sure that the output is this launch's, or that this launch has published it and a step runs again.
+
+        Raises:
+            LockedError: it is another's.
+        """
         if not self.is_published():
             self.claims.check()
 
     def fails(self) -> None:
+        """Gives up the claim of a launch that fails."""
         self.claims.release()
 
-    def is_published(self) -> bool:
-        try:
-            run = json.loads(Path(self.path, RUN).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return bool(run.get("launch") == self.staging.launch)
-
-    def manifest(self) -> bytes | None:
-        try:
-            return Path(self.path, MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except IsADirectoryError:
-            return b""  # not a manifest of ours
-
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
+        """True if every file that a manifest lists is there and has the size that it lists."""
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
 
     def is_empty(self) -> bool:
+        """True if nothing is there, or only unfinished files of a job of ours."""
         return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
-        """Checks the claim alone: no file is in the output before all are."""
+        """Removes the manifest of the output that will be replaced. Called before the first file is written.
+
+        On a disk it checks the claim alone: no file is in the output before all are.
+
+        Args:
+            is_ours: tells whether a manifest is of the same job as this launch.
+            overwrite: allows to replace another job's output.
+
+        Raises:
+            OutputError: another job's output may not be replaced.
+            LockedError: another launch has claimed the output.
+        """
         self.check_claim()
 
     @property
@@ -77,12 +102,19 @@ class LocalOutput:
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
+        """New files of a shard. They are kept if the context ends without an error."""
         self.check_claim()
         yield self._files
 
     rejects = files
+    """The same for files of rejects, which a failed run keeps, too."""
 
     def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
+        """Puts the files of an earlier shard in the place of a new one. None if that cannot be done here.
+
+        Raises:
+            Damaged: they are not what they were.
+        """
         self.check_claim()
         if not link_files(earlier, self.staging.path("output"), self.staging.path("unfinished")):
             return None
@@ -93,6 +125,14 @@ class LocalOutput:
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
     ) -> None:
+        """Puts everything in place, the manifest last.
+
+        Args:
+            manifest, text: the manifest, and its bytes.
+            others: the files that belong to no shard: `tokenizer/...`, `features.json`.
+            run: the content of `run.json`.
+            page: the content of `report.html`.
+        """
         self.check_claim()
         files = self._files
         for name, data in others.items():
@@ -103,10 +143,12 @@ class LocalOutput:
         self._replace(self.staging.path("output"), self.path)
 
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
+        """Replaces `run.json` and `report.html` alone, when a run made the same output again."""
         write_file(join(self.path, REPORT), page)
         write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
+        """Removes the files of the replaced output that the new one does not have."""
         failed = Path(self.failed)
         if (failed / FAILURE).exists():
             # Of an earlier run; this one succeeded. Renamed first: a part of it without `failure.json` would stay.
@@ -118,8 +160,6 @@ class LocalOutput:
         """A path in this launch's folder next to the output, where nothing is. It is removed at the end."""
         folder = os.path.join(self.staging.home, self.staging.launch)
         os.makedirs(folder, exist_ok=True)
-        if self.staging.is_marked:
-            mark(folder)
         path = os.path.join(folder, name)
         shutil.rmtree(path, ignore_errors=True)  # of an attempt that was killed: engines run a step again
         yield path
@@ -144,6 +184,7 @@ class LocalOutput:
             replace_directory(new, target)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
+        """Writes the rejects, and then `failure.json`, to `failed`."""
         made = self.staging.path("failed")
         shutil.rmtree(made, ignore_errors=True)  # of an attempt that was killed
         os.makedirs(made)
@@ -154,17 +195,10 @@ class LocalOutput:
         self._replace(made, self.failed)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOutput:
-    """Objects below a path of a store."""
+class StoredOutput(_Output):
+    """Objects below a path of a store. For its methods see `LocalOutput`."""
 
-    path: str
-    staging: Staging
-    failed: str
-
-    @property
-    def claims(self) -> Claims:
-        return self.staging.claims(self.path)
+    __slots__ = ()
 
     def check_claim(self) -> None:
         try:
@@ -177,9 +211,6 @@ class StoredOutput:
     def fails(self) -> None:
         """Ends the claim, and leaves it: it tells the next launch that the files in the output are a job's of ours."""
         self.claims.end()
-
-    def manifest(self) -> bytes | None:
-        return _read(join(self.path, MANIFEST))
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         return self._first_wrong(listed_files(manifest)) is None
@@ -207,10 +238,6 @@ class StoredOutput:
         if not overwrite or not is_manifest(text):
             raise OutputError(f"{self.path} was written by another job meanwhile: choose another -o, or run again")
         self._remove_manifest(text)
-
-    def is_published(self) -> bool:
-        run = _read(join(self.path, RUN))
-        return run is not None and json.loads(run).get("launch") == self.staging.launch
 
     def _remove_manifest(self, text: bytes) -> None:
         """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed, too."""
@@ -339,10 +366,32 @@ def _parts(path: str) -> Iterator[bytes]:
 
 
 def _read(path: str) -> bytes | None:
+    """A file's content; None if there is none; b"" of a directory."""
     try:
         return read_bytes(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except IsADirectoryError:
+        return b""
+
+
+OutputTarget = LocalOutput | StoredOutput
+_KEYS = {"manifest_version", "ledger", "shards", "rejects"}
+
+
+def is_manifest(text: bytes | None) -> bool:
+    """Tells a manifest of ours from other programs' files of that name (a web page's, a browser extension's)."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.keys() >= _KEYS
+
+
+def listed_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All files that a manifest lists: path, bytes, sha256."""
+    of_shards: list[dict[str, Any]] = [file for shard in manifest["shards"] for file in shard["files"]]
+    return [*of_shards, *manifest["rejects"], *manifest["files"]]
 
 
 _AT_FDCWD = -100

@@ -37,8 +37,7 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.output import failed_at, output_at
-from beam_prep.storage.output_target import OutputTarget, is_manifest
+from beam_prep.storage.output import OutputTarget, failed_at, is_manifest, output_at
 from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
@@ -293,15 +292,15 @@ class Publisher:
 
         Raises:
             ConfigError: see `Layout.columns`.
-            OutputError: see `OutputTarget.prepare`.
+            OutputError: see `LocalOutput.prepare`.
         """
 
         def is_ours(manifest: Mapping[str, Any]) -> bool:
             return bool(self.facts) and same_facts(manifest, self.facts) and manifest["inputs"] == plan.inputs
 
         if not self.launched and not self.target.is_published():
-            claim = Claim(self.staging.launch, started=self.run["started"], lease=_CHAIN_LEASE, dies=True)
-            self.target.claims.take(claim, launched=False)
+            claim = Claim(self.staging.launch, started=self.run["started"], lease=_CHAIN_LEASE)
+            self.target.claims.take(claim)
         if self.problem(plan) is not None:
             return False
         self.layout.columns(plan.columns)

@@ -18,8 +18,8 @@ from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in
 from beam_prep.storage.files import join, list_inputs, write_file
 from beam_prep.storage.splits import BLOCK_BYTES, read_split
-from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, is_local, with_retries
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores.client import StoreOptions, is_local
+from beam_prep.storage.stores.objects import read_bytes, read_shared
 
 _ARRAYS = ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
 
@@ -153,7 +153,7 @@ class IndexFile:
 def _loaded(file: IndexFile) -> Index:
     file.options.activate()
     try:
-        sealed = Sealed(with_retries(lambda: _open(file.path), file.path), _name(file.path))
+        sealed = Sealed(_mapped(file.path), _name(file.path))
         batch = sealed.batch(0)
     except (StorageError, FormatError) as error:
         raise StorageError(
@@ -169,12 +169,8 @@ def _column(values: Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), pa.array(values))
 
 
-def _open(path: str) -> pa.NativeFile:
-    """Opens a file that exists. If it is missing here, the shared folder has not reached this machine yet."""
-    try:
-        return pa.memory_map(path) if is_local(path) else pa.BufferReader(read_bytes(path))
-    except OSError as error:
-        raise StoreUnavailable(str(error)) from None
+def _mapped(path: str) -> pa.NativeFile:
+    return read_shared(pa.memory_map, path) if is_local(path) else pa.BufferReader(read_shared(read_bytes, path))
 
 
 def _name(path: str) -> str:

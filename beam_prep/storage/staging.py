@@ -4,13 +4,11 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.formats.manifest import WrittenFile
@@ -19,7 +17,7 @@ from beam_prep.storage.files import join, naming
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local, shortened
 
-_KEPT = ("token_cache", "tokenizers")
+_KEPT = ("token_cache", "tokenizers", "references")
 """Folders that stay after a failure, for the next launch on the same output."""
 
 
@@ -71,33 +69,17 @@ class Staging:
         """A path in this launch's folder."""
         return join(self.root, self.launch, *names)
 
-    def create(self, ends_with_launcher: bool = False) -> None:
-        """Makes the launch's folder and the folder of its progress reports. (Stores have no folders.)
-
-        Args:
-            ends_with_launcher: all processes of the launch end with the process that calls this. Then a later launch
-                that holds the lock can remove what it left at once.
-        """
+    def create(self) -> None:
+        """Makes the launch's folder and the folder of its progress reports. (Stores have no folders.)"""
         if self.local:
-            os.makedirs(self.path(), exist_ok=True)
-            if ends_with_launcher:
-                mark(self.path())
             os.makedirs(self.path("progress"), exist_ok=True)
-
-    @property
-    def is_marked(self) -> bool:
-        """True if the launch ends with its launcher, see `create`."""
-        return self.local and os.path.exists(self.path(_MARK))
 
     def remove(self) -> None:
         """Removes the launch's folder."""
-        if self.local:
-            _remove_launch(Path(self.path()))
-        else:
-            self._remove(self.launch)
+        self._remove(self.launch)
 
     def remove_kept(self) -> None:
-        """Removes what the next launch would reuse: tokenised blocks and the tokenizer."""
+        """Removes what the next launch would reuse: tokenised blocks, the tokenizer, evaluation data."""
         for name in _KEPT:
             self._remove(name)
 
@@ -108,53 +90,17 @@ class Staging:
         else:
             objects.delete(found.path for found in objects.listed(f"{path}/"))
 
-    def remove_ended(self) -> bool:
-        """Removes the folders of earlier launches that ended with their launcher. The caller holds the lock.
-
-        Returns:
-            True if no other launch's folder is left.
-        """
-        left = False
-        for entry in Path(self.root).iterdir() if self.local and os.path.isdir(self.root) else ():
-            if entry.is_dir() and entry.name not in (*_KEPT, self.launch):
-                if (entry / _MARK).exists() or not any(entry.iterdir()):
-                    _remove_launch(entry)
-                else:
-                    left = True
-        return self.local and not left
-
-    def remove_older(self, seconds: float) -> None:
-        """Removes the folders of earlier launches on this output that are older than this."""
-        if not self.local:
-            old: dict[str, float] = {}
-            for found in objects.listed(f"{self.root}/"):
-                name, slash, _ = found.path[len(self.root) + 1 :].partition("/")
-                if slash and name not in (*_KEPT, self.launch):
-                    old[name] = max(found.updated, old.get(name, 0.0))
-            for name, updated in old.items():
-                if time.time() - updated > seconds:
-                    self._remove(name)
-            return
-        for entry in Path(self.root).iterdir() if os.path.isdir(self.root) else ():
-            launch = entry.is_dir() and entry.name not in (*_KEPT, self.launch)
-            if launch and time.time() - entry.stat().st_mtime > seconds:
-                shutil.rmtree(entry, ignore_errors=True)
-
-
-_MARK = "ends_with_launcher"
-
-
-def mark(folder: str) -> None:
-    """Marks the folder of a launch that ends with its launcher, see `Staging.create`."""
-    Path(folder, _MARK).touch()
-
-
-def _remove_launch(folder: Path) -> None:
-    """Removes a launch's folder, the mark last: a launch that is killed here leaves it for the next one to see."""
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        if entry.name != _MARK:
-            shutil.rmtree(entry, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    def remove_others(self) -> None:
+        """Removes the folders of all other launches. Called by the one that has the claim."""
+        if self.local:
+            names = (
+                {entry.name for entry in os.scandir(self.root) if entry.is_dir()} if os.path.isdir(self.root) else set()
+            )
+        else:
+            below = [found.path[len(self.root) + 1 :].partition("/") for found in objects.listed(f"{self.root}/")]
+            names = {name for name, slash, _ in below if slash}
+        for name in names - {*_KEPT, self.launch}:
+            self._remove(name)
 
 
 _WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")

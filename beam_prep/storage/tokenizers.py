@@ -8,8 +8,8 @@ from pathlib import Path
 from beam_prep.errors import StorageError, TokenizerError
 from beam_prep.storage.files import join, write_file
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions, StoreUnavailable, is_local, with_retries
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores.client import StoreOptions, is_local
+from beam_prep.storage.stores.objects import read_bytes, read_shared
 from beam_prep.tokens import tokenizer_cache
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -70,21 +70,13 @@ class TokenizerFolder:
         for name in self.names:
             place = join(self.path, name)
             try:
-                data = with_retries(lambda place=place: _read(place), place)  # type: ignore[misc]
+                data = read_shared(read_bytes, place)
             except StorageError as error:
                 raise TokenizerError(
                     f"the tokenizer's folder {self.path} cannot be read on this worker: {error}. "
                     "--staging must name a folder that launcher and workers share, or one on gs:// or s3://"
                 ) from None
             (folder / name).write_bytes(data)
-
-
-def _read(path: str) -> bytes:
-    """Reads a file that exists. If it is missing here, the shared folder has not reached this machine yet."""
-    try:
-        return read_bytes(path)
-    except OSError as error:
-        raise StoreUnavailable(str(error)) from None
 
 
 def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:

@@ -18,7 +18,7 @@ from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
-from beam_prep.progress import Counts, Reports, report_block, reported_rows
+from beam_prep.progress import Counts, report_block, reported_rows
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan, make_plan
@@ -27,7 +27,6 @@ from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rat
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
-from beam_prep.storage.preflight import Preflight, output_ratio
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
 from beam_prep.storage.staging import Staging
@@ -40,8 +39,6 @@ from beam_prep.transforms.merge_runs import MergeShards
 
 _CHECK_EVERY = 20.0
 """Seconds between two looks of a worker at the claim, well below the shortest lease."""
-_ROOM_EVERY = 0.5
-"""Seconds between two looks at the free room: the reports of all workers are read."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -53,13 +50,10 @@ class CacheBlocks(beam.DoFn):
     dtype: Mapping[str, str]
     rows_without_loss: RowsWithoutLoss
     progress: str | None = None
-    preflight: Preflight | None = None
 
     def setup(self) -> None:
         self.token_cache.options.activate()
         self._checked = float("-inf")
-        self._next_check, self._output_ratio = 0.0, 0.0
-        self._reports = None if self.progress is None else Reports(self.progress)
 
     def process(self, batch: Batch) -> Iterable[BlockReceipt]:
         started = time.perf_counter()
@@ -74,12 +68,9 @@ class CacheBlocks(beam.DoFn):
             layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
             eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
             batch = layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
-            receipt, cached = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
-            done.blocks_made, done.bytes_made, done.cached = 1, batch.origin.bytes, cached
+            receipt = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
             if self.progress is not None:
                 done.trained, done.maybe_trained = _trained(batch)
-            if self.preflight is not None and not self._output_ratio and len(batch):
-                self._output_ratio = output_ratio(batch, cached, self.publisher.formats, layout)
         rejected = sum(receipt.counts("rejected").values())
         count = Metrics.counter
         count("beam_prep", "lines").inc(receipt.lines)
@@ -90,23 +81,13 @@ class CacheBlocks(beam.DoFn):
         count("beam_prep", "blocks_reused" if reused else "blocks_cached").inc()
         Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
         if self.progress is not None:
-            done.lines, done.rejects, done.output_ratio = receipt.lines, rejected, self._output_ratio
+            done.lines, done.rejects = receipt.lines, rejected
             done.tokens = receipt.tokens
             report_block(self.progress, done)
-            self._check_room()
         batch.spent("TokenCache", time.perf_counter() - started)
         made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.counts("made")
         name = self.token_cache.name(self.token_cache.digest(batch.origin))
         yield placed(receipt, batch.origin, name, reused, made)
-
-    def _check_room(self) -> None:
-        """Checks now and then whether the disks have room for the rest."""
-        began = time.monotonic()
-        if self.preflight is not None and self._reports is not None and began >= self._next_check:
-            known = self.preflight.check(self._reports.counts())
-            took = time.monotonic() - began  # more and more: a line for each block
-            # The first estimate comes as soon as it can be made: a small disk is full within half a second.
-            self._next_check = began + max(_ROOM_EVERY if known else 0.0, 50 * took)
 
 
 def _trained(batch: Batch) -> tuple[int, int]:
@@ -172,9 +153,6 @@ class MakePlan(beam.DoFn):
         if self.publisher.max_reject_chars:
             plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
         earlier = self.publisher.earlier()
-        if token_cache.uses is not None:
-            publisher = self.publisher
-            token_cache.uses.note(publisher.root, publisher.output, publisher.staging.launch, receipts.names)
         goes_on = self.publisher.prepare(plan)
         if goes_on:
             last = token_cache.single_use and receipts.distinct and not compose.composes
@@ -262,7 +240,6 @@ class Shard(beam.PTransform):
         token_cache, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
             launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
         keep_versions: the output is a version, `OUT/<name>`, and this many are kept.
-        preflight: stops the run early where the disks lack room; for launchers.
         progress: the folder of the workers' reports; for launchers.
         compose: shuffle, splits, mix and deduplication: see `Compose`.
         facts: what else the output depends on, for the manifest.
@@ -300,7 +277,6 @@ class Shard(beam.PTransform):
     overwrite: bool = False
     token_cache: TokenCache | None = None
     staging: Staging | None = None
-    preflight: Preflight | None = None
     progress: str | None = None
     keep_versions: int | None = None
     compose: Compose = dataclasses.field(default_factory=Compose)
@@ -359,7 +335,6 @@ class Shard(beam.PTransform):
             dtype=dict(self.dtype),
             rows_without_loss=self.rows_without_loss,
             progress=self.progress,
-            preflight=self.preflight,
         )
         receipts = batches | "TokenCache" >> beam.ParDo(token_cache).with_output_types(BlockReceipt)
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))

@@ -112,7 +112,7 @@ class Blocks:
         size = len(rows) * LINE_BYTES
         origin = Origin(file, source, first * LINE_BYTES, 0, size, (Node(place, 0, bytes(32)),), digest)
         batch = batch_of(rows, origin)
-        receipt, _ = self.token_cache.write(batch, batch.tokens, 100)
+        receipt = self.token_cache.write(batch, batch.tokens, 100)
         self.receipts.append(placed(receipt, origin, self.token_cache.name(digest), False))
 
 

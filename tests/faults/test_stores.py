@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.storage.claims import LEASE, Claim
-from beam_prep.storage.output_target import listed_files
+from beam_prep.storage.output import listed_files
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
@@ -347,7 +347,7 @@ def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(p
     output = f"{through}/out"
     for _ in range(8):
         ended = Staging.beside(output).claims(output)
-        ended.take(Claim("killed", renewed=0.0, process="another"))
+        ended.take(Claim("killed", renewed=0.0, version_name="old"))
         launches = [Staging.beside(output) for _ in range(6)]
         together = threading.Barrier(len(launches))
 
@@ -364,14 +364,14 @@ def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(p
         assert len(won) == 1
         holder = won[0].claims(output).holder()
         assert holder is not None
-        assert (holder.launch, list(holder.left)) == (won[0].launch, [["killed", None]])
+        assert (holder.launch, list(holder.left)) == (won[0].launch, ["old"])
         won[0].claims(output).release()
         assert objects.listed(f"{through}/") == []
 
 
 @pytest.mark.parametrize("part", [0.4, 0.6, 0.75])
 def test_a_job_whose_claim_was_taken_over_while_it_slept_changes_nothing(
-    place: Place, through: str, tmp_path: Path, part: float
+    place: Place, through: str, tmp_path: Path, part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped while it waits for an answer; another job makes the output; then the first goes on."""
     case = Case(place, "new")
@@ -383,6 +383,7 @@ def test_a_job_whose_claim_was_taken_over_while_it_slept_changes_nothing(
         sleeps.set()
 
     (tmp_path / "root").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # as on another machine: it has not the lock of the one that sleeps
     with jobs_through(proxy, tmp_path) as others, ThreadPoolExecutor(1) as pool:
         proxy.stop = stop
         proxy.arm("stop", round(part * case.requests))

@@ -41,6 +41,9 @@ class MemoryStore:
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         self.put_if(path, Path(file).read_bytes(), version, sha256)
 
+    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
+        self.put(path, self.get(source.path, 0, source.size, source.version), sha256)
+
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)
 

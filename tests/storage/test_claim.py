@@ -1,12 +1,13 @@
 """One job makes an output: the claim that says which, on a disk and in a store that lies in memory."""
 
 import json
-import os
+import platform
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.errors import LockedError
-from beam_prep.storage import claims as claims_module
+from beam_prep.formats.manifest import dump
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.staging import Staging
@@ -36,7 +37,7 @@ def launch() -> StoredOutput:
 
 def claim(output: StoredOutput, **changes: Any) -> Claim | None:
     """Claims an output as a launch of another machine would."""
-    fields = {"process": "another", "host": "another", "pid": 1, **changes}
+    fields = {"host": "another", "pid": 1, **changes}
     return output.claims.take(Claim(output.staging.launch, **fields))
 
 
@@ -195,40 +196,56 @@ def test_a_launcher_renews_its_claim_as_long_as_it_waits(store: MemoryStore) -> 
     assert time.time() - holder.renewed < 60
 
 
-def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(store: MemoryStore) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    process = claims_module._process(gone.pid)
-    assert process
-    claim(launch(), process=process, pid=gone.pid, dies=True)
-    with pytest.raises(LockedError, match=f"pid {gone.pid}"):
-        claim(launch())
-    gone.kill()
-    gone.wait()
-    assert claim(launch()) is not None
+LOCKED = """
+import sys, time
+from beam_prep.storage.claims import Claim
+from beam_prep.storage.staging import Staging
+
+output = sys.argv[1]
+launch = Staging.beside(output)
+with launch.claims(output).locked():
+    if "://" not in output:
+        launch.claims(output).take(Claim(launch.launch, dies=True), is_locked=True)
+    print("locked", flush=True)
+    time.sleep(60)
+"""
 
 
-def test_a_launch_of_this_process_that_could_not_end_its_claim_blocks_nobody(store: MemoryStore) -> None:
-    failed = launch()
-    mine = {"process": claims_module.this_process(), "pid": os.getpid(), "dies": True}
-    claim(failed, **mine)
-    with pytest.raises(LockedError):
-        claim(launch(), **mine)
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(
+    store: MemoryStore, tmp_path: Path, where: str
+) -> None:
+    output = str(tmp_path / "out") if where == "disk" else f"mem://bucket/{tmp_path.name}/out"
+    launch = Staging.beside(output)
+    if where == "store":  # which is in the memory of this process
+        objects.put(launch.claims(output).path, dump(asdict(Claim("first", dies=True))))
+    with subprocess.Popen([sys.executable, "-c", LOCKED, output], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"locked\n"
+        claims = launch.claims(output)
+        with (
+            pytest.raises(LockedError, match=r"another job is writing .*: pid \d+ on .*, since .*type on .*: kill \d+"),
+            claims.locked(),
+        ):
+            pass
+        first.kill()
+        first.wait()
+    with pytest.raises(LockedError, match="its claim ends"):
+        claims.take(Claim(launch.launch))
+    with claims.locked():
+        assert claims.take(Claim(launch.launch), is_locked=True) is not None
 
-    def gone(self: Claims) -> None:
-        raise StoreUnavailable("the store does not answer")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Claims, "_read", gone)
-        with pytest.raises(StoreUnavailable):
-            failed.claims.end()
-    assert claim(launch(), **mine) is not None
-
-
-def test_a_job_on_a_runner_is_not_gone_with_its_launcher(store: MemoryStore) -> None:
-    process = claims_module.this_process().rpartition(" ")[0] + " 1"
-    claim(launch(), process=process, pid=2**22, dies=False)
-    with pytest.raises(LockedError):
-        claim(launch())
+@pytest.mark.parametrize(
+    "claimed",
+    [{"dies": False, "host": platform.node()}, {"dies": True, "host": "another"}],
+    ids=["a_job_on_a_runner", "a_launcher_of_another_machine"],
+)
+def test_a_job_whose_lock_is_not_here_is_not_gone(store: MemoryStore, claimed: dict[str, Any]) -> None:
+    claim(launch(), **claimed)
+    mine = launch()
+    with mine.claims.locked(), pytest.raises(LockedError, match="its claim ends"):
+        mine.claims.take(Claim(mine.staging.launch), is_locked=True)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"launch": "a", "host": "b", "started": 1.0}'])
@@ -266,7 +283,7 @@ class Local:
 def test_a_claim_on_a_disk_has_the_same_rules(tmp_path: Path) -> None:
     local = Local(tmp_path)
     first, second = local.launch(), local.launch()
-    far = {"process": "another", "host": "another", "pid": 1}
+    far = {"host": "another", "pid": 1}
     assert first.take(Claim(first._launch, **far)) is None  # type: ignore[arg-type]
     with pytest.raises(LockedError, match=f"another job is writing {local.output}: pid 1 on another"):
         second.take(Claim(second._launch))

@@ -1,9 +1,10 @@
 """Google Cloud Storage, by google-cloud-storage."""
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -90,45 +91,36 @@ class GCSClient:
         return self.get(path, start, found.size, found.version), found.size
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
-        blob = self._blob(path)
-        blob.metadata = metadata(sha256)
-        with self._errors(path):
-            blob.upload_from_file(io.BytesIO(data), size=len(data), checksum="crc32c", retry=None)
+        self._upload(path, io.BytesIO(data), len(data), sha256)
 
     def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        self._upload(path, io.BytesIO(data), len(data), sha256, int(version or 0))  # no object has generation 0
+
+    def _upload(self, path: str, body: BinaryIO, size: int, sha256: str | None, generation: int | None = None) -> None:
+        """Writes an object; with `generation`, if it has that one. A large one resumably: it is there when it is whole.
+
+        Raises:
+            PreconditionFailed: it has another.
+        """
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
-        wanted = 0 if version is None else int(version)  # no object has generation 0
         try:
             with self._errors(path):
-                blob.upload_from_file(
-                    io.BytesIO(data), size=len(data), checksum="crc32c", if_generation_match=wanted, retry=None
-                )
+                blob.upload_from_file(body, size=size, checksum="crc32c", if_generation_match=generation, retry=None)
         except Changed:
             raise PreconditionFailed(path) from None
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        blob = self._blob(path)
-        blob.metadata = metadata(sha256)
-        wanted = 0 if version is None else int(version)
         try:
-            with self._errors(path):  # a large file resumably: the object exists only when its last byte has arrived
-                blob.upload_from_filename(
-                    file,
-                    content_type="application/octet-stream",
-                    checksum="crc32c",
-                    if_generation_match=wanted,
-                    retry=None,
-                )
-        except Changed:
-            raise PreconditionFailed(path) from None
+            with open(file, "rb") as body:
+                self._upload(path, body, os.path.getsize(file), sha256, int(version or 0))
         except FileNotFoundError:
             with self._errors(path):
                 list(self._gcs.list_blobs(bucket_and_name(path)[0], max_results=1, retry=None))
             # The bucket is there: the session of the upload has expired, or its address arrived cut.
             raise StoreUnavailable("the upload's session is lost") from None
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
         blob, token = self._blob(path), None
         blob.metadata = metadata(sha256)
         blob.content_type = "application/octet-stream"

@@ -25,6 +25,8 @@ from beam_prep.storage.stores.client import (
     ObjectInfo,
     PreconditionFailed,
     StoreClient,
+    StoreUnavailable,
+    T,
     incomplete,
     is_local,
     options_here,
@@ -149,13 +151,13 @@ def upload(path: str, file: str, sha256: str, version: str | None) -> None:
             raise
 
 
-def copy(source: ObjectInfo, path: str, sha256: str) -> None:
+def copy(source: ObjectInfo, path: str, sha256: str | None) -> None:
     """Copies an object to another path of the same store, by its server.
 
     Args:
         source: as `find` described it.
         path: of the copy.
-        sha256: of its content.
+        sha256: of its content, if it is known.
 
     Raises:
         Changed, FileNotFoundError: the source was replaced or removed.
@@ -286,6 +288,22 @@ def read_bytes(path: str) -> bytes:
     if found is None:
         raise FileNotFoundError(path)
     return found[0]
+
+
+def read_shared(read: Callable[[str], T], path: str) -> T:
+    """Reads a file that the launcher has written. If it is missing here, the shared folder has not reached us yet.
+
+    Raises:
+        StorageError: it did not come.
+    """
+
+    def reading() -> T:
+        try:
+            return read(path)
+        except OSError as error:
+            raise StoreUnavailable(str(error)) from None
+
+    return with_retries(reading, path)
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:

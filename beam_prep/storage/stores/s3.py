@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -99,15 +99,12 @@ class S3Client:
         with self._errors(path):
             self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
 
-    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        self._put_if(path, data, version, sha256)
-
-    def _put_if(self, path: str, body: Any, version: str | None, sha256: str | None) -> None:
+    def put_if(self, path: str, data: bytes | BinaryIO, version: str | None, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
         wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             with self._errors(path):
-                self._s3.put_object(Bucket=bucket, Key=name, Body=body, Metadata=metadata(sha256), **wanted)
+                self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata=metadata(sha256), **wanted)
         except Changed:
             raise PreconditionFailed(path) from None
         except FileNotFoundError:
@@ -119,12 +116,12 @@ class S3Client:
         bucket, name = bucket_and_name(path)
         if os.path.getsize(file) < _IN_PARTS:
             with open(file, "rb") as body:
-                self._put_if(path, body, version, sha256)
+                self.put_if(path, body, version, sha256)
             return
         with self._errors(path):  # in parts, which count only if all arrive; boto3 puts no condition on them
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
         (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
         extra = {"MetadataDirective": "REPLACE", "Metadata": metadata(sha256), "CopySourceIfMatch": source.version}
         with self._errors(path):  # a large one in parts, which count only if all are copied

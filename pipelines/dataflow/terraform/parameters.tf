@@ -152,17 +152,6 @@ variable "staging" {
   }
 }
 
-variable "staging_ttl" {
-  description = "Remove what failed launches left after this time, by default 7 days. Example: 86400"
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.staging_ttl == null || can(regex("^\\d+(\\.\\d+)?$", var.staging_ttl))
-    error_message = "Wanted a value like 86400."
-  }
-}
-
 variable "lease" {
   description = "A launch that was killed holds the output for this time, if nobody can see that it is gone. Example: 120"
   type        = string
@@ -225,7 +214,6 @@ locals {
       max_line_bytes    = var.max_line_bytes
       cache_dir         = var.cache_dir
       staging           = var.staging
-      staging_ttl       = var.staging_ttl
       lease             = var.lease
       block_bytes       = var.block_bytes
       tokenizer_backend = var.tokenizer_backend

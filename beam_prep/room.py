@@ -1,0 +1,98 @@
+"""The room that a run will probably need on its disks, by the first records of its input."""
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+
+from beam_prep import recipe
+from beam_prep.config import PipelineConfig
+from beam_prep.data.block import InputFile
+from beam_prep.formats import FORMATS
+from beam_prep.formats.cached_block import encode_block
+from beam_prep.shards.layout import Layout
+from beam_prep.storage.splits import first_records
+from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.tokenizer import Tokenizer
+
+AMPLE = 20
+"""So many times the size of the input are enough for any run: then nothing is estimated."""
+
+
+def sizes(
+    config: PipelineConfig, tokenizer: Tokenizer, inputs: Sequence[InputFile], max_reject_chars: int
+) -> tuple[float, float]:
+    """(bytes in the token cache, bytes in the output) for each byte of input, of the first records that are kept."""
+    for number, source in enumerate(inputs):
+        records = first_records(source, number)
+        if records is None:
+            continue
+        size = records.origin.bytes
+        batch = recipe.run_steps(recipe.chain(config.part(source.group), tokenizer), records)
+        layout, eos_id = recipe.layout(config, tokenizer), tokenizer.id_of("eos_token")
+        batch = layout.cached(batch, eos_id, config.preprocessing.rows_without_loss, config.columns())
+        if not len(batch):
+            continue
+        _, files = encode_block(batch, layout.tokens(batch), max_reject_chars, "first")
+        cached = sum(len(part) for parts in files.values() for part in parts)
+        return cached / size, _written(batch, config.output.formats, layout) / size
+    return 0.0, 0.0
+
+
+def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
+    """The bytes that a block's rows take in an output."""
+    columns = layout.columns(tuple(batch.schema.values()))
+    file = _Counted()
+    writers = [FORMATS[name].writer(lambda _: file, columns, 0, 1) for name in formats]  # type: ignore[arg-type,return-value]
+    for rows, _ in layout.rows([({name: batch[name] for name in batch.schema}, None)], columns):
+        for writer in writers:
+            writer.write(rows)
+    for writer in writers:
+        writer.close()
+    return file.bytes
+
+
+class _Counted:
+    """A file that counts what is written to it, and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        size = memoryview(data).nbytes
+        self.bytes += size
+        return size
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
+    """A line for each disk that has less room than is needed there.
+
+    Args:
+        needs: (folder, what is written there, bytes). The same on the same disk is written once.
+    """
+    disks: dict[int, dict[str, tuple[str, float]]] = {}
+    for folder, what, size in needs:
+        disks.setdefault(os.stat(_existing(folder)).st_dev, {}).setdefault(what, (folder, size))
+    lines = []
+    for wanted in disks.values():
+        need, free = sum(size for _, size in wanted.values()), free_bytes(next(iter(wanted.values()))[0])
+        if need > free:
+            listed = " and ".join(f"{what} in {folder}" for what, (folder, size) in wanted.items() if size)
+            lines.append(
+                f"{listed}: about {need / 1e9:.2f} GB are needed, by the first records, and {free / 1e9:.2f} GB are "
+                "free: make room, or give folders on other disks (--cache_dir, --staging, -o)"
+            )
+    return lines
+
+
+def free_bytes(folder: str) -> int:
+    """The room on the disk of a folder, which need not be there yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: str) -> str:
+    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    return folder

@@ -1,0 +1,119 @@
+"""`beam-prep gc`: blocks that no run used for a time are removed, then the oldest; every other stays."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_prep import cli
+from beam_prep.errors import ConfigError
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import Collected, TokenCache, collect
+from tests.storage.memory import MemoryStore
+from tests.test_refresh import Jobs, texts
+
+pytestmark = pytest.mark.long
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
+    return Jobs(tmp_path, tokenizer_path)
+
+
+def blocks(jobs: Jobs) -> set[str]:
+    found = (jobs.folder / "token_cache").glob("??/*")
+    return {f"{path.parent.name}/{path.name.partition('.')[0]}" for path in found}
+
+
+def age(jobs: Jobs, days: float, names: set[str] | None = None) -> None:
+    for path in (jobs.folder / "token_cache").glob("??/*"):
+        if names is None or f"{path.parent.name}/{path.name.partition('.')[0]}" in names:
+            os.utime(path, (time.time() - days * DAY,) * 2)
+
+
+def swept(jobs: Jobs, days: float = 7, **options: Any) -> Collected:
+    return collect(str(jobs.folder / "token_cache"), days * DAY, **options)
+
+
+def test_blocks_that_no_run_used_for_a_time_go(jobs: Jobs) -> None:
+    jobs.run()
+    first = blocks(jobs)
+    age(jobs, 8)
+    (jobs.inputs / "a.jsonl").write_text(texts("other", 1200))
+    jobs.run()
+    second = blocks(jobs) - first
+    told = swept(jobs, dry_run=True)
+    assert (told.removed, told.kept) == (len(first), len(second))
+    assert blocks(jobs) == first | second
+    assert swept(jobs) == told
+    assert blocks(jobs) == second
+    (jobs.inputs / "b.jsonl").write_text(texts("more", 10))
+    assert jobs.run()["blocks_reused"] == len(second)
+
+
+def test_young_blocks_stay_unless_the_cache_is_too_large(jobs: Jobs) -> None:
+    jobs.run()
+    first = blocks(jobs)
+    oldest = set(sorted(first)[:2])
+    age(jobs, 3, oldest)
+    assert swept(jobs).removed == 0
+    size = swept(jobs).kept_bytes
+    told = swept(jobs, most_bytes=size - 1)
+    assert told.removed == 1
+    assert first - blocks(jobs) < oldest
+    assert swept(jobs, most_bytes=0).kept == 0
+
+
+def test_blocks_that_are_used_again_are_young(jobs: Jobs) -> None:
+    jobs.run()
+    age(jobs, 8)
+    jobs.run("other")
+    assert swept(jobs).removed == 0
+
+
+def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore) -> None:
+    cache = TokenCache("mem://bucket/cache", "recipe", kept=True)
+    objects.put("mem://bucket/cache/ab/block.arrow", b"rows")
+    before = objects.find("mem://bucket/cache/ab/block.arrow")
+    cache.used("ab/block")
+    after = objects.find("mem://bucket/cache/ab/block.arrow")
+    assert before is not None
+    assert after is not None
+    assert before.version != after.version  # the store has noted another time
+    assert read_bytes(after.path) == b"rows"
+
+
+def test_what_killed_writers_and_damage_left_goes(jobs: Jobs) -> None:
+    jobs.run()
+    path = next((jobs.folder / "token_cache").glob("??/*.arrow"))
+    left = [Path(f"{path}.{'0' * 32}"), Path(f"{path}.damaged")]
+    for each in left:
+        shutil.copy(path, each)
+    assert swept(jobs).removed_bytes == 0
+    for each in left:
+        os.utime(each, (time.time() - 8 * DAY,) * 2)
+    assert swept(jobs).removed_bytes == 2 * path.stat().st_size
+    assert not any(each.exists() for each in left)
+
+
+def test_the_command(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs.run()
+    count = len(blocks(jobs))
+    age(jobs, 2)
+    cache_dir = str(jobs.folder / "token_cache")
+    assert cli.main(["gc", cache_dir]) == 0
+    assert capsys.readouterr().out.startswith(f"{cache_dir}: 0 blocks, 0.00 GB removed; {count} blocks, ")
+    assert cli.main(["gc", cache_dir, "--older_than", "36h", "--dry_run"]) == 0
+    assert f"{count} blocks, 0.00 GB would be removed" in capsys.readouterr().out
+    assert cli.main(["gc", cache_dir, "--older_than=90d", "--max_bytes=0.5KB"]) == 0
+    assert blocks(jobs) == set()
+    for wrong in (["--older_than", "week"], ["--max_bytes", "5 GB"]):
+        assert cli.main(["gc", cache_dir, *wrong]) == 2
+    with pytest.raises(ConfigError):
+        collect(str(jobs.folder / "no"), 0.0)

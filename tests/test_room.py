@@ -1,0 +1,132 @@
+"""A run that will probably lack room on a disk says so before it begins; one that has it is never stopped."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from beam_prep.config import PipelineConfig
+from beam_prep.errors import StorageError
+from beam_prep.pipeline import Pipeline
+from beam_prep.room import lacks_room, sizes
+
+pytestmark = pytest.mark.long
+
+GB = 10**9
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(size))
+
+
+def test_what_is_written_to_one_disk_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, out = str(tmp_path / "cache" / "token_cache"), str(tmp_path)
+    needs = [(cache, "the token cache", 4.5 * GB), (out, "the output", 12.0 * GB), (cache, "the output", 12.0 * GB)]
+    free(monkeypatch, 16 * GB)
+    (line,) = lacks_room(needs)
+    assert line.startswith(f"the token cache in {cache} and the output in {out}: about 16.50 GB are needed, by the ")
+    assert "16.00 GB are free: make room" in line
+    free(monkeypatch, 17 * GB)
+    assert lacks_room(needs) == []
+
+
+CONFIG: dict[str, Any] = {
+    "preprocessing": {},
+    "input": {"sections": [{"field": "text", "action": "train"}]},
+    "output": {"storage_format": ["bin", "tfrecord", "arrow", "h5"]},
+}
+
+
+TEXTS = "".join(json.dumps({"text": f"{row} " + "the cat sat on the mat " * 20}) + "\n" for row in range(300))
+
+
+def job(tmp_path: Path, tokenizer_path: str, change: dict[str, Any], **options: Any) -> Pipeline:
+    (tmp_path / "in.jsonl").write_text(TEXTS)
+    config = PipelineConfig.from_dict(CONFIG | {name: CONFIG[name] | change[name] for name in change})
+    return Pipeline(config, str(tmp_path / "in.jsonl"), tmp_path / "out", tokenizer_path=tokenizer_path, **options)
+
+
+def test_sizes_are_those_of_the_files(tmp_path: Path, tokenizer_path: str) -> None:
+    made = job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache")
+    cached, output = sizes(made.config, made.tokenizer, made.inputs, 1000)
+    made.run(["--runner=FnApiRunner"])
+    written = sum(path.stat().st_size for path in tmp_path.glob("cache/??/*"))
+    assert abs(cached * len(TEXTS) - written) < 0.01 * written
+    assert made.output is not None
+    shards = sum(path.stat().st_size for path in tmp_path.glob("out/__default__/**/*") if path.is_file())
+    assert abs(output * len(TEXTS) - shards) < 0.1 * shards
+
+
+@pytest.mark.parametrize(
+    ("change", "counted"),
+    [
+        ({}, "the token cache and the output"),
+        ({"output": {"shuffle": {"seed": 17}}}, "the token cache and sorted runs and the output"),
+        ({"preprocessing": {"max_items": 5}}, "the token cache"),
+        ({"preprocessing": {"deduplicate": {}}}, "the token cache"),
+    ],
+)
+def test_a_run_says_before_it_begins_what_it_lacks_room_for(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], counted: str
+) -> None:
+    made = job(tmp_path, tokenizer_path, change, cache_dir=tmp_path / "cache")
+    free(monkeypatch, 1000)
+    done = made.run(["--runner=FnApiRunner"])
+    assert done.manifest is not None
+    (line,) = (each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"] if "are needed" in each)
+    whats = [part.partition(" in ")[0] for part in line.partition(": about ")[0].split(" and ")]
+    assert " and ".join(whats) == counted
+
+
+def test_a_refresh_counts_nothing_that_may_be_there(
+    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache").run(["--runner=FnApiRunner"])
+    free(monkeypatch, 1000)
+    again = job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache", overwrite=True, check="full")
+    again.run(["--runner=FnApiRunner"])
+    assert not any("are needed" in each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("runner", [["--runner=FnApiRunner"], ["--direct_num_workers=2"]])
+def test_a_disk_that_is_full_ends_the_run_with_its_name(
+    small_disk: Path, tmp_path: Path, tokenizer_path: str, runner: list[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+
+    def write(rows: int) -> None:
+        lines = (json.dumps({"text": f"{row} " + "the cat sat on the mat " * 20}) + "\n" for row in range(rows))
+        source.write_text("".join(lines))
+
+    def job_there() -> Pipeline:
+        config, output = PipelineConfig.from_dict(CONFIG), small_disk / "out"
+        return Pipeline(config, str(source), output, tokenizer_path=tokenizer_path, block_bytes=65536)
+
+    write(1500)  # needs about 4 MB
+    job_there().run(runner)
+    (small_disk / "out" / "manifest.json").unlink()
+    subprocess.run(["rm", "-r", str(small_disk / "out")], check=True)
+    write(15000)
+    with pytest.raises(StorageError, match=r"No space left on device: make room"):
+        job_there().run(runner)
