@@ -176,6 +176,15 @@ def test_rows_are_read_from_the_end_too_and_some_of_the_columns_in_any_order(nam
             reader.row(index)
 
 
+@pytest.mark.parametrize("name", ["arrow", "bin", "h5", "megatron", "npy"])
+def test_rows_are_views_of_the_file(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(LIBRARIES.get(name, "numpy"))
+    write_as(name, tmp_path, [SEQUENCE, MASK], [sft()])
+    row = read_as(name, tmp_path, [SEQUENCE, MASK]).row(0)["sequence"]
+    assert not row.flags.owndata
+    assert not row.flags.writeable
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -21,7 +21,6 @@ from tests.formats.shards import (
     ALL,
     DTYPES,
     MASK,
-    MASKS,
     RESPONSES,
     SEQUENCE,
     SEQUENCES,
@@ -232,23 +231,6 @@ def test_the_stream_is_the_one_that_pyarrow_writes(tmp_path: Path, monkeypatch: 
 
 
 # Its reader.
-
-
-def test_rows_come_back_as_views_of_the_file(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()])
-    reader = read(tmp_path, [SEQUENCE, MASK])
-    assert len(reader) == 3
-    assert [plain(reader.row(index)) for index in range(3)] == [
-        {"sequence": sequence, "loss_mask": mask} for sequence, mask in zip(SEQUENCES, MASKS, strict=True)
-    ]
-    assert plain(reader.row(-1)) == plain(reader.row(2))
-    for index in (3, -4):
-        with pytest.raises(IndexError, match=f"row {index} of 3"):
-            reader.row(index)
-    row = reader.row(0)["sequence"]
-    assert isinstance(row, np.ndarray)
-    assert not row.flags.owndata
-    assert not row.flags.writeable
 
 
 # What it refuses.

@@ -95,23 +95,6 @@ def test_values_larger_than_a_piece_come_back(tmp_path: Path, monkeypatch: pytes
 # Its reader.
 
 
-def test_rows_come_back_as_views_of_the_file(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()])
-    reader = read(tmp_path, [SEQUENCE, MASK])
-    assert len(reader) == 3
-    assert [plain(reader.row(index)) for index in range(3)] == [
-        {"sequence": sequence, "loss_mask": mask} for sequence, mask in zip(SEQUENCES, MASKS, strict=True)
-    ]
-    assert plain(reader.row(-1)) == plain(reader.row(2))
-    for index in (3, -4):
-        with pytest.raises(IndexError, match=f"row {index} of 3"):
-            reader.row(index)
-    row = reader.row(0)["sequence"]
-    assert isinstance(row, np.ndarray)
-    assert not row.flags.owndata
-    assert not row.flags.writeable
-
-
 def test_every_dataset_is_aligned(tmp_path: Path) -> None:
     """Not at odd bytes behind the masks."""
     for count in range(1, 9):
