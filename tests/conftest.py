@@ -14,8 +14,10 @@ from hypothesis import settings
 from beam_prep.formats.manifest import UNLISTED
 
 # Machines differ in speed, and several tests share one: no case fails for its time.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("quick", deadline=None, max_examples=40)
+# pytest --hypothesis-profile=nightly
+settings.register_profile("nightly", deadline=None, max_examples=500)
+settings.load_profile("quick")
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("BEAM_PREP_SHARED", ROOT.parent / "shared"))

@@ -3,8 +3,8 @@
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,45 +71,46 @@ def test_an_output_may_have_the_longest_name_that_a_file_can_have(start: Start) 
     assert Path(f"{'é' * 100}.failed/failure.json").exists()
 
 
-@pytest.mark.parametrize("workers", [[], ["--direct_num_workers=2"]], ids=["in-process", "two workers"])
-def test_a_full_disk_is_one_line_with_the_file(tmp_path: Path, workers: list[str]) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
-    try:
-        command = [sys.executable, "-m", "beam_prep.cli", *SAMPLE, "-o", str(disk / "out"), *workers]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-    assert done.returncode == 5
-    assert "Traceback" not in done.stderr
-    assert f"{disk}/" in done.stderr
-    assert "make room" in done.stderr
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("workers", [[], pytest.param(["--direct_num_workers=2"], marks=pytest.mark.long)])
+def test_a_full_disk_is_one_line_with_the_file(
+    small_disk: Path, workers: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*SAMPLE, "-o", str(small_disk / "out"), *workers]) == 5
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert f"{small_disk}/" in said
+    assert "make room" in said
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_a_full_folder_of_temporary_files_is_one_line_too(name: str, tmp_path: Path) -> None:
+def test_a_full_folder_of_temporary_files_is_one_line_too(
+    name: str, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Formats whose shards wait there say where it is; the others do not need it."""
-    disk, config = tmp_path / "disk", json.loads((ROOT / "configs" / "pretrain.json").read_text())
-    disk.mkdir()
+    config = json.loads((ROOT / "configs" / "pretrain.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "output": {"storage_format": name}}))
     (tmp_path / "in.jsonl").write_bytes((ROOT / "examples/data/text.jsonl").read_bytes() * 20)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a file system")
-    try:
-        command = [sys.executable, "-m", "beam_prep.cli", "run", "in.jsonl", "-o", "out", "-c", "config.json"]
-        command += SAMPLE[-2:]
-        folders = {**os.environ, "TMPDIR": str(disk)}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=folders)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-    assert "Traceback" not in done.stderr
-    if done.returncode:
-        assert done.returncode == 5
-        assert f"folder of temporary files, {disk}" in done.stderr
-        assert "TMPDIR" in done.stderr
-    assert (done.returncode == 5) == (name in ("mds", "array_record"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = cli.main(["run", "in.jsonl", "-o", "out", "-c", "config.json", *SAMPLE[-2:]])
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    if code:
+        assert code == 5
+        assert f"folder of temporary files, {small_disk}" in said
+        assert "TMPDIR" in said
+    assert (code == 5) == (name in ("mds", "array_record"))
 
 
 def test_errors_of_the_system_are_known_from_their_text() -> None:

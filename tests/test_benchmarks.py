@@ -54,49 +54,6 @@ def test_a_tiny_corpus_gives_tables_and_a_log_that_gives_them_again(tmp_path: Pa
     assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
-def line_of(job: str, megabytes: int, tool: str, wall: float, pss: int = 1) -> str:
-    usage = {"wall": wall, "cpu": wall, "pss": pss, "anonymous": pss}
-    written = {"documents": 1, "rows": 1, "tokens": 1, "trained": 1, "left_out": 0}
-    done = {"usage": usage, "written": written, "how": "somehow", "notes": {}}
-    run = {"job": job, "megabytes": megabytes, "size": megabytes * 10**6, "tool": tool, "done": done}
-    return json.dumps({"run": run}) + "\n"
-
-
-def test_bounds_are_ratios_of_medians_of_all_logs(tmp_path: Path) -> None:
-    logs = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    counts = {"ours": 9, "peer": 9, "equal": 8, "left_out": {}, "differ": {"labels": 1}, "first": "labels, line 7"}
-    rows = {"job": "chat_last", "megabytes": 200, "rows": counts}
-    logs[0].write_text(
-        json.dumps({"session": {"machine": "some machine", "command": "some command"}})
-        + "\n"
-        + "".join(line_of("chat_last", 200, "beam-prep chat_last", wall) for wall in (1, 2, 9))
-        + json.dumps(rows)
-        + "\n"
-    )
-    logs[1].write_text("".join(line_of("chat_last", 200, "peer_hf_datasets.py", wall, 2) for wall in (20, 23, 27)))
-    done = run_script("--report", *logs)
-    assert done.returncode == 0, done.stderr
-    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 4}
-    time = found["chat_last, 200 MB: time of `peer_hf_datasets.py` / ours"]
-    assert time == ["at least 17", "11.50 (3.00-20.00)", "**no**"]
-    memory = found["chat_last, 200 MB: peak memory of ours / `peer_hf_datasets.py`"]
-    assert memory == ["at most 1", "0.50 (0.50-0.50)", "yes"]
-    equal = found["chat_last, 200 MB: rows equal to `peer_hf_datasets.py`'s"]
-    assert equal == ["all", "8 of 9", "**no**"]
-    assert found["chat_trl, 200 MB: time of `peer_trl.py` / ours"] == ["at least 18", "not measured", ""]
-    assert "differ: 1 labels; the first: labels, line 7" in done.stdout
-    assert "some command" in done.stdout
-
-
-def test_a_page_names_no_place_of_the_machine(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    beside, within = ROOT.parent / "shared", ROOT / "benchmarks" / "x.py"
-    command = f"python {within} --shared {beside} --log=/var/tmp/some/log.jsonl --cache /var/tmp/cache/ --sizes 100"
-    log.write_text(json.dumps({"session": {"machine": "some machine", "command": command}}) + "\n")
-    told = "python benchmarks/x.py --shared ../shared --log=log.jsonl --cache cache --sizes 100"
-    assert run_script("--report", log).stdout.endswith(f"    {told}\n")
-
-
 def test_shapes_are_measured_and_their_rows_are_those_of_datasets_map(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     given: list[str | Path] = ["--only", "rollouts", "domains", "packed_tfrecord", "--mb", "0.5", "--rounds", "1"]
@@ -106,77 +63,10 @@ def test_shapes_are_measured_and_their_rows_are_those_of_datasets_map(tmp_path: 
     assert [found[row] for row in ("rollouts", "domains", "packed_tfrecord")] == ["all", "all", "counts equal"]
 
 
-def test_what_a_mb_more_costs_is_measured_without_test_material_too(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    given: list[str | Path] = ["--rows", "agents", "agents-mistral-v3", "text", "--small", "0.5", "--large", "1"]
-    given += ["--beside", ROOT, "--shared", tmp_path, "--cache", tmp_path]
-    done = run_script(*given, script=FOLDER / "marginal.py")
-    assert done.returncode == 0, done.stderr
-    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 8}
-    assert list(found)[2:] == ["agents", "text"]
-    assert found["agents"][0] == found["agents"][2] == "0.5-1"
-    assert all(re.fullmatch(r"-?[\d.]+", cell) for row in list(found.values())[2:] for cell in row[3:])
-    assert "agents-mistral-v3: skipped" in done.stderr
-
-
-def test_a_larger_corpus_of_agents_begins_with_the_smaller_and_no_two_have_the_same_tools(tmp_path: Path) -> None:
-    paths = [tmp_path / "small.jsonl", tmp_path / "large.jsonl"]
-    for path, megabytes in zip(paths, ("0.3", "0.6"), strict=True):
-        done = run_script("agents", megabytes, path, script=FOLDER / "invented.py")
-        assert done.returncode == 0, done.stderr
-    small, large = (path.read_text(encoding="utf-8").splitlines() for path in paths)
-    assert len(small) < len(large)
-    assert large[: len(small)] == small
-    assert len({json.dumps(json.loads(line)["tools"]) for line in large}) == len(large)
-
-
-def test_cores_that_the_machine_has_not_are_skipped(tmp_path: Path) -> None:
-    given: list[str | Path] = ["--only", "documents", "--mb", "0.5", "--rounds", "1", "--cores", "1,4096"]
-    done = run_script(*given, "--shared", material(), "--cache", tmp_path, script=FOLDER / "shapes.py")
-    assert done.returncode == 0, done.stderr
-    assert "--cores 4096: skipped, as this machine has" in done.stderr
-    assert [line[2:4] for line in map(cells, done.stdout.splitlines()) if line[0] == "documents"] == [
-        ["1", "in-process"]
-    ]
-
-
 def test_the_docs_name_no_place_of_a_machine() -> None:
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         assert not re.findall(r"^.*benchmarks/\S* .*/(?:tmp|work|home|root)/.*$", text, re.M)
-
-
-def test_a_slow_run_has_a_speed_too(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text(line_of("chat_last", 1, "beam-prep chat_last", 50))
-    used = next(cells(line) for line in run_script("--report", log).stdout.splitlines() if "somehow" in line)
-    assert used[5] == "0.02"
-
-
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text("{}\n")
-    done = run_script("--report", path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{path} is no log" in done.stderr
-
-
-def test_absent_test_material_is_named(tmp_path: Path) -> None:
-    done = run_script(BEAM_PREP_SHARED=str(tmp_path / "nowhere"))
-    assert done.returncode == 1
-    assert f"no test material at {tmp_path / 'nowhere'}" in done.stderr
-    assert "--shared" in done.stderr
-
-
-@pytest.mark.parametrize("script", ["end_to_end.py", "profile_stages.py"])
-def test_a_page_without_markers_is_refused_before_anything_runs(tmp_path: Path, script: str) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("no markers\n")
-    cache = tmp_path / "cache"
-    done = run_script("--cache", cache, "--markdown", page, "--shared", material(), script=FOLDER / script)
-    assert done.returncode == 1
-    assert ": begin -->" in done.stderr
-    assert not cache.exists()
 
 
 def test_the_pages_of_the_docs_have_the_markers() -> None:
@@ -216,13 +106,6 @@ def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
     reads, rounds = re.findall(r"([\d,]+) row indexes in ([\d,]+) rounds", done.stdout)[0]
     assert 380 <= int(reads) <= 450
     assert int(rounds) <= 5
-
-
-def test_the_plan_runs_as_a_pipeline_too() -> None:
-    script = FOLDER / "plan_scale.py"
-    done = run_script("--runner", "--receipts", "2000", "--files", "20", "--delay", "0", script=script)
-    assert done.returncode == 0, done.stderr
-    assert cells(done.stdout.splitlines()[-1])[0] == "2,000"
 
 
 RECORDS = [
@@ -282,17 +165,6 @@ def test_rejected_lines_are_passed_over(compared: Callable[..., dict[str, Any]])
 def test_other_numbers_of_rows_are_not_compared(compared: Callable[..., dict[str, Any]]) -> None:
     found = compared(lambda rows: rows.pop())
     assert (found["ours"], found["peer"], found["equal"]) == (7, 6, 0)
-
-
-def test_the_house_counts_files_classes_and_names() -> None:
-    done = run_script(script=FOLDER / "house.py")
-    assert done.returncode == 0, done.stderr
-    told = {row[0]: row[1] for row in map(cells, done.stdout.splitlines()) if len(row) > 1}
-    files, _, lines = told["`beam_prep/formats/`"].partition(", ")
-    paths = [path for path in (ROOT / "beam_prep" / "formats").glob("*.py") if path.stat().st_size]
-    assert int(files) == len(paths)
-    assert int(lines.replace(",", "")) == sum(path.read_text().count("\n") for path in paths)
-    assert {"largest file", "largest class", "names of several classes or type aliases"} <= told.keys()
 
 
 def test_our_writers_give_the_bytes_of_tensorflow_and_pyarrow() -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -173,7 +173,6 @@ def test_special_tokens_stand_around_all_parts() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=50)
 @given(
     text=st.text(st.one_of(st.sampled_from(" \n\tab▁<é한"), st.characters(codec="utf-8")), min_size=1),
     seed=st.integers(0, 99),

@@ -100,19 +100,22 @@ def test_rows_without_a_domain_are_in_the_order_of_the_groups(make: Made) -> Non
     assert rows(make(given)) == [row for single in singles for row in rows(single)]
 
 
+WORKERS = ["--runner=DirectRunner", "--direct_num_workers=2"]
+
+
+@pytest.mark.parametrize("runner", [RUNNER, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["alone", "workers"])
 @pytest.mark.parametrize(
     "packing", ["none", *(pytest.param(each, marks=pytest.mark.long) for each in ("bfd", "wrapped"))]
 )
-def test_neither_blocks_nor_workers_change_a_byte(packing: str, make: Made, tmp_path: Path) -> None:
+def test_neither_blocks_nor_workers_change_a_byte(packing: str, runner: Any, make: Made, tmp_path: Path) -> None:
     given = config(
         named(),
         preprocessing={"packing_strategy": packing, "max_seq_len": 512},
         output={"max_tokens_per_shard": 9000, "columns": "labels"},
     )
     make(given, "one")
-    make(given, "small", block_bytes=65536)
-    make(given, "two", block_bytes=65536, runner=["--runner=DirectRunner", "--direct_num_workers=2"])
-    assert tree(tmp_path / "one") == tree(tmp_path / "small") == tree(tmp_path / "two")
+    make(given, "other", block_bytes=65536, runner=runner)
+    assert tree(tmp_path / "one") == tree(tmp_path / "other")
 
 
 def test_tables_and_compressed_files_may_be_groups(make: Made, tmp_path: Path) -> None:

@@ -51,14 +51,30 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Callable[[dict[str, Any]], Path]:
+    """The output of a config, of three files of which two are equal; each is made once, and only read."""
+    folder = tmp_path_factory.mktemp("outputs")
+    files = [written(folder / "a.jsonl", records()), written(folder / "b.jsonl", records(30, 7))]
+    files.append(Path(shutil.copy(files[0], folder / "c.jsonl")))
+    made: dict[str, Path] = {}
+
+    def output(given: dict[str, Any]) -> Path:
+        key = json.dumps(given)
+        if key not in made:
+            made[key] = folder / str(len(made))
+            bp.Pipeline(bp.PipelineConfig.from_dict(given), [*map(str, files)], made[key], tokenizer_path).run()
+        return made[key]
+
+    return output
+
+
 @pytest.fixture
 def made(tmp_path: Path, tokenizer_path: str) -> Callable[..., Path]:
-    """Makes an output of three files, of which two are equal."""
-    files = [written(tmp_path / "a.jsonl", records()), written(tmp_path / "b.jsonl", records(30, 7))]
-    files.append(Path(shutil.copy(files[0], tmp_path / "c.jsonl")))
+    """Makes an output of files."""
 
     def make(given: dict[str, Any], name: str = "out", **options: Any) -> Path:
-        inputs = [str(file) for file in options.pop("inputs", files)]
+        inputs = [str(file) for file in options.pop("inputs")]
         bp.Pipeline(bp.PipelineConfig.from_dict(given), inputs, str(tmp_path / name), tokenizer_path, **options).run()
         return tmp_path / name
 
@@ -96,9 +112,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def formats_of(shape: str) -> list[str]:
+    return [name for name in HOLD if shape == "rows" or name != "mds"]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_row_leads_back_to_its_line(made: Callable[..., Path], shape: str) -> None:
-    out = made(config(**SHAPES[shape]))
+def test_each_row_leads_back_to_its_line(outputs: Callable[..., Path], shape: str) -> None:
+    out = outputs(config(**SHAPES[shape]))
     bp.open(out).verify()
     assert_leads_back(out)
     found = {(each["file"], each["offset"]) for each in documents(out)}
@@ -106,9 +126,9 @@ def test_each_row_leads_back_to_its_line(made: Callable[..., Path], shape: str) 
 
 
 @pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_all_formats_hold_the_same(made: Callable[..., Path], shape: str) -> None:
-    formats = [name for name in HOLD if shape == "rows" or name != "mds"]
-    out = made(config(formats, **SHAPES[shape]))
+def test_all_formats_hold_the_same(outputs: Callable[..., Path], shape: str) -> None:
+    formats = formats_of(shape)
+    out = outputs(config(formats, **SHAPES[shape]))
     ds = bp.open(out)
     ds.verify()
     domain, shards = out / "__default__", ds.manifest["totals"]["rows"]
@@ -147,17 +167,16 @@ def test_all_formats_hold_booleans(tmp_path: Path, tokenizer_path: str, shape: s
 
 
 @pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_the_bytes_are_those_of_earlier_versions(made: Callable[..., Path], shape: str) -> None:
-    formats = [name for name in HOLD if shape == "rows" or name != "mds"]
-    out = made(config(formats, **SHAPES[shape]))
+def test_the_bytes_are_those_of_earlier_versions(outputs: Callable[..., Path], shape: str) -> None:
+    out = outputs(config(formats_of(shape), **SHAPES[shape]))
     assert digest(out) == json.loads(DIGESTS.read_text())[f"carried, {shape}"]
 
 
 @pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_readers_of_others_find_strings_and_numbers(made: Callable[..., Path], shape: str) -> None:
+def test_readers_of_others_find_strings_and_numbers(outputs: Callable[..., Path], shape: str) -> None:
     datasets = pytest.importorskip("datasets")
     parquet = pytest.importorskip("pyarrow.parquet")
-    out = made(config(["bin", "arrow", "parquet"], **SHAPES[shape]))
+    out = outputs(config(formats_of(shape), **SHAPES[shape]))
     wanted = [{name: np.asarray(row[name]).tolist() for name in (*CARRY, "file", "offset")} for row in bp.open(out)]
     found = datasets.load_from_disk(str(out / "__default__")).select_columns([*CARRY, "file", "offset"])
     assert list(found) == wanted
@@ -166,9 +185,9 @@ def test_readers_of_others_find_strings_and_numbers(made: Callable[..., Path], s
 
 
 @pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_tensorflow_parses_strings_by_features_json(made: Callable[..., Path], shape: str) -> None:
+def test_tensorflow_parses_strings_by_features_json(outputs: Callable[..., Path], shape: str) -> None:
     tf = pytest.importorskip("tensorflow")
-    out = made(config(["bin", "tfrecord"], keep_fields={"id": "string", "turn": "int64"}, **SHAPES[shape]))
+    out = outputs(config(formats_of(shape), **SHAPES[shape]))
     about = json.loads((out / "features.json").read_text())
     assert about["id"]["type"] == "string"
     spec = {
@@ -187,9 +206,9 @@ def test_tensorflow_parses_strings_by_features_json(made: Callable[..., Path], s
     assert first["id"].shape.rank == (1 if shape == "packed" else 0)
 
 
-def test_h5_has_bytes_and_their_borders(made: Callable[..., Path]) -> None:
+def test_h5_has_bytes_and_their_borders(outputs: Callable[..., Path]) -> None:
     h5py = pytest.importorskip("h5py")
-    out = made(config(["bin", "h5"]))
+    out = outputs(config(formats_of("rows")))
     found: list[str] = []
     for path in sorted((out / "__default__").glob("*.h5")):
         with h5py.File(path) as file:
@@ -198,24 +217,29 @@ def test_h5_has_bytes_and_their_borders(made: Callable[..., Path]) -> None:
     assert found == [row["id"] for row in bp.open(out)]
 
 
+WORKERS = ["--runner", "DirectRunner", "--direct_num_workers", "2", "--direct_running_mode", "multi_processing"]
+
+
 @pytest.mark.parametrize(
-    "shape", ["rows", *(pytest.param(shape, marks=pytest.mark.long) for shape in ("packed", "chunks"))]
+    "beam_options", [None, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["alone", "workers"]
 )
-def test_the_bytes_do_not_depend_on_blocks_or_workers(made: Callable[..., Path], shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "shape", ["rows", *(pytest.param(each, marks=pytest.mark.long) for each in ("packed", "chunks"))]
+)
+def test_the_bytes_do_not_depend_on_blocks_or_workers(
+    made: Callable[..., Path], shape: str, beam_options: Any, tmp_path: Path
+) -> None:
     given = config(["bin", "arrow", "parquet"], **SHAPES[shape])
     rows = [{"text": "x " * 50, "id": n if n % 50 == 0 else str(n), "score": n, "turn": n} for n in range(2500)]
-    big = written(tmp_path / "big.jsonl", rows)
-    inputs = [big, tmp_path / "a.jsonl"]
+    inputs = [written(tmp_path / "big.jsonl", rows), written(tmp_path / "a.jsonl", records())]
     wanted = tree(made(given, "one", inputs=inputs))
-    assert tree(made(given, "small", inputs=inputs, block_bytes=65536)) == wanted
-    options = ["--runner", "DirectRunner", "--direct_num_workers", "2", "--direct_running_mode", "multi_processing"]
-    assert tree(made(given, "workers", inputs=inputs, block_bytes=65536, beam_options=options)) == wanted
+    assert tree(made(given, "other", inputs=inputs, block_bytes=65536, beam_options=beam_options)) == wanted
 
 
-def test_tokens_are_those_without_it(made: Callable[..., Path]) -> None:
+def test_tokens_are_those_without_it(outputs: Callable[..., Path]) -> None:
     for shape in ("rows", "packed", "chunks", "padded"):
-        with_it = bp.open(made(config(**SHAPES[shape]), f"with {shape}"))
-        without = bp.open(made(config(keep_fields={}, provenance=False, **SHAPES[shape]), f"without {shape}"))
+        with_it = bp.open(outputs(config(**SHAPES[shape])))
+        without = bp.open(outputs(config(keep_fields={}, provenance=False, **SHAPES[shape])))
         assert with_it.manifest["totals"] == without.manifest["totals"]
         for one, other in zip(with_it, without, strict=True):
             assert all(np.array_equal(one[name], other[name]) for name in without.columns)
@@ -322,14 +346,14 @@ def test_a_field_gets_another_name_in_the_output(made: Callable[..., Path], tmp_
     assert json.loads(source_lines(ds, 0)[0].text) == rows[0]
 
 
-def test_megatron_holds_where_rows_come_from(made: Callable[..., Path]) -> None:
-    ds = bp.open(made(config("megatron", keep_fields={"turn": "int64"})))
+def test_megatron_holds_where_rows_come_from(outputs: Callable[..., Path]) -> None:
+    ds = bp.open(outputs(config("megatron", keep_fields={"turn": "int64"})))
     ds.verify()
     assert ds[1]["turn"] == 2**40
 
 
-def test_batches_have_strings_as_lists(made: Callable[..., Path]) -> None:
-    ds = bp.open(made(config()))
+def test_batches_have_strings_as_lists(outputs: Callable[..., Path]) -> None:
+    ds = bp.open(outputs(config()))
     for rows in ([ds[0], ds[5]], ds[[0, 5]]):
         batch = bp.collate(ds, pad_id=0)(rows)
         assert batch["id"] == [ds[0]["id"], ds[5]["id"]]
@@ -342,9 +366,9 @@ def test_batches_have_strings_as_lists(made: Callable[..., Path]) -> None:
     assert len(batch["turn"]) == len(batch["cu_seq_lens_q"]) - 1
 
 
-def test_the_longest_row_is_that_of_most_tokens(made: Callable[..., Path]) -> None:
+def test_the_longest_row_is_that_of_most_tokens(outputs: Callable[..., Path]) -> None:
     for kind in ("bin", "npy", "h5", "arrow", "parquet"):
-        ds = bp.open(made(config(kind), kind))
+        ds = bp.open(outputs(config(kind)))
         numbers, sizes = ds.sizes(100)
         tokens = [2 * len(ds[number]["input_ids"]) for number in numbers.tolist()]
         assert sizes.tolist() == tokens, kind
@@ -371,8 +395,8 @@ def test_the_line_of_a_row_is_printed(
     assert '"turn": 42880953483264' in printed
 
 
-def test_the_lines_of_all_documents_of_a_packed_row_are_found(made: Callable[..., Path]) -> None:
-    ds = bp.open(made(config(packing_strategy="bfd")))
+def test_the_lines_of_all_documents_of_a_packed_row_are_found(outputs: Callable[..., Path]) -> None:
+    ds = bp.open(outputs(config(packing_strategy="bfd")))
     index = max(range(len(ds)), key=lambda number: len(ds[number]["id"]))
     lines = source_lines(ds, index)
     assert len(lines) > 1
@@ -394,7 +418,7 @@ def test_why_a_line_is_not_found(made: Callable[..., Path], tmp_path: Path) -> N
         source_lines(ds, 3)
     with pytest.raises(BeamPrepError, match="type: --record N --source"):
         inspect(ds.path, source=True)
-    bare = bp.open(made(config(provenance=False), "bare", inputs=[tmp_path / "a.jsonl"]))
+    bare = bp.open(made(config(provenance=False), "bare", inputs=[written(path, records(10))]))
     with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
         source_lines(bare, 0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -174,7 +174,6 @@ def test_policies_see_the_kinds() -> None:
 WORDS = st.text(st.sampled_from("ab<>/\n think"), max_size=12)
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=3), st.sampled_from([KEEPING, MARKED]))
 def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list[Any], template: str) -> None:
     chat = [

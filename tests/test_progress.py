@@ -244,6 +244,7 @@ def test_the_first_line_comes_before_heavy_imports() -> None:
     assert done.stdout.endswith(" False False\n")
 
 
+@pytest.mark.long
 def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> None:
     master, slave = pty.openpty()
     run = start("-o", str(folder / "out"), stdout=slave, stderr=slave, stdin=slave)
@@ -263,6 +264,7 @@ def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> No
     assert said.count(b"\x1b[?25l") == said.count(b"\x1b[?25h") > 0  # the cursor is hidden, and shown again
 
 
+@pytest.mark.long
 def test_a_log_that_is_closed_early_does_not_fail_the_run(folder: Path) -> None:
     read, write = os.pipe()
     run = start("-o", str(folder / "out"), stdout=subprocess.DEVNULL, stderr=write)

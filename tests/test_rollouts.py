@@ -260,7 +260,7 @@ JUNK = st.one_of(
 REASONS = {"", "empty", "missing_source", "wrong_type", "bad_id", "bad_number", "count_mismatch", "duplicate_key"}
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.data())
 def test_a_damaged_record_is_a_reject_and_its_neighbours_are_kept(record: dict[str, Any], data: st.DataObject) -> None:
     damaged = copy.deepcopy(record)

@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from beam_prep import errors
 from beam_prep.data.receipts import BlockReceipt
@@ -104,7 +104,6 @@ def block(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(max_examples=50)
 @given(ending=st.sampled_from(ENDINGS), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_of_a_block_is_found_or_read_by_nobody(
     block: Block, reader: str, ending: str, place: float, bit: int
@@ -127,7 +126,6 @@ def test_a_flipped_bit_of_a_block_is_found_or_read_by_nobody(
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(max_examples=25)
 @given(ending=st.sampled_from(ENDINGS), share=st.floats(0, 1, exclude_max=True), more=st.binary(max_size=40))
 def test_a_file_that_is_cut_or_goes_on_is_found(
     block: Block, reader: str, ending: str, share: float, more: bytes

@@ -26,7 +26,7 @@ def drawn_of(folder: Path, count: int) -> Drawn:
     return draw(list_inputs(sorted(map(str, folder.iterdir()))), count)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=5),
     width=st.integers(0, 2000),

@@ -5,7 +5,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
@@ -346,14 +346,12 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return talk(*[content(turn + has_system) for turn in range(turns)], system=system)
 
 
-@settings(max_examples=150)
 @given(conversations(), st.sampled_from(sorted(TEMPLATES)))
 @example(talk("a", "b", system=""), "folded")
 def test_derived_equals_marked(messages: list[dict[str, Any]], name: str) -> None:
     assert outcome(plain(TEMPLATES[name]), messages) == outcome(TEMPLATES[name], messages)
 
 
-@settings(max_examples=150)
 @given(
     conversations(),
     st.sampled_from(sorted(TEMPLATES)),

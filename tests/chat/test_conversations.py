@@ -4,7 +4,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
@@ -73,7 +73,6 @@ def each_alone(template_: ChatTemplate, rows: list[Record], action: str = "$role
     return [outcomes(prepared(ChatTemplate(source, tokens, controls), [row], action))[0] for row in rows]
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(CHECKED), st.sampled_from(CHECKED)), min_size=2, max_size=8))
 def test_what_was_checked_of_one_conversation_is_not_taken_for_checked_of_another(said: list[tuple[Any, Any]]) -> None:
     rows: list[Record] = [

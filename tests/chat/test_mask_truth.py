@@ -64,7 +64,7 @@ def plain_cases(draw: st.DrawFn) -> Case:
     return next(draw_cases(Drawn(draw), 4, plain=True, size=4))
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(plain_cases())
 def test_no_plain_template_is_refused(case: Case) -> None:
     assert_right(judged([case]))

@@ -5,7 +5,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.template import ChatTemplate
@@ -79,7 +79,6 @@ def check(template: ChatTemplate, messages: list[dict[str, Any]], prompt: bool =
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@settings(max_examples=40)
 @given(roles=ROLES, said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=2, max_size=6))
 def test_what_is_replayed_is_what_is_rendered(name: str, roles: tuple[str, ...], said: list[list[str]]) -> None:
     template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)

@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 
 from beam_prep.errors import RunError
 from beam_prep.shards import compose, runs
@@ -101,7 +101,6 @@ def check(files: Any, job: Job, cuts: Any, sizes: RunSizes, buckets: int, bits: 
 
 
 @given(inputs(), jobs(), CUTS, SIZES, st.sampled_from([1, 3, 64]), st.sampled_from([1, 3, 16]))
-@settings(max_examples=80)
 def test_a_shuffle_is_what_a_sequential_program_makes(
     files: Any, job: Job, cuts: Any, sizes: RunSizes, buckets: int, bits: int
 ) -> None:
@@ -110,13 +109,11 @@ def test_a_shuffle_is_what_a_sequential_program_makes(
 
 
 @given(inputs(), jobs(shuffled=False), CUTS, st.sampled_from([1, 3, 64]))
-@settings(max_examples=60)
 def test_so_are_splits_and_deduplication_in_input_order(files: Any, job: Job, cuts: Any, buckets: int) -> None:
     check(files, job, cuts, RunSizes(), buckets)
 
 
 @given(inputs(), jobs(), CUTS, SIZES)
-@settings(max_examples=40)
 def test_rows_with_the_same_key_are_in_the_order_of_the_input(files: Any, job: Job, cuts: Any, sizes: RunSizes) -> None:
     """With keys of 64 bits, that is one pair in 10^9 rows of 10^10: here there are eight keys."""
     mix = {"d": {"epochs": 3}} if any(row and row.domain == "d" for rows in files for row in rows) else {}

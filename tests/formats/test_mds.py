@@ -1,10 +1,10 @@
 """`mds`, read back by a few lines of json and numpy, and by its own reader. `StreamingDataset`: tests/trainers."""
 
 import json
-import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,23 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import mds
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile
-from beam_prep.formats.mds import MDS, MDSReader
-from tests.formats.drawn import Slices, rows_of
-from tests.formats.test_hdf5 import DTYPES, MASK, RESPONSES, SEQUENCE, plain, write_as
+from beam_prep.formats.mds import MDS
+from tests.formats.shards import (
+    DTYPES,
+    MASK,
+    MASKS,
+    RESPONSES,
+    SEQUENCE,
+    SEQUENCES,
+    Slices,
+    plain,
+    read_as,
+    rows_of,
+    sft,
+    write_as,
+)
 
-
-def write(folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0) -> Path:
-    write_as(MDS(), folder, columns, slices, shard, 20_000)
-    return folder / f"shard.{shard:05d}.mds"
-
-
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> MDSReader:
-    return MDS().read(folder, columns, shard, 20_000)
+write, read = partial(write_as, "mds"), partial(read_as, "mds")
 
 
 def foreign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -59,14 +64,6 @@ def foreign(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         assert place == end
         rows.append(row)
     return described, rows
-
-
-SEQUENCES = [[5, 6, 7], [], [-1, 2**31 - 1]]
-MASKS = [[False, True, True], [], [True, False]]
-
-
-def sft() -> dict[str, Ragged]:
-    return {"sequence": Ragged.from_lists(SEQUENCES), "loss_mask": Ragged.from_lists(MASKS, bool)}
 
 
 def test_a_shard_is_a_file_that_describes_itself(tmp_path: Path) -> None:
@@ -134,19 +131,6 @@ def test_a_shard_that_its_offsets_cannot_count_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(mds, "_MAX_BYTES", size - 1)
     with pytest.raises(ValueError, match=r"more than .* lower output\.max_tokens_per_shard"):
         write(tmp_path, [SEQUENCE, MASK], [sft()], shard=2)
-
-
-@pytest.mark.parametrize("slices", [[], [{"sequence": Ragged.from_lists([])}]])
-def test_a_shard_without_rows_reads_back(tmp_path: Path, slices: Slices) -> None:
-    assert foreign(write(tmp_path, [SEQUENCE], slices))[1] == []
-    assert len(read(tmp_path, [SEQUENCE])) == 0
-
-
-def test_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 100_000])}])
-    dumped = pickle.dumps(read(tmp_path, [SEQUENCE]))
-    assert len(dumped) < 1000
-    assert len(pickle.loads(dumped).row(0)["sequence"]) == 100_000
 
 
 def test_an_index_lists_the_shards_of_a_domain() -> None:
@@ -226,8 +210,3 @@ def test_a_changed_byte_gives_rows_or_an_error_of_ours(
         reader = read(folder, [SEQUENCE, RESPONSES])
         for index in range(len(reader)):
             reader.row(index)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"shard\.00000\.mds: no such file"):
-        read(tmp_path, [SEQUENCE])

@@ -1,8 +1,8 @@
 """`megatron`, read back by a few lines of numpy, and by its own reader. Megatron's own library: tests/trainers."""
 
-import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,20 +16,26 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import megatron
-from beam_prep.formats.flat import FlatReader
 from beam_prep.formats.megatron import CODES, Megatron
-from tests.formats.drawn import Slices, rows_of
-from tests.formats.test_hdf5 import MASK, RESPONSES, SEQUENCE, plain, write_as
+from tests.formats.shards import (
+    MASK,
+    MASKS,
+    RESPONSES,
+    SEQUENCE,
+    SEQUENCES,
+    Slices,
+    files,
+    plain,
+    read_as,
+    rows_of,
+    sft,
+    write_as,
+)
+
+write, read = partial(write_as, "megatron"), partial(read_as, "megatron")
+
 
 NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-
-
-def write(folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0) -> None:
-    write_as(Megatron(), folder, columns, slices, shard, 20_000)
-
-
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> FlatReader:
-    return Megatron().read(folder, columns, shard, 20_000)
 
 
 def foreign(prefix: Path) -> tuple[str, list[list[list[Any]]]]:
@@ -45,18 +51,6 @@ def foreign(prefix: Path) -> tuple[str, list[list[list[Any]]]]:
     data = Path(f"{prefix}.bin").read_bytes()
     rows = [np.frombuffer(data, dtype, size, at).tolist() for at, size in zip(pointers, lengths, strict=True)]
     return dtype.name, [rows[a:b] for a, b in pairwise(documents.tolist())]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-SEQUENCES = [[5, 6, 7], [], [-1, 2**31 - 1]]
-MASKS = [[False, True, True], [], [True, False]]
-
-
-def sft() -> dict[str, Ragged]:
-    return {"sequence": Ragged.from_lists(SEQUENCES), "loss_mask": Ragged.from_lists(MASKS, bool)}
 
 
 def test_each_column_is_a_pair_of_files_with_the_same_sequences(tmp_path: Path) -> None:
@@ -122,20 +116,6 @@ def test_a_sequence_that_its_length_cannot_count_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(megatron, "_MAX_LENGTH", 2)
     with pytest.raises(ValueError, match="'sequence': a sequence of 3 values, megatron's index holds up to 2"):
         write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
-
-
-@pytest.mark.parametrize("slices", [[], [{"sequence": Ragged.from_lists([])}]])
-def test_a_shard_without_rows_reads_back(tmp_path: Path, slices: Slices) -> None:
-    write(tmp_path, [SEQUENCE], slices)
-    assert foreign(tmp_path / "shard_0000-sequence") == ("int32", [])
-    assert len(read(tmp_path, [SEQUENCE])) == 0
-
-
-def test_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 100_000])}])
-    dumped = pickle.dumps(read(tmp_path, [SEQUENCE]))
-    assert len(dumped) < 1000
-    assert len(pickle.loads(dumped).row(0)["sequence"]) == 100_000
 
 
 def test_the_indices_are_written_when_all_values_are(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """`npy`, read back by a few lines of numpy and gzip, and by its own reader. OLMo-core: tests/trainers/test_olmo.py."""
 
 import gzip
-import os
-import pickle
 import shutil
 import subprocess
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +16,12 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import npy
-from beam_prep.formats.flat import FlatReader
-from beam_prep.formats.npy import Npy
-from tests.formats.test_arrow import ALL, DTYPES, MASK, RESPONSES, SEQUENCE, cut, plain, random_rows, sft
-from tests.formats.test_hdf5 import write_as
+from tests.formats.shards import ALL, MASK, RESPONSES, SEQUENCE, cut, files, plain, random_rows, read_as, sft, write_as
+
+write, read = partial(write_as, "npy"), partial(read_as, "npy")
+
 
 WIDE_MASK = Column("loss_mask", "int32", 1, "mask", of="sequence")
-
-
-def write(folder: Path, columns: Sequence[Column], slices: Sequence[dict[str, Ragged]], shard: int = 0) -> Path:
-    """Writes a shard; gives the folder."""
-    write_as(Npy(), folder, columns, slices, shard, 20_000)
-    return folder
-
-
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> FlatReader:
-    return Npy().read(folder, columns, shard, 20_000)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
 
 
 def foreign(folder: Path, column: str, dtype: Any) -> list[list[Any]]:
@@ -53,13 +35,13 @@ def foreign(folder: Path, column: str, dtype: Any) -> list[list[Any]]:
 
 def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: Path) -> None:
     rows = {"sequence": Ragged.from_lists([[5, 6, 7], [], [8, 70_000]]), "loss_mask": sft()["loss_mask"]}
-    folder = write(
+    write(
         tmp_path,
         [SEQUENCE, WIDE_MASK],
         [rows | {"loss_mask": rows["loss_mask"].with_flat(rows["loss_mask"].flat.astype(np.int64))}],
         3,
     )
-    found = files(folder)
+    found = files(tmp_path)
     assert list(found) == [
         "loss_mask/shard_0003.csv.gz",
         "loss_mask/shard_0003.npy",
@@ -69,7 +51,7 @@ def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: 
     assert np.frombuffer(found["sequence/shard_0003.npy"], "<u4").tolist() == [5, 6, 7, 8, 70_000]
     assert found["loss_mask/shard_0003.npy"] == bytes([0, 1, 1, 1, 0])
     assert gzip.decompress(found["sequence/shard_0003.csv.gz"]) == b"0,3\n3,3\n3,5\n"
-    reader = read(folder, [SEQUENCE, WIDE_MASK], 3)
+    reader = read(tmp_path, [SEQUENCE, WIDE_MASK], 3)
     assert plain(reader.row(0)) == {"sequence": [5, 6, 7], "loss_mask": [0, 1, 1]}
     assert reader.row(0)["loss_mask"].dtype == reader.rows(0, 2)["loss_mask"].flat.dtype == np.int32
 
@@ -114,17 +96,6 @@ def test_slices_of_any_size_give_the_same_files_and_the_rows_come_back(
     assert reader.sizes().tolist() == sum((ragged.flat_lengths for ragged in whole.values()), np.zeros(rows)).tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_comes_back(tmp_path: Path, dtype: str) -> None:
-    column = Column("v", dtype, 1, "value")
-    values = Ragged.from_lists([[0, 1], [], [1]], np.dtype(dtype))
-    write(tmp_path, [column], [{"v": values}])
-    assert foreign(tmp_path, "v", dtype) == values.to_lists()
-    row = read(tmp_path, [column]).row(0)["v"]
-    assert isinstance(row, np.ndarray)
-    assert (row.dtype, row.tolist()) == (np.dtype(dtype), values.to_lists()[0])
-
-
 @pytest.mark.skipif(shutil.which("gzip") is None, reason="no gzip here")
 def test_many_lines_are_a_sound_gzip_stream(tmp_path: Path) -> None:
     """Of several blocks, without a time."""
@@ -136,38 +107,7 @@ def test_many_lines_are_a_sound_gzip_stream(tmp_path: Path) -> None:
     assert len(read(tmp_path, [SEQUENCE])) == 20_000
 
 
-@pytest.mark.parametrize("slices", [[], [random_rows(0)], [random_rows(0), random_rows(0)]])
-def test_a_shard_without_rows_reads_back(tmp_path: Path, slices: list[dict[str, Ragged]]) -> None:
-    write(tmp_path, ALL, slices)
-    assert len(read(tmp_path, ALL)) == 0
-    assert read(tmp_path, ALL).rows(0, 0)["sequence"].flat.dtype == np.int32
-
-
 # Its reader.
-
-
-def test_rows_are_views_and_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()])
-    reader = read(tmp_path, [SEQUENCE, MASK])
-    row = reader.row(0)["sequence"]
-    assert isinstance(row, np.ndarray)
-    assert not row.flags.owndata
-    assert plain(reader.row(-1)) == plain(reader.row(2))
-    for index in (3, -4):
-        with pytest.raises(IndexError, match=f"row {index} of 3"):
-            reader.row(index)
-    dumped = pickle.dumps(reader)
-    assert len(dumped) < 1000
-    assert plain(pickle.loads(dumped).row(0)) == plain(reader.row(0))
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
-def test_a_reader_keeps_no_file_descriptor(tmp_path: Path) -> None:
-    write(tmp_path, ALL, [random_rows(10)])
-    before = len(os.listdir("/proc/self/fd"))
-    readers = [read(tmp_path, ALL) for _ in range(5)]
-    assert len(readers[4].row(9)) == len(ALL)
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # What it refuses.
@@ -176,17 +116,6 @@ def test_a_reader_keeps_no_file_descriptor(tmp_path: Path) -> None:
 def test_a_mask_of_more_than_a_byte_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="column 'loss_mask': 256 does not fit int8"):
         write(tmp_path, [WIDE_MASK], [{"loss_mask": Ragged.from_lists([[256]])}])
-
-
-def test_files_cut_anywhere_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, RESPONSES], [{name: random_rows(5)[name] for name in ("sequence", "responses")}])
-    for name, whole in files(tmp_path).items():
-        for size in range(len(whole)):
-            (tmp_path / name).write_bytes(whole[:size])
-            with pytest.raises(FormatError, match=r"shard_0000\."):
-                read(tmp_path, [SEQUENCE, RESPONSES])
-        (tmp_path / name).write_bytes(whole)
-        assert len(read(tmp_path, [SEQUENCE, RESPONSES])) == 5
 
 
 def test_a_flipped_bit_in_the_borders_is_refused_or_changes_nothing(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """`tfrecord`, read back by TensorFlow itself, and by its own reader; its bytes are those of protobuf."""
 
 import json
-import pickle
 import struct
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import google_crc32c
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,42 +17,29 @@ from hypothesis import strategies as st
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS, ShardReader, example, tfrecord
+from beam_prep.formats import example
 from beam_prep.formats.example import encode_examples
 from beam_prep.formats.tfrecord import decode_example, features
+from tests.formats.shards import (
+    MASK,
+    MASKS,
+    REWARDS,
+    SEQUENCE,
+    SEQUENCES,
+    plain,
+    read_as,
+    sft,
+    write_as,
+)
 
-SEQUENCE = Column("sequence", "int32", 1, "ids")
-MASK = Column("loss_mask", "bool", 1, "mask", of="sequence")
 RESPONSES = Column("responses", "int32", 2, "ids")
-REWARDS = Column("rewards", "float32", 1, "value")
 
-SEQUENCES = [[5, 150_000, 7], [], [-1, 2**31 - 1]]
-MASKS = [[False, True, True], [], [True, False]]
+write, read = partial(write_as, "tfrecord"), partial(read_as, "tfrecord")
 
 
 @pytest.fixture(scope="module")
 def tf() -> Any:
     return pytest.importorskip("tensorflow")
-
-
-def write(
-    folder: Path, columns: Sequence[Column], slices: Sequence[dict[str, Ragged]], shard: int = 0, shards: int = 1
-) -> Path:
-    with ExitStack() as opened:
-
-        def open_file(path: str) -> BinaryIO:
-            return opened.enter_context(open(folder / path, "xb"))
-
-        writer = FORMATS["tfrecord"].writer(open_file, columns, shard, shards)
-        for rows in slices:
-            writer.write(rows)
-        writer.close()
-    (path,) = folder.iterdir()
-    return path
-
-
-def read(folder: Path, columns: Sequence[Column], shard: int = 0) -> ShardReader:
-    return FORMATS["tfrecord"].read(folder, columns, shard, 1)
 
 
 def payloads(data: bytes) -> list[bytes]:
@@ -66,20 +50,6 @@ def payloads(data: bytes) -> list[bytes]:
         found.append(data[at + 12 : at + 12 + size])
         at += size + 16
     return found
-
-
-def plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to_lists() if isinstance(value, Ragged) else value.tolist() for name, value in row.items()}
-
-
-def sft() -> dict[str, Ragged]:
-    return {"sequence": Ragged.from_lists(SEQUENCES), "loss_mask": Ragged.from_lists(MASKS, bool)}
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
 
 
 # TensorFlow reads it.
@@ -202,45 +172,13 @@ def example_of(tf: Any, columns: Sequence[Column], data: dict[str, Ragged], row:
     return message
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(shard=shards())
 def test_every_row_is_what_protobuf_serialises(tf: Any, shard: tuple[list[Column], dict[str, Ragged]]) -> None:
     columns, data = shard
     rows = len(next(iter(data.values())))
     wanted = [by_protobuf(tf, columns, data, row) for row in range(rows)]
     assert list(encode_examples(columns, data)) == wanted
-
-
-@given(shard=shards(), cuts=st.lists(st.integers(0, 5), max_size=3), piece=st.sampled_from([1, 200, 1 << 20]))
-def test_slices_and_pieces_of_any_size_give_the_same_file_and_the_rows_come_back(
-    tmp_path_factory: pytest.TempPathFactory,
-    shard: tuple[list[Column], dict[str, Ragged]],
-    cuts: list[int],
-    piece: int,
-) -> None:
-    columns, data = shard
-    rows = len(next(iter(data.values())))
-    borders = [0, *sorted(min(cut, rows) for cut in cuts), rows]
-    slices = [{name: ragged[a:b] for name, ragged in data.items()} for a, b in pairwise(borders)]
-    once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
-    path = write(once, columns, [data])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tfrecord, "PIECE", piece)
-        patch.setattr(example, "CHUNK_VALUES", piece)
-        assert write(many, columns, slices).read_bytes() == path.read_bytes()
-    reader = read(once, columns)
-    assert len(reader) == rows
-    for index in range(rows):
-        row = reader.row(index)
-        assert list(row) == [column.name for column in columns]
-        for name, values in row.items():
-            wanted = data[name][index]
-            flat, wanted_flat = (item.flat if isinstance(item, Ragged) else item for item in (values, wanted))
-            assert flat.dtype == wanted_flat.dtype
-            np.testing.assert_array_equal(flat, wanted_flat)
-            if isinstance(wanted, Ragged):
-                assert isinstance(values, Ragged)
-                assert values.offsets.tolist() == wanted.offsets.tolist()
 
 
 def test_rows_of_many_lengths_are_what_protobuf_serialises(tf: Any) -> None:
@@ -271,30 +209,6 @@ def test_several_shards_are_numbered(tmp_path: Path) -> None:
     assert len(read(tmp_path, [SEQUENCE, MASK], 12345)) == 3
 
 
-def test_values_may_be_views_and_are_cast_where_the_dtype_differs(tmp_path: Path) -> None:
-    arrow = pa.array([[9], [1, 2], [], [3]], pa.list_(pa.uint8()))[1:]
-    over_arrow = Ragged(arrow.flatten().to_numpy(), arrow.offsets.to_numpy() - arrow.offsets[0].as_py())
-    rows = {
-        "small": over_arrow,
-        "strided": Ragged.from_lengths(np.arange(600, dtype=np.int64)[::200], [2, 0, 1]),
-        "swapped": Ragged.from_lengths(np.array([1.5, 2, 3], ">f8"), [2, 0, 1]),
-        "inner": Ragged.from_lists([[[9]], [[1], []], [], [[200, 3]]], depth=2)[1:],
-    }
-    columns = [
-        Column("small", "uint8", 1, "value"),
-        Column("strided", "int16", 1, "value"),
-        Column("swapped", "float64", 1, "value"),
-        Column("inner", "int32", 2, "value"),
-    ]
-    write(tmp_path, columns, [rows])
-    reader = read(tmp_path, columns)
-    assert [plain(reader.row(index)) for index in range(3)] == [
-        {"small": [1, 2], "strided": [0, 200], "swapped": [1.5, 2.0], "inner": [[1], []]},
-        {"small": [], "strided": [], "swapped": [], "inner": []},
-        {"small": [3], "strided": [400], "swapped": [3.0], "inner": [[200, 3]]},
-    ]
-
-
 def test_float64_is_rounded_to_float32(tmp_path: Path) -> None:
     column = Column("v", "float64", 1, "value")
     write(tmp_path, [column], [{"v": Ragged.from_lists([[0.1, 1e300, -1e300]], np.float64)}])
@@ -304,31 +218,7 @@ def test_float64_is_rounded_to_float32(tmp_path: Path) -> None:
     assert values.tolist() == [float(np.float32(0.1)), float("inf"), float("-inf")]
 
 
-def test_memory_and_writes_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfrecord, "PIECE", 1000)
-    sizes: list[int] = []
-
-    class File:
-        def write(self, data: memoryview) -> None:
-            sizes.append(len(data))
-
-    rows = {"sequence": Ragged.from_lengths(np.full(10_300, 9, np.int32), [*[100] * 100, 5, 200, 95])}
-    FORMATS["tfrecord"].writer(lambda path: File(), [SEQUENCE], 0, 1).write(rows)  # type: ignore[arg-type, return-value]
-    assert max(sizes) < 1300
-    assert sum(sizes) == sum(16 + len(row) for row in encode_examples([SEQUENCE], rows))
-
-
 # What it refuses.
-
-
-def test_columns_that_are_not_as_declared_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="found columns"):
-        write(tmp_path, [SEQUENCE, MASK], [{"sequence": Ragged.from_lists([[1]])}])
-
-
-def test_a_value_that_does_not_fit_its_dtype_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="column 'v': 70000 does not fit int16"):
-        write(tmp_path, [Column("v", "int16", 1, "value")], [{"v": Ragged.from_lists([[70000]])}])
 
 
 def test_a_row_beyond_protobufs_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +242,7 @@ def test_a_flipped_byte_anywhere_names_file_and_record(tmp_path: Path) -> None:
     first = len(payloads(whole)[0]) + 16
     second = first + len(payloads(whole)[1]) + 16
     for at in range(first, second):
-        flip(path, at)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         reader = read(tmp_path, [SEQUENCE, MASK])
         with pytest.raises(FormatError, match=r"shard_0000\.tfrecord: row 1 is damaged"):
             reader.row(1)
@@ -371,41 +261,6 @@ def test_a_file_cut_anywhere_names_file_and_record(tmp_path: Path) -> None:
             len(read(tmp_path, [SEQUENCE, MASK]))
     path.write_bytes(whole[:last])
     assert len(read(tmp_path, [SEQUENCE, MASK])) == 2
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"shard_0000\.tfrecord: no such file"):
-        read(tmp_path, [SEQUENCE])
-
-
-def test_rows_outside_are_index_errors(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()])
-    reader = read(tmp_path, [SEQUENCE])
-    assert plain(reader.row(-1)) == {"sequence": SEQUENCES[2]}
-    for index in (3, -4):
-        with pytest.raises(IndexError, match=f"row {index} of 3"):
-            reader.row(index)
-
-
-def test_close_closes_the_file(tmp_path: Path) -> None:
-    file = open(tmp_path / "file", "xb")  # noqa: SIM115
-    FORMATS["tfrecord"].writer(lambda path: file, [SEQUENCE], 0, 1).close()
-    assert file.closed
-
-
-def test_a_shard_without_rows_reads_back(tmp_path: Path) -> None:
-    path = write(tmp_path, [SEQUENCE, RESPONSES], [])
-    assert path.stat().st_size == 0
-    assert len(read(tmp_path, [SEQUENCE, RESPONSES])) == 0
-
-
-def test_a_reader_pickles_as_its_path(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 100_000])}])
-    reader = read(tmp_path, [SEQUENCE])
-    assert len(reader) == 1
-    dumped = pickle.dumps(reader)
-    assert len(dumped) < 1000
-    assert len(pickle.loads(dumped).row(0)["sequence"]) == 100_000
 
 
 # Examples of other writers.
@@ -492,11 +347,3 @@ def test_varints_are_those_of_a_loop(values: list[int]) -> None:
         wanted.append(bytes([*part, rest]))
     assert body == b"".join(wanted)
     assert sizes.tolist() == list(map(len, wanted))
-
-
-def test_three_million_tokens_take_little_time() -> None:
-    """A guard against a loop over tokens; the speed itself is in the benchmarks."""
-    rows = {"sequence": Ragged.from_lengths(np.arange(3_000_000, dtype=np.int32) % 150_000, np.full(10_000, 300))}
-    start = time.perf_counter()
-    assert sum(map(len, encode_examples([SEQUENCE], rows))) > 8_000_000
-    assert time.perf_counter() - start < 3

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from beam_prep.data.block import InputFile
 from beam_prep.reading.arrow_rows import lines_of, schema_problem, values
@@ -117,7 +117,6 @@ LARGE = pa.schema(
 
 
 @pytest.mark.parametrize("schema", [TYPES, LARGE], ids=["plain", "large"])
-@settings(max_examples=60)
 @given(records, st.integers(0, 3))
 def test_lines_are_the_records_without_the_nulls_that_fill_columns(
     schema: pa.Schema, rows: list[dict[str, Any]], first: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.data.block import InputFile
@@ -136,7 +136,6 @@ def files(draw: st.DrawFn) -> tuple[list[Any], bytes]:
     return records, "".join(pieces).encode()
 
 
-@settings(max_examples=300)
 @given(files(), st.integers(1, 40))
 @pytest.mark.long
 def test_every_element_once_at_its_offset(file: tuple[list[Any], bytes], block_bytes: int) -> None:
@@ -151,7 +150,6 @@ def test_every_element_once_at_its_offset(file: tuple[list[Any], bytes], block_b
     assert read(content, block_bytes) == found
 
 
-@settings(max_examples=500)
 @given(st.text('[]{},":\\ \n\ra1', max_size=40).map(str.encode), st.integers(1, 9))
 def test_whatever_comes_the_result_does_not_depend_on_the_reads(content: bytes, size: int) -> None:
     def outcome(size: int) -> bytes | type[InputError]:
@@ -166,7 +164,6 @@ def test_whatever_comes_the_result_does_not_depend_on_the_reads(content: bytes, 
         assert len(whole) == len(content)
 
 
-@settings(max_examples=500)
 @given(st.data())
 def test_one_wrong_byte_costs_two_records_at_most_or_is_an_error(data: st.DataObject) -> None:
     records = data.draw(

@@ -11,7 +11,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from beam_prep import testing
 from beam_prep.data.block import TEXT_LIMIT, InputFile, Reject
@@ -158,7 +158,6 @@ def test_a_line_longer_than_blocks_belongs_to_the_block_where_it_begins(cut: Cut
     assert len(found) == math.ceil(len(data) / 1000)
 
 
-@settings(max_examples=400)
 @given(data=CONTENT, block_bytes=st.integers(1, 70))
 @example(data=BOM + b'{"a":1}', block_bytes=1)
 @example(data=b"{}\r\n{}", block_bytes=3)
@@ -181,7 +180,6 @@ class _Trickle:
         return self._stream.read(min(size, self._sizes[0]))
 
 
-@settings(max_examples=200)
 @given(data=CONTENT, block_bytes=st.integers(1, 70), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_a_stream_that_gives_little_at_a_time_gives_the_same_blocks(
     data: bytes, block_bytes: int, sizes: list[int]
@@ -189,7 +187,6 @@ def test_a_stream_that_gives_little_at_a_time_gives_the_same_blocks(
     assert list(read_blocks(_Trickle(data, sizes), 0, -1, block_bytes)) == stream(data, block_bytes)
 
 
-@settings(max_examples=200)
 @given(data=CONTENT, block_bytes=st.integers(1, 70))
 def test_a_compressed_file_has_the_blocks_of_the_plain_one(data: bytes, block_bytes: int) -> None:
     assert stream(data, block_bytes) == split(data, block_bytes)
@@ -209,7 +206,6 @@ def rfc_6962(chunks: list[bytes]) -> bytes:
     return hashlib.sha256(b"\x01" + rfc_6962(chunks[:left]) + rfc_6962(chunks[left:])).digest()
 
 
-@settings(max_examples=300)
 @given(data=st.binary(max_size=200), chunk=st.integers(1, 9), chunks_a_block=st.integers(1, 9))
 def test_the_digest_of_a_file_does_not_depend_on_blocks(data: bytes, chunk: int, chunks_a_block: int) -> None:
     step = chunk * chunks_a_block
@@ -219,7 +215,6 @@ def test_the_digest_of_a_file_does_not_depend_on_blocks(data: bytes, chunk: int,
     assert tree_digest(nodes) == rfc_6962([data[i : i + chunk] for i in range(0, len(data), chunk)]).hex()
 
 
-@settings(max_examples=100)
 @given(data=CONTENT, chunks_a_block=st.integers(1, 6))
 def test_the_nodes_of_blocks_give_the_files_digest(data: bytes, chunks_a_block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -368,7 +363,6 @@ def test_a_message_is_cut_like_the_text() -> None:
     assert ledger.messages[0].startswith("the key 'kkk")
 
 
-@settings(max_examples=300)
 @given(number=st.integers(-(10**308), 10**308), before=st.text("ab1", max_size=12), key=st.booleans())
 @example(number=2**64, before="", key=False)
 @example(number=-(2**63) - 1, before="", key=False)
@@ -390,7 +384,6 @@ def test_a_long_integer_is_found_wherever_it_stands_in_the_block(number: int, pa
     assert type(rows[1]["n"]) is int
 
 
-@settings(max_examples=300)
 @given(
     row=st.dictionaries(
         st.text(max_size=5),
@@ -473,7 +466,6 @@ def _objects(draw: st.DrawFn) -> tuple[str, bool]:
     return build(2)
 
 
-@settings(max_examples=400)
 @given(_objects())
 def test_a_repeated_key_is_found_whatever_is_escaped(drawn: tuple[str, bool]) -> None:
     line, repeated = drawn

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
 from beam_prep.data.hashing import Node
@@ -235,7 +235,6 @@ REASON_BEHIND_THE_END = [[[_JSON], [_JSON], [_JSON], [_TYPE], [_JSON, Line("kept
 @example(ONE_DOMAIN, 1, 3, 1, 2, (1, 10**6))
 @example(REJECTS, 1, 1, 2, 1, (32, 10**6))
 @example(REASON_BEHIND_THE_END, 1, 1, 2, 1, (32, 10**6))
-@settings(max_examples=200)
 def test_the_plan_is_what_a_sequential_program_does(
     files: list[list[list[Line]]],
     max_tokens: int,
@@ -300,7 +299,6 @@ def test_the_plan_is_what_a_sequential_program_does(
 
 
 @given(inputs(), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)), st.data())
-@settings(max_examples=40)
 def test_the_plan_does_not_depend_on_where_blocks_begin(
     files: list[list[list[Line]]], max_tokens: int, max_items: int | None, data: st.DataObject
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
@@ -57,7 +57,6 @@ def _is_rendered(record: Any, outputs: list[Any]) -> bool:
     return all(record[output.sections[0].field] for output in outputs)
 
 
-@settings(max_examples=150)
 @given(
     st.lists(st.fixed_dictionaries({"one": chats, "other": chats}), min_size=1, max_size=6),
     st.integers(1, 2),

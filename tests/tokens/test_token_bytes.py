@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.tokens.backends import FastEncoder, choose
@@ -66,7 +66,6 @@ def test_probes_have_the_references_offsets(kind: str) -> None:
         assert fell_back == sum(BLANK in text for text in texts)
 
 
-@settings(max_examples=300)
 @given(st.sampled_from([*KINDS]), st.lists(st.one_of(WORDS, st.text(max_size=9)), min_size=1, max_size=4))
 @example("llama-2", ["", "\n", " \n", "\n ", "<s>\n<s>", "<s> a", BLANK, f" {BLANK}"])
 @example("first", ["", "\n", " a", "<s>a", "a<s>a", f"{BLANK}a"])
@@ -99,7 +98,6 @@ TEXTS = st.lists(
 )
 
 
-@settings(max_examples=300)
 @given(
     st.sampled_from([*KINDS]),
     st.frozensets(st.sampled_from([*ADDED]), max_size=1),

@@ -341,6 +341,7 @@ def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(name
     assert message.endswith(("repair it, rename it, or leave it out", f"rename it: mv {path} {path}.gz"))
 
 
+@pytest.mark.long
 def test_the_error_crosses_processes_unchanged(tmp_path: Path) -> None:
     workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     assert fail("cut.jsonl.gz", tmp_path, *workers) == fail("cut.jsonl.gz", tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import beam_prep as bp
 from beam_prep.data.block import InputFile, Origin
@@ -82,7 +82,6 @@ def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan, list[
     st.permutations(range(40)),
     st.integers(1, 4),
 )
-@settings(max_examples=100)
 @pytest.mark.long
 def test_the_plan_does_not_depend_on_bundles(sizes: list[int], order: list[int], most: int) -> None:
     count = sum(sizes)

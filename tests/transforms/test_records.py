@@ -66,6 +66,7 @@ def test_order_buckets_and_blocks_change_no_byte(
     assert run(tmp_path / "out", elements, source=bp.FromRecords(buckets, block_bytes)) == wanted
 
 
+@pytest.mark.long
 def test_worker_processes_change_no_byte(tmp_path: Path, wanted: dict[str, bytes]) -> None:
     workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     assert run(tmp_path / "out", INPUT[::-1], *workers, source=bp.FromRecords(64, 10_000)) == wanted

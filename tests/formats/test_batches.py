@@ -1,0 +1,110 @@
+"""`arrow` and `parquet` write batches of rows; what they read, they compare with the columns that are wanted."""
+
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import FORMATS, arrow, batches, parquet
+from tests.formats.shards import ALL, MASK, SEQUENCE, cut, files, joined, random_rows, read_as, rows_in, sft, write_as
+
+BOTH = pytest.mark.parametrize(
+    ("name", "module", "unit"), [("arrow", arrow, "BATCH"), ("parquet", parquet, "GROUP")], ids=["arrow", "parquet"]
+)
+
+
+def rows_of_batches(path: Path) -> list[int]:
+    if path.suffix == ".arrow":
+        with pa.ipc.open_stream(path.read_bytes()) as stream:
+            return [batch.num_rows for batch in stream]
+    metadata = pq.read_metadata(path)
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+@BOTH
+@given(
+    rows=st.integers(0, 40),
+    seed=st.integers(0, 100),
+    cuts=st.lists(st.integers(0, 40), max_size=6),
+    most=st.sampled_from([(3, 1 << 22), (1000, 60), (5, 90), (1000, 1), (1000, 1 << 22)]),
+)
+def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    module: ModuleType,
+    unit: str,
+    rows: int,
+    seed: int,
+    cuts: list[int],
+    most: tuple[int, int],
+) -> None:
+    whole = random_rows(rows, seed)
+    once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, f"{unit}_ROWS", most[0])
+        patch.setattr(module, f"{unit}_BYTES", most[1])
+        path = write_as(name, once, ALL, [whole])
+        write_as(name, many, ALL, cut(whole, [0, *sorted(min(border, rows) for border in cuts), rows]))
+    assert files(once) == files(many)
+    sizes = np.cumsum([0, *rows_of_batches(path)])
+    row_bytes = np.sum([ragged.flat_lengths * ragged.flat.itemsize for ragged in whole.values()], axis=0)
+    for a, b in pairwise(sizes.tolist()):
+        assert b - a <= most[0]
+        assert b - a == 1 or row_bytes[a:b].sum() <= most[1]
+        # No more would have fitted.
+        assert b == rows or b - a == most[0] or row_bytes[a : b + 1].sum() > most[1]
+    reader = read_as(name, many, ALL)
+    assert joined([whole]) == {key: [row[key] for row in rows_in(reader)] for key in whole}
+    assert reader.sizes().tolist() == sum((ragged.flat_lengths for ragged in whole.values()), np.zeros(rows)).tolist()
+
+
+@BOTH
+def test_what_is_not_written_yet_is_one_batch_at_most(
+    name: str, module: ModuleType, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, f"{unit}_BYTES", 4000)
+    sizes: list[int] = []
+
+    class File:
+        def write(self, data: bytes) -> None:
+            sizes.append(len(data))
+
+        def close(self) -> None:
+            pass
+
+    writer = FORMATS[name].writer(lambda path: File(), [SEQUENCE], 1, 2)  # type: ignore[arg-type, return-value]
+    values = np.random.default_rng(0).integers(0, 2**31, 10_300).astype(np.int32)
+    for number in range(1, 6):
+        writer.write({"sequence": Ragged.from_lengths(values, [*[100] * 100, 5, 200, 95])})
+        assert sum(sizes) > number * values.nbytes - 4000 - 200
+
+
+@pytest.mark.parametrize("name", ["arrow", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (Column("sequences", "int32", 1, "ids"), r"'sequences': found none, not list<"),
+        (Column("sequence", "int64", 1, "ids"), r"'sequence': found list<\w+: int32>, not list<\w+: int64>"),
+        (Column("sequence", "int32", 2, "ids"), r"not list<\w+: list<\w+: int32>>"),
+    ],
+)
+def test_other_columns_are_refused(tmp_path: Path, name: str, column: Column, message: str) -> None:
+    path = write_as(name, tmp_path, [SEQUENCE, MASK], [sft()])
+    with pytest.raises(FormatError, match=message) as raised:
+        read_as(name, tmp_path, [column])
+    assert str(path) in str(raised.value)
+
+
+def test_a_row_beyond_the_borders_of_arrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_VALUES", 10)
+    with pytest.raises(ValueError, match="a row of 11 values: a list of Arrow holds up to 10"):
+        write_as("arrow", tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 11])}])
