@@ -191,15 +191,15 @@ _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
 _SAYS_GOOD = {
     *("good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "success", "valid"),
-    *("thumbs_up", "thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
+    *("thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
 }
 _SAYS_BAD = {
     *("bad", "incorrect", "wrong", "rejected", "reject", "undesirable", "fail", "failed", "failure", "refused"),
-    *("thumbs_down", "thumbs down", "disliked", "downvoted", "disapproved", "unacceptable", "inaccurate", "invalid"),
-    *("poor", "very poor"),
+    *("thumbs down", "disliked", "downvoted", "disapproved", "unacceptable", "inaccurate", "invalid"),
+    *("poor", "very poor", "wrong answer"),
 }
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0"}
-_GOOD_WORDS = _SAYS_GOOD | _YES | {"up", "like", "safe"}
+_GOOD_WORDS = _SAYS_GOOD | _YES | {"up", "like", "safe", "ok"}
 _BAD_WORDS = _SAYS_BAD | _NO | {"down", "dislike", "unsafe"}
 _SILENT = {
     *("", "-", "n/a", "na", "nan", "none", "null", "unknown", "unsure", "unclear", "neutral", "tie", "both", "mixed"),
@@ -210,7 +210,9 @@ _LONGEST_WORD = 24
 
 
 def _word(value: Any) -> str | None:
-    return value.strip().lower() if isinstance(value, str) and len(value) <= _LONGEST_WORD else None
+    if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+        return None
+    return value.strip().lower().replace("_", " ")
 
 
 def _is_silent(value: Any) -> bool:
@@ -264,9 +266,7 @@ def _bad(values: _Values) -> _Seen | None:
 
 def _of_anything(values: _Values) -> _Seen | None:
     """Of a name that does not say what it is of: numbers are codes there, and yes and no may answer a question."""
-    if _numbers(values):
-        return None
-    said = [_says(value, _SAYS_GOOD, _SAYS_BAD) for _, value in values]
+    said = [_says(value, _SAYS_GOOD, _SAYS_BAD) if isinstance(value, str) else None for _, value in values]
     return _marks(values, (None if good is None else not good for good in said))
 
 
@@ -403,6 +403,7 @@ _GOOD = (
     *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
     *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up", "feedback"),
     *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate", "safe", "verdict"),
+    "review_result",
 )
 _BAD = (
     *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
