@@ -8,7 +8,6 @@ nothing.
 import dataclasses
 import functools
 import json
-import math
 import re
 import statistics
 from collections import Counter
@@ -92,7 +91,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
     found: list[Verdict] = []
     for field, values in fields.items():
         look = _look_of(field)
-        if look is None or (use.pairs and look not in (_weights, _splits)):
+        if look is None or (use.pairs and look not in _OF_RECORDS):
             continue
         if field.name in use.read and field.top not in use.kept and look is not _worse:
             continue  # a classifier's answer is its label
@@ -100,7 +99,8 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
         if not said or (seen := look(said)) is None:
             continue
         bad = [each for each, is_bad in zip(said, seen.bad, strict=True) if is_bad]
-        if not (bad and look in _OF_ANSWERS and _are_classes(said, records, use)):
+        of_answers = look not in _OF_RECORDS and not seen.are_answers
+        if not (bad and of_answers and _are_classes(said, records, use)):
             found.append(_verdict(field, seen, bad, use))
     return found
 
@@ -234,12 +234,13 @@ def _numbers(values: _Values) -> list[float]:
     found = []
     for _, value in values:
         number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < _HUGE:
             return []
         found.append(number)
     return found
 
 
+_HUGE = 1e300  # NaN and Infinity are no ratings either
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,20})?", re.A)
 
 
@@ -413,7 +414,7 @@ _BAD = (
 _OF_ANYTHING = ("status", "result", "annotation", "preference", "judgement", "judgment", "evaluation")
 _RATING = ("rating", "ratings", "quality", "quality_score", "helpfulness", "correctness")
 _SCORE = ("score", "scores", "reward", "stars", "grade", "votes", "upvotes")
-_OF_ANSWERS = (_good, _bad, _of_anything, _ratings, _scores)
+_OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {
     **dict.fromkeys(_GOOD, _good),
     **dict.fromkeys(_BAD, _bad),

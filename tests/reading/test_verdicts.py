@@ -71,6 +71,7 @@ def test_a_field_that_judges_answers_is_said_in_one_line(case: str) -> None:
         answered("label", 3, 7),  # of classes
         answered("label", "sports", "news"),
         answered("score", "3-1", "0-0"),
+        answered("score", 10**400, 0),
         answered("weight", 1, 2.5),
         answered("split", "train", "train"),
         answered("labels", [1, 2]),
