@@ -8,7 +8,6 @@ nothing.
 import dataclasses
 import functools
 import json
-import math
 import re
 import statistics
 from collections import Counter
@@ -92,7 +91,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
     found: list[Verdict] = []
     for field, values in fields.items():
         look = _look_of(field)
-        if look is None or (use.pairs and look not in (_weights, _splits)):
+        if look is None or (use.pairs and look not in _OF_RECORDS):
             continue
         if field.name in use.read and field.top not in use.kept and look is not _worse:
             continue  # a classifier's answer is its label
@@ -100,7 +99,8 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
         if not said or (seen := look(said)) is None:
             continue
         bad = [each for each, is_bad in zip(said, seen.bad, strict=True) if is_bad]
-        if not (bad and look in _OF_ANSWERS and _are_classes(said, records, use)):
+        of_answers = look not in _OF_RECORDS and not seen.are_answers
+        if not (bad and of_answers and _are_classes(said, records, use)):
             found.append(_verdict(field, seen, bad, use))
     return found
 
@@ -191,15 +191,15 @@ _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
 _SAYS_GOOD = {
     *("good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "success", "valid"),
-    *("thumbs_up", "thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
+    *("thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
 }
 _SAYS_BAD = {
     *("bad", "incorrect", "wrong", "rejected", "reject", "undesirable", "fail", "failed", "failure", "refused"),
-    *("thumbs_down", "thumbs down", "disliked", "downvoted", "disapproved", "unacceptable", "inaccurate", "invalid"),
-    *("poor", "very poor"),
+    *("thumbs down", "disliked", "downvoted", "disapproved", "unacceptable", "inaccurate", "invalid"),
+    *("poor", "very poor", "wrong answer"),
 }
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0"}
-_GOOD_WORDS = _SAYS_GOOD | _YES | {"up", "like", "safe"}
+_GOOD_WORDS = _SAYS_GOOD | _YES | {"up", "like", "safe", "ok"}
 _BAD_WORDS = _SAYS_BAD | _NO | {"down", "dislike", "unsafe"}
 _SILENT = {
     *("", "-", "n/a", "na", "nan", "none", "null", "unknown", "unsure", "unclear", "neutral", "tie", "both", "mixed"),
@@ -210,7 +210,9 @@ _LONGEST_WORD = 24
 
 
 def _word(value: Any) -> str | None:
-    return value.strip().lower() if isinstance(value, str) and len(value) <= _LONGEST_WORD else None
+    if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+        return None
+    return value.strip().lower().replace("_", " ")
 
 
 def _is_silent(value: Any) -> bool:
@@ -232,12 +234,13 @@ def _numbers(values: _Values) -> list[float]:
     found = []
     for _, value in values:
         number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < _HUGE:
             return []
         found.append(number)
     return found
 
 
+_HUGE = 1e300  # NaN and Infinity are no ratings either
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,20})?", re.A)
 
 
@@ -264,9 +267,7 @@ def _bad(values: _Values) -> _Seen | None:
 
 def _of_anything(values: _Values) -> _Seen | None:
     """Of a name that does not say what it is of: numbers are codes there, and yes and no may answer a question."""
-    if _numbers(values):
-        return None
-    said = [_says(value, _SAYS_GOOD, _SAYS_BAD) for _, value in values]
+    said = [_says(value, _SAYS_GOOD, _SAYS_BAD) if isinstance(value, str) else None for _, value in values]
     return _marks(values, (None if good is None else not good for good in said))
 
 
@@ -403,6 +404,7 @@ _GOOD = (
     *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
     *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up", "feedback"),
     *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate", "safe", "verdict"),
+    "review_result",
 )
 _BAD = (
     *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
@@ -412,7 +414,7 @@ _BAD = (
 _OF_ANYTHING = ("status", "result", "annotation", "preference", "judgement", "judgment", "evaluation")
 _RATING = ("rating", "ratings", "quality", "quality_score", "helpfulness", "correctness")
 _SCORE = ("score", "scores", "reward", "stars", "grade", "votes", "upvotes")
-_OF_ANSWERS = (_good, _bad, _of_anything, _ratings, _scores)
+_OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {
     **dict.fromkeys(_GOOD, _good),
     **dict.fromkeys(_BAD, _bad),
