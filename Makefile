@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo docs pictures screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-shapes bench-check bench-profile release clean
+.PHONY: demo docs pictures config-page screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-shapes bench-check bench-profile release clean
 
 # setuptools warns of every editable installation.
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable

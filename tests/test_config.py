@@ -956,6 +956,21 @@ def test_parts_are_checked_together_beside_other_problems() -> None:
     assert set(problems(given)) == {"maks", "preprocessing.shift", "output.dtype.x", "output.dtype.sequence"}
 
 
+def test_parts_are_checked_together_beside_a_wrong_part_where_it_says_nothing_of_it() -> None:
+    output = {"dtype": {"x": "bool"}, "names": {"seq_lens": "lengths"}}  # there may be seq_lens: it is not known
+    given = sections(TEXT, preprocessing={"max_seq_len": 0, "packing_strategy": "bfd"}, output=output)
+    assert set(problems(given)) == {"preprocessing.max_seq_len", "output.dtype.x"}
+
+
+def test_what_is_missing_is_said_in_one_sentence_of_what_it_means() -> None:
+    assert the_problem(sections({"action": "train"}), "input.sections[0].field") == (
+        "missing. Key of the record that is read."
+    )
+    fim = sections(TEXT, output={"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}})
+    said = the_problem(fim, "output.fim.sentinels[2]")
+    assert said == "missing. The 3 tokens before prefix, middle and suffix."
+
+
 # Files and text
 
 
@@ -1029,7 +1044,7 @@ def test_schema_describes_every_field() -> None:
     for part in (schema, *schema["$defs"].values()):
         assert part["additionalProperties"] is False
         assert all(field.get("description") for field in part["properties"].values())
-    json.dumps(schema)
+    assert "](" not in json.dumps(schema)  # the texts are those of the docs, without their links
 
 
 def test_schema_agrees_with_the_config_reader() -> None:

@@ -361,13 +361,9 @@ class InputConfig(FieldsConfig):
     """Files whose records have fields of their own: see [groups.md](groups.md). In place of `sections`, `sources`,
     `adapter`, `rollouts`, and of inputs on the command line."""
 
+    # Of a group: outputs that have a mask because that of another group needs one.
     _masked: frozenset[str] = PrivateAttr(default=frozenset())
     _domain: str | None = PrivateAttr(default=None)
-
-    @property
-    def masked(self) -> frozenset[str]:
-        """Of a group: outputs that have a mask because that of another group needs one."""
-        return self._masked
 
     @property
     def domain(self) -> str | None:
@@ -449,7 +445,7 @@ def specs_of(given: FieldsConfig, output: OutputConfig) -> tuple[OutputSpec, ...
     if isinstance(given, InputConfig):
         if given.groups is not None:
             return tuple(spec for part in given.parts(output) for spec in specs_of(part, output))
-        masked = given.masked
+        masked = given._masked
     if given.rollouts is not None:
         return given.rollouts.specs(output.dtype)
     if given.tokenized:

@@ -181,7 +181,7 @@ class PipelineConfig(Strict):
         for name in self.output.formats:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")
-        if self.output.domain_key is not None and _all_have_domains(self.input):
+        if self.output.domain_key is not None and self.input.groups and all(each.domain for each in self.input.groups):
             found.append("output.domain_key is ignored, because every one of input.groups has a domain")
         return found
 
@@ -342,7 +342,3 @@ def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> 
     plain["sections" if given.sources else "sources"] = None
     for spec in specs_of(given, output) if given.sources else ():
         plain["sources"][spec.name]["mask_key"] = spec.mask_name
-
-
-def _all_have_domains(given: InputConfig) -> bool:
-    return given.groups is not None and all(group.domain is not None for group in given.groups)
