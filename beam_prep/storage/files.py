@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 
 from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError
@@ -243,7 +241,7 @@ def open_input(
     if is_local(source.path):
         _check_unchanged(source)
         try:
-            stream = FileSystems.open(source.place or source.path, compression_type=CompressionTypes.UNCOMPRESSED)
+            stream: Any = open(source.place or source.path, "rb")  # noqa: SIM115  (closed below)
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:
