@@ -1,5 +1,6 @@
 """Where tests find things, and a job in one call."""
 
+import functools
 import json
 import os
 import subprocess
@@ -43,6 +44,22 @@ def commit() -> str:
 def tokenizer_path() -> str:
     """Our own small tokenizer."""
     return str(ROOT / "examples" / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Callable[[str], Any]:
+    """Name of a config -> the output over its sample, made once for all tests: they only read it."""
+    import beam_prep as bp
+    from tests.test_configs import sample
+
+    @functools.cache
+    def _output(name: str) -> Any:
+        folder = tmp_path_factory.mktemp(name) / "out"
+        job = bp.Pipeline(ROOT / "configs" / f"{name}.json", [str(sample(name))], folder, tokenizer_path)
+        job.run(["--runner=FnApiRunner"])
+        return bp.open(folder)
+
+    return _output
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Pipelines in Beam YAML: the examples give the bytes of the same job, and what is wrong in one is said."""
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,17 +28,12 @@ ROWS = [{"text": "One."}, {"text": "Two."}, {"text": "Two."}]
 
 
 def launch(example: str, output: Path, *options: str) -> None:
-    """Runs an example as a user does."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "apache_beam.yaml.main", f"--yaml_pipeline_file={EXAMPLES / example}"),
-            *("--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(output)}), *options),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        check=True,
-        capture_output=True,
-    )
+    """Runs an example as a user does, who types `python -m apache_beam.yaml.main`."""
+    from apache_beam.yaml import main
+
+    given = ["--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(output)}), *options]
+    with contextlib.chdir(ROOT):
+        main.run([f"--yaml_pipeline_file={EXAMPLES / example}", *given])
 
 
 def run(transforms: list[dict[str, Any]], *options: str) -> None:

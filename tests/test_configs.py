@@ -3,7 +3,6 @@
 What the ones for whole conversations train, as text: test_configs_conversation.py.
 """
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.formats.manifest import UNLISTED
-from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 from tests.engines.jobs import JOBS, run
 
@@ -62,20 +60,6 @@ def lengths(values: np.ndarray | bp.Ragged) -> list[int]:
 
 def sample(name: str) -> Path:
     return ROOT / "examples" / "data" / f"{CONFIGS[name][0]}.jsonl"
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Outputs:
-    """Config name -> the output over its sample, made at first use."""
-
-    @functools.cache
-    def _output(name: str) -> bp.Dataset:
-        folder = tmp_path_factory.mktemp(name) / "out"
-        job = Pipeline(ROOT / "configs" / f"{name}.json", [str(sample(name))], folder, tokenizer_path)
-        job.run(["--runner=FnApiRunner"])
-        return bp.open(folder)
-
-    return _output
 
 
 DIGESTS = ROOT / "tests" / "digests.json"

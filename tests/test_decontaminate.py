@@ -130,12 +130,15 @@ def test_marks_of_the_first_records_alone_are_counted(tmp_path: Path, tokenizer_
     assert [mark["line"] - 1 for mark in bp.open(result.output).marked()] == before
 
 
+@pytest.mark.parametrize("options", [["--runner=FnApiRunner"], pytest.param(TWO_PROCESSES, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["drop", "mark"])
-def test_the_bytes_are_the_same_in_every_way(mode: str, tmp_path: Path, tokenizer_path: str) -> None:
+def test_the_bytes_are_the_same_in_every_way(
+    mode: str, options: list[str], tmp_path: Path, tokenizer_path: str
+) -> None:
     given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
     made = functools.partial(job, tmp_path, tokenizer_path)
     wanted = tree(made("out", given, tokenizer_backend="transformers").run(["--runner=FnApiRunner"]).output)
-    assert tree(made("two", given, block_bytes=65536, check="full").run(TWO_PROCESSES).output) == wanted
+    assert tree(made("two", given, block_bytes=65536, check="full").run(options).output) == wanted
     listed = bp.open(tmp_path / "out").drops() or bp.open(tmp_path / "out").marked()
     assert (bp.open(tmp_path / "two").drops() or bp.open(tmp_path / "two").marked()) == listed
 

@@ -392,8 +392,12 @@ def printed_by(name: str, folder: Path, modules: tuple[str, ...] = MODULES) -> s
     return done.stdout.replace(f"{folder}/", "")
 
 
+WITH_COMMANDS = [name for name in PAGES if name != "docs/training.md" and blocks("sh", name)]
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in PAGES if name != "docs/training.md" and blocks("sh", name)], ids=lambda name: name
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "docs/quickstart.md"), id=name) for name in WITH_COMMANDS],
 )
 def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
     """Without those that need torch: see `IN_ONE_PIECE`."""

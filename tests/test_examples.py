@@ -1,17 +1,37 @@
 """Every script in examples/ runs as a user runs it, in this process and (where it can) in worker processes."""
 
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import beam_prep as bp
+from beam_prep.formats import FORMATS
 from tests.conftest import ROOT, tree
 
 EXAMPLES = ROOT / "examples"
+
+
+Run = Callable[[str, Path], str]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a script in this process, in a folder of its own, as `run` does; gives what it prints."""
+
+    def _here(script: str, output: Path) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(FORMATS, "data", {**vars(FORMATS)["data"]})  # a script may add a format
+        monkeypatch.setattr(sys, "argv", [script, str(output)])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return _here
 
 
 def run(script: str, output: Path, *options: str) -> str:
@@ -49,8 +69,8 @@ def test_custom_filter_is_the_same_in_worker_processes(tmp_path: Path) -> None:
     assert tree(tmp_path / "workers") == tree(tmp_path / "out")
 
 
-def test_custom_mask(tmp_path: Path) -> None:
-    assert run("custom_mask.py", tmp_path / "out") == "kept 99; dropped {'rows_without_loss': 161}\n"
+def test_custom_mask(here: Run, tmp_path: Path) -> None:
+    assert here("custom_mask.py", tmp_path / "out") == "kept 99; dropped {'rows_without_loss': 161}\n"
     ds = bp.open(tmp_path / "out")
     assert ds.tokenizer is not None
     for row in ds:
@@ -61,15 +81,15 @@ def test_custom_mask(tmp_path: Path) -> None:
         assert ds.tokenizer.decode(row["sequence"][mask]).startswith("<|im_start|>assistant\n")
 
 
-def test_custom_format(tmp_path: Path) -> None:
-    run("custom_format.py", tmp_path / "out")
+def test_custom_format(here: Run, tmp_path: Path) -> None:
+    here("custom_format.py", tmp_path / "out")
     lines = (tmp_path / "out/__default__/shard_0000.jsonl").read_text().splitlines()
     assert len(lines) == 43
     assert lines[0].endswith('"masks": [[1, 1], [1, 1], [1, 1]], "rewards": [1.0, 0.0, 0.0]}')
 
 
-def test_hand_written_chain(tmp_path: Path) -> None:
-    run("hand_written_chain.py", tmp_path / "out")
+def test_hand_written_chain(here: Run, tmp_path: Path) -> None:
+    here("hand_written_chain.py", tmp_path / "out")
     ds = bp.open(tmp_path / "out")
     assert ds.columns == ("input_ids", "labels")
     assert ds.schema[1].shifted

@@ -31,6 +31,8 @@ from beam_prep.hints import IN_CONFIG, OTHER_NAMES
 from beam_prep.options import OPTIONS
 from beam_prep.reading.foreign import guess, refusal
 from beam_prep.runners import without_effect
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.splits import first_records
 from tests.conftest import ROOT
 
 CONFIG, TOKENIZER = str(ROOT / "configs/sft_conversation.json"), str(ROOT / "examples/tokenizer")
@@ -38,6 +40,7 @@ LINES = (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines(keepen
 CHATS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 TEXT = "".join(LINES)
 PAIRS = [{"prompt": f"What is {n}\n+ 1, please?", "completion": f"It is {n + 1}; sure."} for n in range(40)]
+TEXTS = [(row["prompt"], row["completion"]) for row in PAIRS]
 
 Capture = pytest.CaptureFixture[str]
 
@@ -240,7 +243,12 @@ FORMATS: dict[str, tuple[Callable[[], bytes], str, str, str | None]] = {
         ALIKE,
         "python.converted.jsonl",
     ),
-    "x.yaml": (lambda: b"- prompt: hi\n  completion: ho\n" * 9, "is a YAML file", ALIKE, "x.jsonl"),
+    "x.yaml": (
+        lambda: "".join(f"- prompt: {json.dumps(p)}\n  completion: {json.dumps(c)}\n" for p, c in TEXTS).encode(),
+        "is a YAML file",
+        ALIKE,
+        "x.jsonl",
+    ),
     "x.txt": (lambda: b"It is a text.\n" * 9, "is plain text", "wanted JSONL with a record a line: type: python", None),
 }
 OF_PAIRS = ("x.db", "x.csv", "csv.jsonl", "x.tsv", "x.yaml")
@@ -260,7 +268,9 @@ def test_a_format_is_named_with_the_command_that_makes_jsonl_of_it(name: str, ca
         command = re.split(r": (?=python |gzip |iconv |mv |tar |xz )", said)[-1]
         command = command.replace("python -c", f"{shlex.quote(sys.executable)} -c").replace(" TABLE ", " pairs ")
         subprocess.run(["bash", "-c", command], check=True)
-        assert run(made, config=config) == 0, capsys.readouterr().err
+        records = first_records(list_inputs([made])[0])
+        assert records is not None
+        assert [*records.rows] == (PAIRS if name in OF_PAIRS else CHATS)
 
 
 def test_a_format_is_named_by_a_preview_too(capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,19 @@ def made(given: Any, inputs: Any, output: Path, tokenizer: Any, **options: Any) 
     return Pipeline(config, inputs, output, tokenizer, **options).run(RUNNER)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "tools"])  # its arguments are of several types
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "parquet") for name in CONFIGS if name != "tools"),  # its arguments are of several types
+        *((name, kind) for name in ("sft_conversation", "grpo_tokens", "rlvr") for kind in KINDS[1:]),
+    ],
+)
 def test_a_table_gives_what_the_same_records_give_as_jsonl(
-    name: str, kind: str, tmp_path: Path, tokenizer_path: str
+    name: str, kind: str, output: Callable[[str], bp.Dataset], tmp_path: Path, tokenizer_path: str
 ) -> None:
     given = ROOT / "configs" / f"{name}.json"
-    made(given, str(sample(name)), tmp_path / "lines", tokenizer_path)
     made(given, write(rows_of(sample(name)), tmp_path / "x", kind), tmp_path / "table", tokenizer_path)
-    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
+    assert outcome(tmp_path / "table") == outcome(Path(output(name).path))
 
 
 @pytest.mark.parametrize("group", [1, 90, 10**6])

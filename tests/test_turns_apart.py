@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import beam_prep as bp
 from beam_prep import cli
@@ -15,6 +15,7 @@ from beam_prep.data.schema import TurnsApart
 from beam_prep.errors import ConfigError
 from beam_prep.storage.tokenizers import load_tokenizer
 from tests.conftest import tree
+from tests.reference import auto
 
 TEMPLATE = (
     "{%- set last = namespace(user=-1) -%}"
@@ -212,21 +213,18 @@ WORDS = st.text("abc xyz", min_size=1, max_size=8).filter(str.strip)
 TURNS = st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), WORDS, st.none() | WORDS), max_size=6)
 
 
-@settings(deadline=None)
-@given(turns=TURNS, auto=st.booleans())
+@given(turns=TURNS, is_auto=st.booleans())
 def test_each_turn_is_trained_once_in_what_transformers_renders(
-    tokenizer_path: str, turns: list[tuple[str, str, str | None]], auto: bool
+    tokenizer_path: str, turns: list[tuple[str, str, str | None]], is_auto: bool
 ) -> None:
     messages = [say("user", "go"), *(say(role, text, thought) for role, text, thought in turns)]
     messages = [each for place, each in enumerate(messages) if not place or each["role"] != messages[place - 1]["role"]]
     tokenizer = load_tokenizer(tokenizer_path)
     section = bp.Section("messages", "$role", template="conversation")
     output = bp.Output("sequence", "ids", (section,), mask_name="loss_mask")
-    rules = bp.TextRules(chat_template=TEMPLATE, turns=TurnsApart(auto, {"assistant": "train"}))
+    rules = bp.TextRules(chat_template=TEMPLATE, turns=TurnsApart(is_auto, {"assistant": "train"}))
     rendered = render_records(bp.testing.records([{"messages": messages}]), (output,), tokenizer, None, rules)
-    from transformers import AutoTokenizer
-
-    reference = AutoTokenizer.from_pretrained(tokenizer_path)
+    reference = auto(Path(tokenizer_path))
     prefixes = [
         reference.apply_chat_template(messages[: place + 1], chat_template=TEMPLATE, tokenize=False)
         for place in range(len(messages))
@@ -237,7 +235,7 @@ def test_each_turn_is_trained_once_in_what_transformers_renders(
     if not answers:
         assert texts == [prefixes[-1]]
         return
-    if not auto:
+    if not is_auto:
         assert texts == [prefixes[place] for place in answers]
     assert set(texts) <= {prefixes[place] for place in answers}
     found = []

@@ -57,7 +57,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("buckets", "block_bytes"), [(1, 1 << 20), (1, 1), (16, 4096), (65536, 1 << 23)])
+@pytest.mark.parametrize(("buckets", "block_bytes"), [(1, 1), (16, 4096), (65536, 1 << 23)])
 def test_order_buckets_and_blocks_change_no_byte(
     seed: int, buckets: int, block_bytes: int, tmp_path: Path, wanted: dict[str, bytes]
 ) -> None:
