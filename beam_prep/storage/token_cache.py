@@ -30,7 +30,7 @@ from beam_prep.formats.cached_block import (
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, StoreOptions, is_local
+from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import CachePolicy
 
@@ -38,8 +38,7 @@ AT_ONCE = 32
 """Number of files that are read at the same time."""
 
 
-_TOUCHED_AGAIN = 24 * 3600.0
-"""Seconds after which a block in a store is touched, by a copy onto itself, when it is used again."""
+_USED = ".used"
 _BLOCKS_PROVEN = 100_000
 _PROVEN: dict[tuple[str, int, int, int], set[int]] = {}
 
@@ -138,15 +137,11 @@ class TokenCache:
 
     def used(self, name: str) -> None:
         """Notes that a block was used again: `gc` removes those that were not used for a time."""
-        path = self._path(name, ROWS)
         if self.kept and is_local(self.folder):
             with suppress(OSError):  # another user's; or it is gone, as whoever reads it will find
-                os.utime(path)
-        elif self.kept:
-            found = objects.find(path)
-            if found is not None and time.time() - found.updated > _TOUCHED_AGAIN:
-                with suppress(Changed, FileNotFoundError):  # another run was faster, or `gc`
-                    objects.copy(found, path, found.sha256)
+                os.utime(self._path(name, ROWS))
+        elif self.kept:  # the time of an object changes only when it is written: one without bytes stands for it
+            objects.put(self._path(name, _USED), b"")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
         """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.
@@ -231,7 +226,12 @@ class TokenCache:
 # needs it; a run that has found it already fails, so `older_than` should be longer than a job takes.
 
 _BLOCK = re.compile(r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\..*)")
-_ENDINGS = (ROWS, ROW_INDEX, REJECTS)  # in the order in which they are removed: without its rows a block is not found
+_ENDINGS = (
+    ROWS,
+    ROW_INDEX,
+    REJECTS,
+    _USED,
+)  # in the order in which they are removed: without its rows a block is not found
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """What did not change is copied by the store; and the blocks of a token cache in a store are removed as on a disk."""
 
-import time
 from typing import Any
 
 import pytest
@@ -96,18 +95,6 @@ def test_a_copy_is_of_the_version_that_was_found(store: Folder) -> None:
     with pytest.raises((Changed, FileNotFoundError)):
         objects.copy(found, store.path("other"), "digest")
     assert objects.find(store.path("other")) is None
-
-
-def test_an_object_is_young_again_when_it_is_copied_onto_itself(store: Folder) -> None:
-    path = store.put("a", b"one")
-    found = objects.find(path)
-    assert found is not None
-    time.sleep(1.1)  # times of S3 are full seconds
-    objects.copy(found, path, found.sha256)
-    again = objects.find(path)
-    assert again is not None
-    assert again.updated > found.updated
-    assert objects.get(path, 0, again.size) == b"one"
 
 
 def test_blocks_of_a_cache_in_a_store_are_removed(store: Folder, tokenizer_path: str) -> None:

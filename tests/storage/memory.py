@@ -1,7 +1,7 @@
 """An object store in this process's memory, for tests that need no server: `mem://bucket/name`."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed
@@ -11,14 +11,15 @@ class MemoryStore:
     """See `StoreClient`. Every write gives an object another version, as on GCS."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, tuple[bytes, str, str | None]] = {}
+        self._objects: dict[str, tuple[bytes, str, str | None, float]] = {}
+        self.clock: Callable[[], float] = lambda: 0.0
         self._writes = 0
 
     def find(self, path: str) -> ObjectInfo:
         if path not in self._objects:
             raise FileNotFoundError(path)
-        data, version, sha256 = self._objects[path]
-        return ObjectInfo(path, len(data), version, hashlib.md5(data).hexdigest(), 0.0, sha256)
+        data, version, sha256, updated = self._objects[path]
+        return ObjectInfo(path, len(data), version, hashlib.md5(data).hexdigest(), updated, sha256)
 
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         if version not in (None, self.find(path).version):
@@ -31,7 +32,7 @@ class MemoryStore:
 
     def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
         self._writes += 1
-        self._objects[path] = bytes(data), str(self._writes), sha256
+        self._objects[path] = bytes(data), str(self._writes), sha256, self.clock()
 
     def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         if version != (self.find(path).version if path in self._objects else None):
@@ -40,9 +41,6 @@ class MemoryStore:
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         self.put_if(path, Path(file).read_bytes(), version, sha256)
-
-    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
-        self.put(path, self.get(source.path, 0, source.size, source.version), sha256)
 
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)

@@ -11,7 +11,6 @@ import pytest
 from beam_prep import cli
 from beam_prep.errors import ConfigError
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import Collected, TokenCache, collect
 from tests.storage.memory import MemoryStore
 from tests.test_refresh import Jobs, texts
@@ -77,16 +76,18 @@ def test_blocks_that_are_used_again_are_young(jobs: Jobs) -> None:
     assert swept(jobs).removed == 0
 
 
-def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore) -> None:
-    cache = TokenCache("mem://bucket/cache", "recipe", kept=True)
-    objects.put("mem://bucket/cache/ab/block.arrow", b"rows")
-    before = objects.find("mem://bucket/cache/ab/block.arrow")
-    cache.used("ab/block")
-    after = objects.find("mem://bucket/cache/ab/block.arrow")
-    assert before is not None
-    assert after is not None
-    assert before.version != after.version  # the store has noted another time
-    assert read_bytes(after.path) == b"rows"
+def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, names = "mem://bucket/cache", [f"ab/{digit * 30}-{'c' * 16}" for digit in "12"]
+    for name in names:
+        objects.put(f"{cache}/{name}.rows.arrow", b"rows")
+    monkeypatch.setattr(store, "clock", lambda: time.time())
+    TokenCache(cache, "recipe", kept=True).used(names[1])
+    assert (collect(cache, DAY).kept, collect(cache, DAY).removed) == (1, 0)
+    assert {each.path for each in objects.listed(cache)} == {
+        f"{cache}/{names[1]}{each}" for each in (".rows.arrow", ".used")
+    }
+    assert collect(cache, 0, most_bytes=0).removed == 1
+    assert objects.listed(cache) == []
 
 
 def test_what_killed_writers_and_damage_left_goes(jobs: Jobs) -> None:

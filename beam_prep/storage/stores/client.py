@@ -126,7 +126,7 @@ class StoreClient(Protocol):
         """
         ...
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         """Copies an object to another path of the store, by its server. `Changed` if it has another version.
 
         Servers that ignore preconditions (gcp-storage-emulator) copy any version.

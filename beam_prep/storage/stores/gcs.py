@@ -120,7 +120,7 @@ class GCSClient:
             # The bucket is there: the session of the upload has expired, or its address arrived cut.
             raise StoreUnavailable("the upload's session is lost") from None
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         blob, token = self._blob(path), None
         blob.metadata = metadata(sha256)
         blob.content_type = "application/octet-stream"

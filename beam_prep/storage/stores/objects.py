@@ -151,13 +151,13 @@ def upload(path: str, file: str, sha256: str, version: str | None) -> None:
             raise
 
 
-def copy(source: ObjectInfo, path: str, sha256: str | None) -> None:
+def copy(source: ObjectInfo, path: str, sha256: str) -> None:
     """Copies an object to another path of the same store, by its server.
 
     Args:
         source: as `find` described it.
         path: of the copy.
-        sha256: of its content, if it is known.
+        sha256: of its content.
 
     Raises:
         Changed, FileNotFoundError: the source was replaced or removed.

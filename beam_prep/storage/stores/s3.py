@@ -121,7 +121,7 @@ class S3Client:
         with self._errors(path):  # in parts, which count only if all arrive; boto3 puts no condition on them
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
-    def copy(self, source: ObjectInfo, path: str, sha256: str | None) -> None:
+    def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
         extra = {"MetadataDirective": "REPLACE", "Metadata": metadata(sha256), "CopySourceIfMatch": source.version}
         with self._errors(path):  # a large one in parts, which count only if all are copied
