@@ -276,8 +276,8 @@ def content(path: Path) -> tuple[pa.Table, dict[bytes, Any]]:
     stream = pa.ipc.open_stream(path.read_bytes())
     footer = {name: json.loads(text) for name, text in stream.schema.metadata.items()}
     if b"receipt" in footer:
-        made = footer[b"receipt"].pop("made")  # rows are rendered by jinja until there is a plan for them
-        footer[b"made"] = sum(count for name, count in made.items() if name.startswith("rendered_"))
+        counts = footer[b"receipt"].pop("counts")
+        footer[b"counts"] = [count for count in counts if json.loads(count["what"])[0] != "made"]
     return stream.read_all(), footer
 
 
