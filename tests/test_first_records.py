@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.audit.of_tokens import no_end
+from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.audit.sample import sample_of
 from beam_prep.config import PipelineConfig
 from tests.conftest import ROOT, shared
@@ -41,7 +41,7 @@ def made(template: str | None = None, mask: Any = None, **more: Any) -> Pipeline
 
 def missing_ends(config: PipelineConfig, tokenizer: bp.Tokenizer, rows: list[Any]) -> list[str]:
     sample = sample_of([bp.testing.records(rows)], config, tokenizer, [])
-    return [f"{finding.says}. To mend it: {finding.mend}" for finding in no_end(sample)]
+    return [f"{finding.says}. To mend it: {finding.mend}" for finding in roles_without_end(sample)]
 
 
 def found(tokenizer: Path, template: str | None, mask: Any = None, **more: Any) -> list[str]:

@@ -456,7 +456,7 @@ LISTS = {"sources": {"sequence": {"sections": [{"field": "t", "action": "train"}
     ("given", "problem"),
     [
         (config([]), "input.groups: found []; must be a list that is not empty"),
-        (config([{**TEXT}]), "input.groups[0].files: missing. The files of the group: paths and globs."),
+        (config([{**TEXT}]), "input.groups[0].files: missing. The files of the group: paths and globs"),
         (config([{**TEXT, "files": []}]), "input.groups[0].files: found []; must be a list that is not empty"),
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
         (config([{**TEXT, "file": "a"}]), "input.groups[0].file: unknown key 'file'; did you mean 'files'?"),

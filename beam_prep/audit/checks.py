@@ -41,7 +41,8 @@ CHECKS = (
     Check(of_tokens.config_warnings),  # a run says these of its config
     Check(of_tokens.double_bos, at_start=True),
     Check(of_tokens.no_bos),
-    Check(of_tokens.no_end, at_start=True),
+    Check(of_tokens.roles_without_end, at_start=True),
+    Check(of_tokens.no_end),  # documents may have no end on purpose
     Check(of_tokens.double_end),
     Check(of_tokens.cut_off),
     Check(of_tokens.answers_cut),

@@ -207,14 +207,8 @@ def no_bos(sample: Sample) -> Iterator[Finding]:
 
 
 def no_end(sample: Sample) -> Iterator[Finding]:
-    """Roles of which no trained turn ends with an end token; else, answers and texts behind which none is trained."""
-    given = sample.config
-    options = given.mask_options
-    if given.input.tokenized or (options is not None and options.eos == "mask"):
-        return
-    of_roles = [*_roles_without_end(sample)]
-    yield from of_roles
-    if of_roles:
+    """Answers and texts after which no end token is trained, where that is not so of a role altogether."""
+    if not _wants_ends(sample) or any(roles_without_end(sample)):
         return
     special = np.array(sorted(end_ids(sample.tokenizer)), np.int64)
     hits, seen = Hits(sample, "rows"), 0
@@ -255,14 +249,20 @@ def no_end(sample: Sample) -> Iterator[Finding]:
 _RENDERED = 1 << 19  # characters: roles show in few records, and these are encoded once more
 
 
-def _roles_without_end(sample: Sample) -> Iterator[Finding]:
+def _wants_ends(sample: Sample) -> bool:
+    options = sample.config.mask_options
+    return not sample.config.input.tokenized and (options is None or options.eos != "mask")
+
+
+def roles_without_end(sample: Sample) -> Iterator[Finding]:
+    """Roles of which no trained turn ends with an end token."""
     given, tokenizer = sample.config, sample.tokenizer
     rendered, characters = list[Rendered](), 0
     for part in sample.parts:
         if part.rendered is not None and characters < _RENDERED:
             rendered.append(part.rendered)
             characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
-    if sample.template is None or not rendered:
+    if sample.template is None or not rendered or not _wants_ends(sample):
         return
     policy = RoleMask(given.mask, given.mask_default, text_rules(given).mask_options)
     batches = (tokenize(each, tokenizer, tokenizer.bos_id) for each in rendered)

@@ -250,4 +250,4 @@ def test_of_a_collection_it_is_said_why_no_record_is_printed(
     message = r"row 1 is of records \(byte offset \d+\): 'records' is the name of what FromRecords was given"
     with pytest.raises(BeamPrepError, match=message) as raised:
         inspect(dataset.path, record=1, source=True)
-    assert re.search(r"Carry a field .* \(bp\.Carry\)", str(raised.value))
+    assert re.search(r"Carry a field .* \(bp\.KeepFields\)", str(raised.value))
