@@ -277,7 +277,15 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             elif isinstance(element, KeyedShard):
                 sizes["shards"].append(len(CODER.encode(element)))
-                shards.append((element.plan.domain, element.plan.shard, element.plan.folder, element.plan.split))
+                shards.append(
+                    (
+                        element.plan.domain,
+                        element.plan.shard,
+                        element.plan.folder,
+                        element.plan.split,
+                        element.plan.rows,
+                    )
+                )
             else:
                 sizes["rejects"].append(len(CODER.encode(element)))
     (folder / "shards").write_bytes(pickle.dumps(shards))
@@ -318,7 +326,15 @@ def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             else:
                 sizes.append(len(CODER.encode(element)))
-                listed.append((element.plan.domain, element.plan.shard, element.plan.folder, element.plan.split))
+                listed.append(
+                    (
+                        element.plan.domain,
+                        element.plan.shard,
+                        element.plan.folder,
+                        element.plan.split,
+                        element.plan.rows,
+                    )
+                )
     (folder / "shards").write_bytes(pickle.dumps(listed))
     (folder / "plan").stat()
     named = {"shards": len(sizes), "shards bytes": sum(sizes), "shards largest": max(sizes)}
@@ -363,19 +379,19 @@ def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**clock.found, "written bytes": size, "manifest bytes": len(text), "publish peak": peak()}
 
 
-def receipt_of(domain: str, shard: int, folder: str, split: str | None) -> WrittenShard:
+def receipt_of(domain: str, shard: int, folder: str, split: str | None, rows: int) -> WrittenShard:
     """As `write_shard` gives it for the format `bin`."""
     digest = hashlib.sha256(f"{domain} {shard}".encode()).hexdigest()
     names = (f"{folder}/shard_{shard:04d}/{name}" for name in ("loss_mask.bin", "meta.json", "sequence.bin"))
     files = tuple(WrittenFile(name, 400_000_000, digest) for name in names)
-    receipt = ShardReceipt(domain, shard, 100_000, {"sequence": 10**8}, {"loss_mask": 10**8}, None, files, None, split)
+    receipt = ShardReceipt(domain, shard, rows, {"sequence": 10**8}, {"loss_mask": 10**8}, None, files, None, split)
     return WrittenShard(receipt, digest[:40], "written")
 
 
 def written_of(work: KeyedShard | RejectsPlan) -> WrittenShard | WrittenFile:
     """What `Write` would give."""
     if isinstance(work, KeyedShard):
-        return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder, work.plan.split)
+        return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder, work.plan.split, work.plan.rows)
     return WrittenFile(f"rejects/rejects-{work.index:05d}.jsonl", 10**6, "")
 
 

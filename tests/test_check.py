@@ -129,7 +129,7 @@ def test_the_names_of_blocks_hold_the_versions_of_all_that_made_them(
         seen.add(name())
     monkeypatch.setattr("beam_prep.recipe.library_version", version)
     with monkeypatch.context() as changed:
-        changed.setattr(backend, "GIGATOKEN_VERSION", "0")
+        changed.setattr("beam_prep.recipe.GIGATOKEN_VERSION", "0")
         seen.add(name())
     monkeypatch.undo()
     assert name() == before

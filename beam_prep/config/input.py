@@ -24,7 +24,7 @@ class SectionConfig(Strict):
     """Key of the record that is read."""
     action: Literal["train", "mask", "$role", "$last", "value"]
     """`train` or `mask`; `$role`: as each message's role says; `$last`: only what follows the prompt, the prompt being
-    all messages but the last; `value`: numbers, which are not tokenised. See [actions](#actions)."""
+    all messages but the last; `value`: numbers, which are not tokenised. See [actions](config.md#actions)."""
     template: Annotated[
         Literal[False, "message", "conversation"],
         BeforeValidator(lambda value: "message" if value is True else value),
@@ -32,7 +32,7 @@ class SectionConfig(Strict):
         WithJsonSchema({"enum": [False, True, "message", "conversation"]}),
     ] = False
     """`true` or `"message"`: the chat template renders each message of a list alone; `"conversation"`: all messages at
-    once. See [templates](#templates)."""
+    once. See [templates](config.md#templates)."""
     add_special_tokens: bool | None = None
     """The tokenizer adds its special tokens to this text. Null: yes for the first section that yields anything, no in
     lists and for messages."""
@@ -244,7 +244,7 @@ class FieldsConfig(Strict):
         ),
     ] = None
     """Records of another shape: `sharegpt`, `alpaca`, or `tokenized`; or an object with its name and options: see
-    [adapters](#adapters)."""
+    [adapters](config.md#adapters)."""
     rollouts: RolloutsConfig | None = None
     """Records that hold the ids of prompts and responses, which are not encoded again: see [rollouts](rollouts.md). In
     place of sections and sources."""
@@ -347,7 +347,7 @@ class InputConfig(FieldsConfig):
     them, or as the record has them. See [templates.md](templates.md#forms)."""
     not_text: Literal["reject", "drop_parts"] = "reject"
     """Images, audio and video: the record is rejected (`not_text`), or they are taken out and its text is kept. See
-    [what is no text](#what-is-no-text)."""
+    [what is no text](config.md#what-is-no-text)."""
     turns: Literal["together", "apart", "auto"] = "together"
     """`together`: a conversation is one row. `apart`: a row for each trained turn of the assistant, the conversation up
     to it as at inference, this turn alone trained. `auto`: a new row only where the template writes earlier turns in

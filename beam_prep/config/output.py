@@ -30,12 +30,12 @@ class FimConfig(Strict):
     rate: float = Field(ge=0, le=1)
     """The share of documents that are reordered, 0 to 1."""
     mode: FimMode | None = None
-    """The order of the parts: see [the orders](#fill-in-the-middle). Null: that of the models whose sentinels they are,
-    `psm` for other sentinels."""
+    """The order of the parts: see [the orders](config.md#fill-in-the-middle). Null: that of the models whose sentinels
+    they are, `psm` for other sentinels."""
     seed: int = Field(default=0, ge=0)
     """Another seed reorders other documents, at other places."""
     sentinels: Annotated[tuple[Text, Text, Text], Field(strict=False)] | None = None
-    """The 3 tokens before prefix, middle and suffix. Null: those of [a known family](#fill-in-the-middle),
+    """The 3 tokens before prefix, middle and suffix. Null: those of [a known family](config.md#fill-in-the-middle),
     whichever the tokenizer has."""
 
     def build(self) -> Fim:
@@ -82,7 +82,7 @@ class OutputConfig(Strict):
 
     preset: PresetName | None = None
     """The settings of a trainer, where the config does not give them; what it would misread is refused: see
-    [presets](#presets)."""
+    [presets](config.md#presets)."""
     domain_key: Text | None = None
     """Key of the record that names its domain; every domain has a folder. A list or an object is a reject
     (`wrong_type`). Null, a number, a boolean, or a record without it: `__default__`; a run says at its start where the
@@ -114,13 +114,13 @@ class OutputConfig(Strict):
         BeforeValidator(_as_strings, json_schema_input_type=list[Text] | dict[str, MetadataType]),
     ] = Field(default={})
     """Fields of the record that are kept beside its tokens, as strings; or field to type (`"string"`, `"int32"`,
-    `"int64"`, `"float32"`, `"float64"`, `"bool"`): see [ids](#ids-beside-the-tokens)."""
+    `"int64"`, `"float32"`, `"float64"`, `"bool"`): see [ids](config.md#ids-beside-the-tokens)."""
     provenance: bool = False
     """Adds `file` (int32, the number of the file in the manifest's `inputs`, from 0) and `offset` (int64, the byte of
     its content at which the record's line begins; of [tables](sources.md#tables), the rows before it)."""
     fim: FimConfig | None = None
     """Fill in the middle: reorders a part of the documents, of one section of text that is trained. See
-    [fill in the middle](#fill-in-the-middle)."""
+    [fill in the middle](config.md#fill-in-the-middle)."""
 
     shuffle: ShuffleConfig | None = None
     """Shuffle the rows over all shards: see [compose.md](compose.md). Null: they are in the order of the input."""

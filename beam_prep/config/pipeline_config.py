@@ -78,18 +78,18 @@ class PipelineConfig(Strict):
     version: Annotated[Literal[1], one_of(1)] = 1
     """Version of the config format."""
     input: InputConfig
-    """What is read: see [input](#input)."""
+    """What is read: see [input](config.md#input)."""
     mask: dict[Text, RoleRule] = Field(default={})
-    """Role to rule, for sections with action `$role`: see [mask](#mask)."""
+    """Role to rule, for sections with action `$role`: see [mask](config.md#mask)."""
     mask_default: DefaultRule = "mask"
     """The rule of roles that `mask` does not name."""
     mask_options: MaskOptionsConfig | None = None
     """What is trained within messages: see [masks.md](masks.md#reasoning-tool-calls-headers-and-end-tokens). Null: all
     that they say, with the end token."""
     preprocessing: PreprocessingConfig = PreprocessingConfig()
-    """What is dropped, cut and shifted: see [preprocessing](#preprocessing)."""
+    """What is dropped, cut and shifted: see [preprocessing](config.md#preprocessing)."""
     output: OutputConfig = OutputConfig()
-    """What is written: see [output](#output)."""
+    """What is written: see [output](config.md#output)."""
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> "PipelineConfig":

@@ -52,7 +52,7 @@ class PreprocessingConfig(Strict):
     """What is done with rows that have nothing to train on after cutting."""
     truncation_mode: Literal["keep_start", "keep_end", "drop", "error", "chunk"] = "keep_start"
     """What is done with longer ones: they are cut at their end or at their start, the record is dropped (`too_long`),
-    the run fails, or they become [several rows](#chunks). Counted: `truncated_rows`, `truncated_tokens`, and
+    the run fails, or they become [several rows](config.md#chunks). Counted: `truncated_rows`, `truncated_tokens`, and
     `truncated_eos` (rows that lost their final EOS)."""
     stride: int = Field(default=0, ge=0)
     """With `truncation_mode: "chunk"`: the tokens of the chunk before with which a chunk begins, as context; less than
@@ -65,16 +65,16 @@ class PreprocessingConfig(Strict):
     """For `template: "conversation"`: the BOS that the template writes is kept; stripped; or stripped, and the
     tokenizer adds its own special tokens."""
     control_tokens: Literal["keep", "escape", "reject"] = "keep"
-    """Texts of [control tokens](#control-tokens) in what people wrote, such as `<|im_end|>` typed by a user: they
-    become the tokens (as in transformers); or an invisible character keeps them text; or the record is rejected
+    """Texts of [control tokens](config.md#control-tokens) in what people wrote, such as `<|im_end|>` typed by a user:
+    they become the tokens (as in transformers); or an invisible character keeps them text; or the record is rejected
     (`control_token`)."""
     padding: Literal["none", "max_length"] | Annotated[int, Field(gt=0)] = "none"
     """Pad rows at their end to `max_seq_len`, or to a multiple of the number, and add an `attention_mask`. Labels of
     padding are -100, masks 0."""
     packing_strategy: Packing = "none"
     """Put several documents into a row. `bfd`: best fit decreasing, longer ones are cut; `bfd_split`: cut into pieces
-    first; `wrapped`: joined and cut anywhere; `simple`: one document a row. See [packing](#packing). Adds `seq_lens`,
-    the length of each document in the row."""
+    first; `wrapped`: joined and cut anywhere; `simple`: one document a row. See [packing](config.md#packing). Adds
+    `seq_lens`, the length of each document in the row."""
     max_packed_len: Annotated[int, Field(gt=0)] | None = None
     """Tokens of a packed row; null: `max_seq_len`. Ignored without packing, with a warning."""
     packing_group: int = Field(default=5000, gt=0)

@@ -1,6 +1,7 @@
 """Receipts on their way to the plan: whatever bundles a runner makes, all arrive, in small elements."""
 
 import dataclasses
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -69,10 +70,11 @@ class _NoBlocks(TokenCache):
 
 def planned(parts: dict[int, list[list[bytes]]]) -> tuple[list[Any], Plan, list[list[int]]]:
     """(work, what Publish gets, and of that `of_files`: an array has no truth value)."""
-    publisher = bp.Shard("none", max_reject_rate=1.0, max_no_loss_rate=1.0).publisher
     arranger = Arranger(_NoBlocks("none", "x"), Scratch("none"))
-    make = MakePlan(arranger=arranger, max_tokens=10**9, max_items=None, publisher=publisher)
-    *work, last = make.process(b"", parts)
+    with tempfile.TemporaryDirectory() as folder:  # each chain claims its output
+        publisher = bp.Shard(f"{folder}/out", max_reject_rate=1.0, max_no_loss_rate=1.0).publisher
+        make = MakePlan(arranger=arranger, max_tokens=10**9, max_items=None, publisher=publisher)
+        *work, last = make.process(b"", parts)
     of_files = np.asarray(last.value.of_files).tolist()
     return work, dataclasses.replace(last.value, of_files=()), of_files
 
