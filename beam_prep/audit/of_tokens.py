@@ -107,7 +107,10 @@ def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
         near = near_name(role, [other for other in sorted(roles) if other not in (view.mask or ())])
         found = ", ".join(map(repr, sorted(roles)[:8]))
         says = f"`mask` trains the role {role!r}, which no message has; found: {found}"
-        mend = f'"mask": {{"{near or sorted(roles)[0]}": "{rule}"}}, in place of {role!r}'
+        answers = near or next((other for other in sorted(roles) if other not in OFTEN_MASKED), None)
+        mend = f'"mask": {{"{answers}": "{rule}"}}, in place of {role!r}'
+        if answers is None:
+            mend = "name the field that has the answers in the sections: no message is one"
         tokens = sample.roles.get(near or "", {}).get("tokens", 0) or sample.tokens
         yield Finding("role_not_in_data", says, 1, "roles", sample.count, tokens, mend)
 

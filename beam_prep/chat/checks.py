@@ -110,7 +110,8 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
         for place, part in enumerate(content):
             _check_part(part, f"{where}.content[{place}]")
     elif content is not None and not isinstance(content, str):
-        raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string")
+        text = " (an object is written as JSON in a text)" if isinstance(content, dict) else ""
+        raise Reject("wrong_type", f"'{where}.content' is {describe(content)}, wanted a string{text}")
     if message.get("function_call"):
         _check_function_call(message, where)
     if message.get("tool_calls"):

@@ -196,12 +196,18 @@ def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[s
         kind = _kind_of_name(name)
         if kind is None and type(value) is dict and value.keys() == _STORED:
             kind = _FILE
-        if kind is None or not isinstance(value, str | list | dict) or not _is_filled(value):
+        if kind is None:
+            continue
+        if not isinstance(value, str | list | dict) or not _is_filled(value):
+            if by_name and name.lower() in _CERTAIN and not isinstance(value, int | float):
+                yield name, _LOST + kind
             continue
         if (by_name and kind != _FILE) or name.lower() in _CERTAIN or _is_file(value):
             yield name, kind
 
 
+_LOST = "lost: "
+"""Before the kind of a field that is empty: a placeholder on a line of its own stands for what was lost."""
 _STORED = {"bytes", "path"}
 """What `datasets` makes of a file, whatever its column is called."""
 
@@ -323,6 +329,10 @@ class _Search:
             kind = _WORDS[(match[1] or match[2]).lower()]
             name = beside.get(kind) or beside.get(_FILE) or (beside.get(_IMAGE) if kind == _VIDEO else None)
             if name is None:
+                lost = beside.get(_LOST + kind)
+                if lost is not None and _is_line(match):
+                    self._found(f"'{where}' has {match[0]!r}, and the field {lost!r}, for which it stands, is empty")
+                    return ""
                 return match[0]
             self._found(f"'{where}' has {match[0]!r}, which stands for {kind} of the field {name!r}")
             return ""
@@ -344,6 +354,13 @@ class _Search:
 
 _OTHER_TEXTS = (None, "input_text", "output_text")
 """Types of parts that hold a text like those of the type `text`."""
+
+
+def _is_line(match: re.Match[str]) -> bool:
+    """True if nothing else stands in the line of a match."""
+    begin, end = match.string.rfind("\n", 0, match.start()) + 1, match.string.find("\n", match.end())
+    rest = match.string[begin : match.start()] + match.string[match.end() : None if end < 0 else end]
+    return not rest.strip()
 
 
 def _same(made: Sequence[Any], given: Sequence[Any]) -> bool:

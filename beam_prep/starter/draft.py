@@ -8,6 +8,7 @@ from datetime import date
 from typing import Any
 
 from beam_prep.chat.environment import asks_for_date
+from beam_prep.config import PipelineConfig
 from beam_prep.reading.adapters import ROLES, has_functions
 from beam_prep.reading.prompts import begins
 from beam_prep.shards.report import near_name
@@ -62,8 +63,9 @@ def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
             f"{count:,} of {found.looked_at:,} records have another shape: {other}. This config does "
             "not read them: give them a config and a run of their own"
         )
+    read = PipelineConfig.model_validate(made.config).field_use.read
     for other, count in list(found.besides.items())[:_SAID]:
-        if not set(other.fields) <= set(shape.fields):
+        if not set(other.fields) <= {*shape.fields, *read}:
             made.open.append(
                 f"{count:,} records have {other}, too. That is not read. If it is what you want to train "
                 "on, name its fields in the sections"

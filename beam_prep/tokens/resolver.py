@@ -133,6 +133,11 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     source = json.loads(backend.to_str())
     source["truncation"] = source["padding"] = None
     _keep_offsets(source)
+    if source["model"].get("dropout"):
+        raise TokenizerError(
+            f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text has "
+            "other ids each time: set it to null"
+        )
     # transformers keeps a file's BOM, as text of every row.
     template, settings = found.chat_template, _settings(found)
     if isinstance(template, dict):

@@ -30,6 +30,12 @@ def chat(content: Any, **more: Any) -> dict[str, Any]:
 
 # (what is read, the record, what the message begins with, the text that is kept or None where there is none)
 FOUND: dict[str, tuple[Output, dict[str, Any], str, Any]] = {
+    "a placeholder of a field whose files are lost": (
+        CHAT,
+        chat("<image>\nWhat is it?", images=None),
+        "'messages[0]' has '<image>', and the field 'images', for which it stands, is empty",
+        "What is it?",
+    ),
     "image_url": (
         CHAT,
         chat([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}, ASK]),
