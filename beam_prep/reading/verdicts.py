@@ -258,6 +258,12 @@ def _good(values: _Values) -> _Seen | None:
     return _marks(values, (None if good is None else not good for good in said))
 
 
+def _feedback(values: _Values) -> _Seen | None:
+    # Under other names (`label`) these two words are sentiments.
+    said = [_says(value, _GOOD_WORDS | {"positive"}, _BAD_WORDS | {"negative"}) for _, value in values]
+    return _good(values) or _marks(values, (None if good is None else not good for good in said))
+
+
 def _bad(values: _Values) -> _Seen | None:
     numbers = _numbers(values)
     if numbers:  # probabilities, with 0 and 1 among them; more than 1 is a count
@@ -402,7 +408,7 @@ def _counts(values: _Values) -> str:
 
 _GOOD = (
     *("label", "labels", "desirable", "correct", "accepted", "approved", "good", "valid", "passed", "pass", "success"),
-    *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up", "feedback"),
+    *("liked", "preferred", "chosen", "verified", "helpful", "kto_tag", "resolved", "solved", "thumbs_up"),
     *("upvoted", "upvote", "vote", "thumbs", "thumb", "acceptable", "accurate", "safe", "verdict"),
     "review_result",
 )
@@ -417,6 +423,7 @@ _SCORE = ("score", "scores", "reward", "stars", "grade", "votes", "upvotes")
 _OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {
     **dict.fromkeys(_GOOD, _good),
+    "feedback": _feedback,
     **dict.fromkeys(_BAD, _bad),
     **dict.fromkeys(_OF_ANYTHING, _of_anything),
     **dict.fromkeys(_RATING, _ratings),

@@ -42,6 +42,11 @@ CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
     "desirable": (answered("desirable", 1, 0, 0), "'desirable' marks answers as good or bad (0 2, 1 1)", (1, 2)),
     "is_correct": (answered("is_correct", "yes", "No"), "'is_correct' marks answers as good or bad", (1,)),
     "thumbs": (answered("feedback", "thumbs_up", "thumbs_down"), "'feedback' marks answers as good or bad", (1,)),
+    "feedback": (
+        answered("human_feedback", "positive", "negative"),
+        "'human_feedback' marks answers as good or bad",
+        (1,),
+    ),
     "steps": (answered("labels", [True, True], [True, False]), "'labels' marks answers as good or bad", (1,)),
     "is_toxic": (answered("is_toxic", False, True), "'is_toxic' marks answers as good or bad", (1,)),
     "rejected, a boolean": (answered("rejected", True, False), "'rejected' marks answers as good or bad", (0,)),
