@@ -14,6 +14,7 @@ consistency", SOSP 1989. The clocks of the machines must agree to within a small
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
 from beam_prep.storage.files import join
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import PreconditionFailed, is_local
+from beam_prep.storage.stores.client import PreconditionFailed, StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_version
 
 log = logging.getLogger("beam_prep")
@@ -132,7 +133,9 @@ class Claims:
         """
         path = f"{self.path.removesuffix('claim.json')}lock"
         if not is_local(path):
-            path = os.path.join(tempfile.gettempdir(), f"beam_prep-{path.split('/')[-2]}.lock")
+            server = dict(StoreOptions.current().given).get("s3_endpoint_url") or os.getenv("STORAGE_EMULATOR_HOST", "")
+            of_server = hashlib.sha256(str(server).encode()).hexdigest()[:8]  # another one has other buckets
+            path = os.path.join(tempfile.gettempdir(), f"beam_prep-{path.split('/')[-2]}-{of_server}.lock")
         os.makedirs(os.path.dirname(path), exist_ok=True)
         lock = filelock.FileLock(path, timeout=0, mode=0o666)
         try:

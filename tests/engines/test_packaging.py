@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(1800)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 # What users ask for; bench, dev and engines are ours.
-PUBLIC = ("array_record", "arrow", "aws", "fast", "gcp", "hdf5", "report", "tensorflow", "yaml")
+PUBLIC = ("array_record", "arrow", "aws", "fast", "gcp", "hdf5", "tensorflow", "yaml")
 IN_THE_IMAGE = ("array_record", "fast", "gcp", "hdf5")
 PINS = image.DOCKERFILE.parent / "requirements.txt"
 
