@@ -13,7 +13,7 @@ from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join
-from beam_prep.storage.input_digests import digest_of_input, stores_checksum
+from beam_prep.storage.input_digests import first_changed
 from beam_prep.storage.output import output_at
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.staging import Staging
@@ -98,10 +98,7 @@ class OutputClaim:
         mine = [(file.path, file.size) for file in self.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
-        checksum = stores_checksum(self.inputs)
-        if checksum is not None and json.loads(read_bytes(join(output, RUN))).get("inputs_checksum") == checksum:
-            return True  # by the stores' checksums; no file is read
-        return all(digest_of_input(file) == entry["digest"] for file, entry in zip(self.inputs, listed, strict=True))
+        return first_changed(self.inputs, listed, lambda: json.loads(read_bytes(join(output, RUN)))) is None
 
     def finish_for_others(self, output: str) -> None:
         """Does what a launch that was killed after it had published an output left to do."""

@@ -210,10 +210,10 @@ class Pipeline:
         _ = self._backend  # it may be refused, before anything runs
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", engine.how, files, total_size(self.inputs) / 1e6)
+        self._first_records.check_files()
         ignored = [*ignored, *self._lacks_room(self._is_single_use(engine))]
         for warning in ignored:
             log.warning("warning: %s", warning)
-        self._first_records.check_files()
         of_config = [f"config: {warning}" for warning in self.config.warnings]
         of_config += [] if self._references is None else self._references.warnings
         most, longest = self.tokenizer.model_max_length, self.config.preprocessing.max_seq_len
@@ -359,10 +359,8 @@ class Pipeline:
         no room is counted.
         """
         cache_folder, root, home = self.cache_of_run().folder, self.staging.root, self.staging.home
-        total, free = (
-            total_size(self.inputs),
-            [free_bytes(each) for each in (cache_folder, root, home) if is_local(each)],
-        )
+        total = total_size(self.inputs)
+        free = [free_bytes(each) for each in (cache_folder, root, home) if is_local(each)]
         if not free or min(free) > AMPLE * total:
             return []
         cached, output = sizes(self.config, self.tokenizer, self.inputs, self.options.max_reject_chars)

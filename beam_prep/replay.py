@@ -23,7 +23,7 @@ from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.reading.sources import place_at
 from beam_prep.storage.files import join
-from beam_prep.storage.input_digests import digest_of_input, stores_checksum
+from beam_prep.storage.input_digests import first_changed
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.stores.objects import read_bytes
@@ -268,15 +268,12 @@ class Replay:
         """
         if self.job is None:
             return
-        checksum = stores_checksum(self.job.inputs)
-        if checksum is not None and checksum == self._before.run.get("inputs_checksum"):
-            return
-        for file, entry in zip(self.job.inputs, self.manifest["inputs"], strict=True):
-            if file.size != entry["size"] or digest_of_input(file) != entry["digest"]:
-                raise InputError(
-                    f"{file.path!r} is not what {self.output} was made of, and a replay reads the same inputs: "
-                    f"{self._instead}"
-                )
+        changed = first_changed(self.job.inputs, self.manifest["inputs"], lambda: self._before.run)
+        if changed is not None:
+            raise InputError(
+                f"{changed.path!r} is not what {self.output} was made of, and a replay reads the same inputs: "
+                f"{self._instead}"
+            )
 
 
 def documents(dataset: Dataset) -> Array | None:

@@ -211,7 +211,7 @@ def no_bos(sample: Sample) -> Iterator[Finding]:
 
 def no_end(sample: Sample) -> Iterator[Finding]:
     """Answers and texts after which no end token is trained, where that is not so of a role altogether."""
-    if not _wants_ends(sample) or any(roles_without_end(sample)):
+    if not _wants_ends(sample):
         return
     special = np.array(sorted(end_ids(sample.tokenizer)), np.int64)
     hits, seen = Hits(sample, "rows"), 0
@@ -235,7 +235,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
         seen += int((last >= 0).sum())
         for row in np.flatnonzero((last >= 0) & ~near).tolist():
             hits.add(part, int(lines[row]), _end_of(sample, rows, row, int(last[row])))
-    if hits.count <= _FEW * seen:
+    if hits.count <= _FEW * seen or any(roles_without_end(sample)):
         return
     says = f"no end token is trained in {hits.told} of {seen:,}: a model never learns to stop"
     if lists:

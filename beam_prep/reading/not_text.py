@@ -178,7 +178,7 @@ def _kind_of_name(name: str) -> str | None:
 
 
 def _by_kind(holder: Mapping[str, Any]) -> dict[str, str]:
-    """Kind -> the first field of an object for which a placeholder may stand."""
+    """Kind -> the first field of an object for which a placeholder may stand. For `_LOST` see `_files`."""
     found: dict[str, str] = {}
     for name, kind in _files(holder, by_name=True):
         found.setdefault(kind, name)
@@ -190,7 +190,7 @@ def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[s
 
     Args:
         holder: a record, a message or a part.
-        by_name: a name that says of which kind they are is enough.
+        by_name: a name that says of which kind they are is enough; with `_LOST` before it where the field is empty.
     """
     for name, value in holder.items():
         kind = _kind_of_name(name)
@@ -199,7 +199,7 @@ def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[s
         if kind is None:
             continue
         if not isinstance(value, str | list | dict) or not _is_filled(value):
-            if by_name and name.lower() in _CERTAIN and not isinstance(value, int | float):
+            if by_name and name.lower() in _CERTAIN and not isinstance(value, int | float):  # a number is no place
                 yield name, _LOST + kind
             continue
         if (by_name and kind != _FILE) or name.lower() in _CERTAIN or _is_file(value):

@@ -250,18 +250,17 @@ def _marks(values: _Values, bad: Iterable[bool | None]) -> _Seen | None:
     return None if None in found else _Seen(f"marks answers as good or bad ({_counts(values)})", [*map(bool, found)])
 
 
-def _good(values: _Values) -> _Seen | None:
+def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> _Seen | None:
     numbers = _numbers(values)
     if -1 in numbers:  # then 0 is neutral; -1 alone is "no label"
         return _marks(values, [number == -1 for number in numbers]) if {-1} < {*numbers} <= {-1, 0, 1} else None
-    said = [_says(value, _GOOD_WORDS, _BAD_WORDS) for _, value in values]
+    said = [_says(value, yes, no) for _, value in values]
     return _marks(values, (None if good is None else not good for good in said))
 
 
 def _feedback(values: _Values) -> _Seen | None:
     # Under other names (`label`) these two words are sentiments.
-    said = [_says(value, _GOOD_WORDS | {"positive"}, _BAD_WORDS | {"negative"}) for _, value in values]
-    return _good(values) or _marks(values, (None if good is None else not good for good in said))
+    return _good(values, _GOOD_WORDS | {"positive"}, _BAD_WORDS | {"negative"})
 
 
 def _bad(values: _Values) -> _Seen | None:
@@ -282,7 +281,7 @@ def _ratings(values: _Values, may_count: bool = False) -> _Seen | None:
     if not numbers:
         if all(isinstance(value, str) and _GRADE.fullmatch(value) for _, value in values):
             return _Seen(f"rates answers ({_counts(values)})", [value[0] in "Ff" for _, value in values])
-        return _good(values)  # `feedback` may be a word
+        return _good(values)  # a rating may be a word
     low, high = min(numbers), max(numbers)
     shown = f"{low:g} to {high:g}" if low < high else f"{low:g}"
     means = f"rates answers ({shown}, in {_records(values)})"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_prep.data.block import InputFile
@@ -34,6 +34,25 @@ def digest_of_input(source: InputFile) -> str:
                 start, buffer = start + len(buffer), b""
         nodes += tree_nodes(buffer, start)
     return tree_digest(nodes)
+
+
+def first_changed(
+    files: Sequence[InputFile], listed: Sequence[Mapping[str, Any]], run_of: Callable[[], Mapping[str, Any]]
+) -> InputFile | None:
+    """The first of the files that is not what an output was made of; None: there is none.
+
+    Args:
+        files: the inputs.
+        listed: the same in the manifest.
+        run_of: reads the output's `run.json`. Where the stores' checksums are those in it, no file is read.
+    """
+    checksum = stores_checksum(files)
+    if checksum is not None and run_of().get("inputs_checksum") == checksum:
+        return None
+    for file, entry in zip(files, listed, strict=True):
+        if file.size != entry["size"] or digest_of_input(file) != entry["digest"]:
+            return file
+    return None
 
 
 class ComparedInputs(NamedTuple):

@@ -226,12 +226,8 @@ class TokenCache:
 # needs it; a run that has found it already fails, so `older_than` should be longer than a job takes.
 
 _BLOCK = re.compile(r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\..*)")
-_ENDINGS = (
-    ROWS,
-    ROW_INDEX,
-    REJECTS,
-    _USED,
-)  # in the order in which they are removed: without its rows a block is not found
+_ENDINGS = (ROWS, ROW_INDEX, REJECTS, _USED)
+"""In the order in which they are removed: without its rows a block is not found."""
 
 
 @dataclass(slots=True)
