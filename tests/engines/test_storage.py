@@ -23,12 +23,12 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import output_claim
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.errors import ConfigError, InputError, LockedError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.preview import preview
+from beam_prep.storage import input_digests
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.output import StoredOutput, listed_files
@@ -212,7 +212,7 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
         reads.append(file.path)
         return read(file)
 
-    monkeypatch.setattr(output_claim, "digest_of_input", noted)
+    monkeypatch.setattr(input_digests, "digest_of_input", noted)
     assert store.run(tokenizer_path, source).up_to_date
     assert reads == []  # the store's checksums are the same
     # Written again with the same content; another version in the store, perhaps.
