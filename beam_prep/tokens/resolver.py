@@ -375,9 +375,13 @@ def _compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str])
                 ) from None
             ids = mine.encode(text, add_special_tokens=special).ids
             if ids != wanted:
+                pairs = itertools.zip_longest(ids, wanted)
+                at = next(place for place, (one, other) in enumerate(pairs) if one != other)
+                theirs, ours = wanted[at : at + 12], ids[at : at + 12]
                 raise TokenizerError(
-                    f"transformers' ids of {text[:40]!r} are {wanted[:12]}, those of its tokenizer.json {ids[:12]}: "
-                    "this tokenizer has a setting that is not known here, and cannot be used; tell us about it"
+                    f"transformers' ids of {text[:40]!r} are from the {at + 1}. on {theirs}, those of its "
+                    f"tokenizer.json {ours}: this tokenizer has a setting that is not known here, and cannot be used; "
+                    "tell us about it"
                 )
 
 
