@@ -118,12 +118,11 @@ class WorkerProcesses(FnApiRunner):
                 done.set_exception(error)
 
         thread = threading.Thread(target=run, daemon=True, name="beam_prep-run")
-        with self._ids, _quiet_threads(thread):
+        with self._ids, _quiet_threads(thread) as killed:
             thread.start()
-            killed = False
             try:
-                while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                    killed = not all(map(_is_alive, self._workers()))
+                while not killed.is_set() and not concurrent.futures.wait([done], _LOOK_EVERY).done:
+                    pass
             finally:
                 if not done.done():
                     # The others, too. At the end of a run, when they end one after the other, this only saves time.
@@ -133,7 +132,7 @@ class WorkerProcesses(FnApiRunner):
             if not concurrent.futures.wait([done], _UNTIL_ENDED).done:
                 raise EngineError(DIED)
             error = done.exception()
-            if killed and error is not None and raised_by_worker(error) is error:  # of a connection that is no more
+            if killed.is_set() and error is not None and raised_by_worker(error) is error:  # of a connection that is no more
                 raise EngineError(DIED) from error
             return done.result()
 
@@ -156,24 +155,20 @@ def work(launcher: int) -> None:
 
 
 _LOOK_EVERY, _UNTIL_ENDED = 0.2, 10.0
-"""Seconds between two looks at the workers; and for which Beam may go on when they have been killed."""
-
-
-def _is_alive(process: int) -> bool:
-    """True if a worker, for whose end Beam waits, has not ended."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+"""Seconds between two looks at the other processes; and for which Beam may go on when they have been killed."""
 
 
 @contextlib.contextmanager
-def _quiet_threads(run: threading.Thread) -> Iterator[None]:
-    """Errors of threads that Beam has started are not shown: those that read from a worker that was killed end so."""
-    before = threading.excepthook
+def _quiet_threads(run: threading.Thread) -> Iterator[threading.Event]:
+    """Errors of threads that Beam has started are not shown: those that read from a worker that was killed end so.
+
+    The event is set when a worker has died: the thread of Beam's that waits for its end, from its start on, says so.
+    """
+    before, died = threading.excepthook, threading.Event()
 
     def hook(found: threading.ExceptHookArgs) -> None:
+        if any(words in str(found.exc_value) for words in _DIED):
+            died.set()
         trace, files = found.exc_traceback, []
         while trace is not None:
             files.append(trace.tb_frame.f_code.co_filename)
@@ -183,7 +178,7 @@ def _quiet_threads(run: threading.Thread) -> Iterator[None]:
 
     threading.excepthook = hook
     try:
-        yield
+        yield died
     finally:
         if not run.is_alive():  # else they may end later
             threading.excepthook = before
