@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo docs pictures config-page screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench bench-shapes bench-check bench-profile release clean
+.PHONY: demo docs pictures config-page screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench-shapes release clean
 
 # setuptools warns of every editable installation.
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
@@ -127,18 +127,9 @@ format: $(VENV)/.installed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.installed
-	@$(BIN)/python benchmarks/end_to_end.py
-
+# What a MB of each shape of records costs, beside datasets.map.
 bench-shapes: $(VENV)/.installed
-	@$(BIN)/python benchmarks/shapes.py
-
-# Fails where a ratio is more than 10 % below the last entry of benchmarks/history.jsonl; ARGS=--record adds one.
-bench-check: $(VENV)/.installed
-	@$(BIN)/python benchmarks/check.py $(ARGS)
-
-bench-profile: $(VENV)/.installed
-	@$(BIN)/python benchmarks/profile_stages.py
+	@$(BIN)/python benchmarks/marginal.py $(ARGS)
 
 # sdist and wheel into dist/, and the demo with the wheel, in an environment and a folder of its own.
 release: $(VENV)/.installed

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,17 +24,11 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and all its descendants used: seconds, and bytes at the peak.
-
-    Attributes:
-        own: CPU seconds of the process itself, without its descendants.
-    """
+    """What a process and all its descendants used: seconds, and bytes at the peak."""
 
     wall: float
     cpu: float
     pss: int
-    anonymous: int
-    own: float = 0.0
 
 
 @dataclass
@@ -105,11 +99,10 @@ def memory(pid: int) -> dict[str, int]:
     return sizes
 
 
-def measure(command: Sequence[str], log: Path, cores: Collection[int] = (), code: Path | None = None) -> Usage:
+def measure(command: Sequence[str], log: Path, code: Path | None = None) -> Usage:
     """Runs a command to its end. Its output goes to `log` and `log`.err.
 
     Args:
-        cores: numbers of the processors that it may use; none: those of this process.
         code: another checkout of the project, whose `beam_prep` it is to import.
 
     Raises:
@@ -123,12 +116,10 @@ def measure(command: Sequence[str], log: Path, cores: Collection[int] = (), code
     errors = log.with_suffix(".err")
     with open(log, "wb") as out, open(errors, "wb") as err:
         started = time.perf_counter()
-        with _bound_to(cores):
-            process = subprocess.Popen(command, stdout=out, stderr=err, cwd=code or ROOT, env=environment)
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=code or ROOT, env=environment)
         with Watch(psutil.Process(process.pid)) as watch:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             wall = time.perf_counter() - started
-            own = watch.root.cpu_times()  # of one that has ended, and is not yet forgotten
             _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -136,66 +127,15 @@ def measure(command: Sequence[str], log: Path, cores: Collection[int] = (), code
         raise BenchmarkError(f"exit code {process.returncode} of: {shlex.join(command)}\n{end}")
     # The first misses children that nobody waited for, the second what was used after the last sample.
     cpu = max(usage.ru_utime + usage.ru_stime, watch.cpu)
-    return Usage(wall, cpu, watch.pss, watch.anonymous, own.user + own.system)
+    return Usage(wall, cpu, watch.pss)
 
 
-@contextlib.contextmanager
-def _bound_to(cores: Collection[int]) -> Iterator[None]:
-    """What is started within may use these processors alone."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def prepare_disk(corpus: Path, cold: bool = False) -> None:
-    """What earlier runs wrote is on the disk, and the corpus is in the page cache, or not: the same start for all."""
+def read_whole(path: Path) -> None:
+    """What was written before is on the disk, and the file is in the page cache: the same start for all."""
     os.sync()
-    with open(corpus, "rb", buffering=0) as file:
-        if cold:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return
+    with open(path, "rb", buffering=0) as file:
         while file.read(1 << 24):
             pass
-
-
-def make_corpus(shared: Path, kind: str, megabytes: float, cache: Path) -> Path:
-    """A `chat` or `text` corpus of that size, made unless it is there."""
-    path = cache / f"{kind}_{megabytes:g}mb.jsonl"
-    # It ends with the line that reaches the size.
-    if path.exists() and megabytes * 1e6 <= path.stat().st_size < megabytes * 1e6 + 1e6:
-        return path
-    say(f"making {path}")
-    cache.mkdir(parents=True, exist_ok=True)
-    script = shared / "bench" / "make_corpus.py"
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        subprocess.run([sys.executable, script, kind, f"{megabytes:g}", part], check=True, stdout=subprocess.DEVNULL)
-        part.replace(path)
-    except subprocess.CalledProcessError as error:
-        raise BenchmarkError(f"{script} failed with exit code {error.returncode}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return path
-
-
-def check_material(shared: Path, tokenizer: Path) -> None:
-    """Finds what is missing before anything is measured.
-
-    Raises:
-        BenchmarkError: with what to do.
-    """
-    if not Path("/proc/self/smaps_rollup").exists():
-        raise BenchmarkError("memory is read from /proc/PID/smaps_rollup, which this system has not: run it on Linux")
-    script = shared / "bench" / "make_corpus.py"
-    if not script.is_file():
-        raise BenchmarkError(
-            f"no test material at {shared} (wanted {script}): pass --shared DIR, or set BEAM_PREP_SHARED"
-        )
-    if not (tokenizer / "tokenizer.json").is_file():
-        raise BenchmarkError(f"--tokenizer {tokenizer}: no tokenizer.json there; give a tokenizer's folder")
 
 
 def say(text: str) -> None:

@@ -1,8 +1,8 @@
-"""Other libraries beside `tokenizers`: are their ids the same, and how many times as fast are they?
+"""gigatoken beside `tokenizers`: are its ids the same, and how many times as fast is it?
 
     python benchmarks/backends.py --tokenizer DIR... --texts FILE... [--only NAME...] [--megabytes 20] [--rounds 3]
 
-Each library is installed by hand: `pip install kitoken fastokens tokie gigatoken`; one that is missing is left out.
+`pip install gigatoken`; without it, it is left out. Another library is a function that makes an `Encode`.
 Texts are compared one by one: those of the files (JSONL, also `.gz`: `text` of a row, or all its texts in lines),
 the gate's probes, added tokens inside of text, and seeded random Unicode. Times are medians of alternating rounds in
 one process, texts in batches of 1,000, as ratios: the machine may be shared.
@@ -52,32 +52,6 @@ def tokenizers(folder: Path) -> Encode:
     return lambda texts: _rows([found.ids for found in loaded.encode_batch_fast(texts, add_special_tokens=False)])
 
 
-def kitoken(folder: Path) -> Encode:
-    from kitoken import Kitoken
-
-    loaded = Kitoken.from_tokenizers_file(str(folder / "tokenizer.json"))
-    return lambda texts: _rows(loaded.encode_all(texts, True))
-
-
-def fastokens(folder: Path) -> Encode:
-    from fastokens import Tokenizer
-
-    loaded = Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-    def encode(texts: list[str]) -> Rows:
-        ids, offsets = loaded.encode_batch_flat(texts, False)
-        return np.frombuffer(ids, np.uint32).astype(np.int64), np.frombuffer(offsets, np.uint64).astype(np.int64)
-
-    return encode
-
-
-def tokie(folder: Path) -> Encode:
-    from tokie import Tokenizer
-
-    loaded = Tokenizer.from_json(str(folder / "tokenizer.json"))
-    return lambda texts: _rows([found.ids for found in loaded.encode_batch(texts, add_special_tokens=False)])
-
-
 def gigatoken(folder: Path) -> Encode:
     from gigatoken import Tokenizer
 
@@ -104,7 +78,7 @@ def beam_prep(folder: Path) -> Encode:
 
 
 LIBRARIES: dict[str, Callable[[Path], Encode]] = {
-    library.__name__: library for library in (tokenizers, kitoken, fastokens, tokie, gigatoken, beam_prep)
+    library.__name__: library for library in (tokenizers, gigatoken, beam_prep)
 }
 
 

@@ -7,7 +7,8 @@
   nested arguments, results in JSON or text, reasoning in a third, answers.
 * `agents_strings`: the same records, their arguments as JSON in a string, as OpenAI's API writes them.
 * `calls`: short dialogues about a task, with calls of the same twelve functions, whose arguments are flat.
-* `chats`: user and assistant in turns, and nothing else.
+* `chats`: user and assistant in turns, and nothing else; `domains`: the same, of a hundred domains.
+* `alpaca`, `preference`, `rollouts`: a question, with an answer, two of them, or eight with rewards.
 * `documents`: texts.
 
 The prose is that of examples/data, its sentences in other orders; one word in fifteen is invented, and so is every
@@ -16,6 +17,7 @@ number. The same kind and seed give the same records, and a larger corpus begins
 
 import argparse
 import json
+import os
 import random
 import re
 import string
@@ -23,9 +25,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from _measure import ROOT
+from _measure import ROOT, say
 
 Row = dict[str, Any]
+
+VERSION = 2
+"""Of what is made here: other bytes need another one."""
 
 PROSE = 6_000_000
 """Characters from which passages are cut."""
@@ -268,12 +273,36 @@ def chats(voice: Voice) -> Row:
     }
 
 
+def domains(voice: Voice) -> Row:
+    """The first is some seventy times as frequent as the last."""
+    return {**chats(voice), "domain": f"source-{int(101 ** voice.chance.random()) - 1:02d}"}
+
+
+def alpaca(voice: Voice) -> Row:
+    given = voice.passage(20, 400) if voice.chance.random() < 0.5 else ""
+    return {"instruction": voice.passage(20, 200), "input": given, "output": voice.passage(20, 600)}
+
+
+def preference(voice: Voice) -> Row:
+    said = chats(voice)["messages"]
+    other = {"role": "assistant", "content": voice.passage(20, 600)}
+    return {"chosen": said, "rejected": [*said[:-1], other]}
+
+
+def rollouts(voice: Voice) -> Row:
+    responses = [voice.passage(20, 600) for _ in range(8)]
+    rewards = [float(voice.chance.random() < 0.5) for _ in responses]
+    prompt = [{"role": "user", "content": voice.passage(20, 400)}]
+    return {"prompt": prompt, "responses": responses, "rewards": rewards}
+
+
 def documents(voice: Voice) -> Row:
     return {"text": voice.passage(200, 12_000)}
 
 
 KINDS: dict[str, Callable[[Voice], Row]] = {
-    function.__name__: function for function in (agents, agents_strings, calls, chats, documents)
+    function.__name__: function
+    for function in (agents, agents_strings, calls, chats, domains, alpaca, preference, rollouts, documents)
 }
 
 
@@ -291,6 +320,17 @@ def write(kind: str, megabytes: float, path: Path, seed: int = 1) -> None:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             if file.tell() >= megabytes * 1e6:
                 break
+
+
+def made(kind: str, megabytes: float, cache: Path) -> Path:
+    """A corpus in a folder, made unless it is there."""
+    path = cache / f"{kind}-{VERSION}_{megabytes:g}mb.jsonl"
+    if not path.exists():
+        say(f"making {path}")
+        part = path.with_suffix(f".{os.getpid()}.part")
+        write(kind, megabytes, part)
+        part.replace(path)
+    return path
 
 
 def main() -> None:

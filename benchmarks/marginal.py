@@ -1,143 +1,274 @@
-"""What a MB more costs: CPU ms of `beam-prep run`, beside `datasets.map`, for agents, calls, chats and text.
+"""What a MB more costs: CPU ms of `beam-prep run`, beside `datasets.map`, for each shape of records.
 
-    python benchmarks/marginal.py                                       # everything, at 80 and 240 MB: an hour
+    python benchmarks/marginal.py                                       # everything, at 80 and 240 MB: some hours
     python benchmarks/marginal.py --rows agents calls --peer-small 8 --peer-large 24
+    python benchmarks/marginal.py --rows documents --tokenizer ../shared/tokenizers/t5-small
     git worktree add /tmp/before COMMIT
     python benchmarks/marginal.py --beside /tmp/before --skip_peer --rounds 3
-    python benchmarks/marginal.py --report last.jsonl other.jsonl       # the table of logs, nothing is run
+    taskset -c 0 python benchmarks/marginal.py --rows chats --skip_peer --large 800     # on one core
 
 Each tool works on two corpora, of which the larger begins with the smaller. The cost of a MB is the difference of the
 CPU seconds over the difference of the sizes: what a run costs once (start, imports, the tokenizer) is not in it. CPU
 seconds are user and system time of the process and all that it starts, the least of the rounds: others on the machine
-only add to them. Take both sizes below 33 MB, which ours works on in one process, or both above: else the start of its
-workers counts, too, and the table says so. The peer's cost grows evenly, so smaller corpora do for it.
+only add to them. Take both sizes below 64 MB, which ours works on in one process, or both above: else the start of its
+workers counts, too, and the table says so. The peer's cost grows evenly, so smaller corpora do for it. Wall seconds
+and memory (the highest sum of all processes, a shared page counted once) are of the larger corpus.
+
+Before it is measured, each tool runs on a small corpus, and the rows of both are compared, one by one.
 
 The corpora are those of invented.py. Needs `pip install datasets psutil`. Where the test material is absent,
 examples/tokenizer stands for qwen2.5, and the row of mistral-v3 is skipped.
 """
 
 import argparse
+import json
+import os
+import re
 import shlex
+import shutil
+import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import _corpora
-from _jobs import Place, Tool, ours
-from _measure import BenchmarkError, prepare_disk, say
-from _page import machine, shown, split_at_markers, table
-from _report import Log, Run, program
-from _tokenizers import sample
-from end_to_end import keep
-from shapes import ANY_REJECTS, IDS, LABELS, MAP, OURS, SHAPES, Shape, add_places, peer, remove, told
+import invented
+from _measure import ROOT, BenchmarkError, Usage, measure, read_whole, say
+from _page import machine, shown, split_at_markers, table, write_markdown
 
 MARKER = "marginal"
-OTHER = "beam-prep, beside"
+OURS, MAP, OTHER = "ours", "`datasets.map`", "other checkout"
+HERE = Path(__file__).resolve().parent
 FIRST = 8.0
-"""MB of a run of each tool that is not counted: its files come into the page cache, its tokenizer into ours."""
+"""MB of the corpus on which both run before: files come into the page cache, the tokenizer into ours."""
 
-ROWS = {
-    **{name: SHAPES[name] for name in ("agents", "agents-strings", "agents-mistral-v3", "calls")},
-    "chats": Shape("chats", "qwen2.5", "chat_role", "chats", LABELS),
-    "text": Shape("documents", "qwen2.5", "text", "documents", IDS),
+LABELS = {"input_ids": "input_ids", "labels": "labels"}
+PAIR = {name: name for name in ("chosen", "chosen_mask", "rejected", "rejected_mask")}
+ROLLOUTS = {name: name for name in ("prompts", "responses", "masks", "rewards")}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A row of the table.
+
+    Attributes:
+        corpus: a kind of invented.py.
+        config: a file of configs/.
+        peer: a function of peer_datasets.py.
+        same: our column -> the peer's: rows that are compared. Empty: none, as packs differ at the borders of blocks.
+        tokenizer: a folder of the test material.
+        longest: tokens of a row, where the peer cuts: as in the config.
+        domain: the peer's column of domains; None: ours has one domain.
+    """
+
+    corpus: str
+    config: str
+    peer: str
+    same: Mapping[str, str] = field(default_factory=lambda: LABELS)
+    tokenizer: str = "qwen2.5"
+    longest: int = 2048
+    domain: str | None = None
+
+
+SHAPES = {
+    "agents": Shape("agents", "shapes/tools", "tools", longest=4096),
+    "agents-strings": Shape("agents_strings", "shapes/tools", "tools", longest=4096),
+    # Its template leaves out the words beside calls, which is a reject by default.
+    "agents-mistral-v3": Shape("agents", "shapes/tools_kept", "tools", tokenizer="mistral-v3", longest=4096),
+    "calls": Shape("calls", "shapes/tools", "tools", longest=4096),
+    "chats": Shape("chats", "chat_role", "chats"),
+    "domains": Shape("domains", "shapes/domains", "domains", domain="domain"),
+    "packed_tfrecord": Shape("chats", "shapes/packed_tfrecord", "packed", {}),
+    "alpaca": Shape("alpaca", "shapes/alpaca", "alpaca"),
+    "preference": Shape("preference", "shapes/preference", "preference", PAIR),
+    "rollouts": Shape("rollouts", "shapes/rollouts", "rollouts", ROLLOUTS),
+    "documents": Shape("documents", "text", "documents", {"sequence": "input_ids"}),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a tool.
+
+    Attributes:
+        size: of its corpus, in bytes.
+        how: it ran, in words.
+        records, left_out: lines that became rows, and lines that were dropped or rejected.
+        tokens, trained: of all rows.
+    """
+
+    size: int
+    usage: Usage
+    how: str
+    records: int
+    left_out: int
+    tokens: int
+    trained: int
+
+
+def run_ours(shape: Shape, corpus: Path, output: Path, tokenizer: Path, code: Path | None = None) -> Run:
+    """`beam-prep run` as a user calls it. What is rejected is left out, and told with the result."""
+    command = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output), "--max_reject_rate=1"]
+    command += ["-c", str(HERE / "configs" / f"{shape.config}.json"), "--tokenizer_path", str(tokenizer)]
+    usage = measure(command, output.with_suffix(".log"), code)
+    manifest = json.loads((output / "manifest.json").read_bytes())
+    totals, ledger = manifest["totals"], manifest["ledger"]
+    tokens = sum(totals["tokens"].values())
+    left_out = sum(ledger["dropped"].values()) + sum(ledger["rejected"].values())
+    trained = sum(totals["trained"].values()) if totals["trained"] else tokens
+    how = json.loads((output / "run.json").read_bytes())["how"].removeprefix("runner: ")
+    return Run(corpus.stat().st_size, usage, how, totals["rows"], left_out, tokens, trained)
+
+
+def run_peer(shape: Shape, corpus: Path, output: Path, tokenizer: Path, processes: int) -> Run:
+    """`datasets.map`, with a template that says where the assistant speaks, where there is one."""
+    log = output.with_suffix(".log")
+    script = [sys.executable, str(HERE / "peer_datasets.py"), shape.peer, str(corpus), str(output)]
+    script += [str(_marking(tokenizer, output.parent)), str(processes), "--longest", str(shape.longest)]
+    usage = measure(script, log)
+    found = json.loads(log.read_text().splitlines()[-1])
+    records = found["rows_in"] if shape.peer == "packed" else found["rows"]
+    counts = (records, found["rows_in"] - records, found["tokens"], found["label_tokens"])
+    return Run(corpus.stat().st_size, usage, f"{processes} processes", *counts)
+
+
+def _marking(tokenizer: Path, work: Path) -> Path:
+    """The folder, or a copy with its variant of the template that has `{% generation %}`, where there is one."""
+    variant = tokenizer / "chat_template_generation.jinja"
+    if not variant.exists():
+        return tokenizer
+    copy = work / f"{tokenizer.name}-generation"
+    shutil.copytree(tokenizer, copy, dirs_exist_ok=True)
+    shutil.copyfile(variant, copy / "chat_template.jinja")
+    return copy
+
+
+_SAMPLE_TEMPLATE = """\
+{%- if tools -%}
+    {{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message['role'] + '\\n' -}}
+    {%- if message['role'] == 'assistant' -%}
+        {%- generation -%}
+            {{- message['content'] or '' -}}
+            {%- for call in message['tool_calls'] or () -%}
+                {{- '<tool_call>' + call['function'] | tojson + '</tool_call>' -}}
+            {%- endfor -%}
+            {{- '<|im_end|>' -}}
+        {%- endgeneration -%}
+    {%- else -%}
+        {{- message['content'] + '<|im_end|>' -}}
+    {%- endif -%}
+    {{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
 
 
 def tokenizer_of(shape: Shape, given: argparse.Namespace) -> Path | None:
     """The folder; None: the material has to have it, and has not."""
-    folder: Path = given.shared / "tokenizers" / shape.tokenizer
+    folder: Path = given.tokenizer or given.shared / "tokenizers" / shape.tokenizer
     if folder.is_dir():
         return folder
-    return sample(given.cache) if shape.tokenizer == "qwen2.5" else None
+    if shape.tokenizer != "qwen2.5":
+        return None
+    say("no test material: examples/tokenizer in its place, whose 4,096 entries make more tokens a MB than a model's")
+    folder = given.cache / "sample_tokenizer"
+    shutil.copytree(ROOT / "examples" / "tokenizer", folder, dirs_exist_ok=True)
+    plain = re.sub(r"\{%- (end)?generation -%\}", "", _SAMPLE_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(plain, encoding="utf-8")
+    (folder / "chat_template_generation.jinja").write_text(_SAMPLE_TEMPLATE, encoding="utf-8")
+    return folder
 
 
-def run_row(name: str, given: argparse.Namespace, place: Place) -> None:
-    """All tools in turns: on the smaller corpora, then on the larger ones, in each round.
+def run_row(name: str, given: argparse.Namespace, tokenizer: Path, work: Path) -> list[str]:
+    """All tools in turns: on the smaller corpora, then on the larger ones, in each round. Gives the table's row.
 
     Raises:
-        BenchmarkError: a run failed, or the runs do not agree about the records.
+        BenchmarkError: a run failed, or the tools do not agree about the number of records.
     """
-    shape = ROWS[name]
-    tools: dict[str, tuple[Tool, tuple[float, float]]] = {}
-    tools[OURS] = ours(shape.config, ANY_REJECTS), (given.small, given.large)
+    shape = SHAPES[name]
+    sizes = {OURS: (given.small, given.large)}
     if given.beside is not None:
-        tools[OTHER] = ours(shape.config, ANY_REJECTS, code=given.beside), (given.small, given.large)
+        sizes[OTHER] = sizes[OURS]
     if not given.skip_peer:
-        tools[MAP] = peer(shape), (given.peer_small, given.peer_large)
-    output, runs = place.work / "output", list[Run]()
+        sizes[MAP] = (given.peer_small, given.peer_large)
+    found: dict[tuple[str, float], list[Run]] = {}
 
-    def finished(tool: str, run: Tool, megabytes: float) -> Run:
-        corpus = _corpora.make(shape.corpus, given.shared, megabytes, given.cache)
-        prepare_disk(corpus)
-        done = run(corpus, output, place)
-        remove(output, place.work / ".beam_prep")
-        return Run(name, megabytes, corpus.stat().st_size, tool, done)
+    def run(tool: str, megabytes: float) -> Path:
+        corpus, output = invented.made(shape.corpus, megabytes, given.cache), work / f"output_{list(sizes).index(tool)}"
+        shutil.rmtree(output, ignore_errors=True)  # nothing of a run is used by the next
+        shutil.rmtree(work / ".beam_prep", ignore_errors=True)
+        read_whole(corpus)
+        if tool == MAP:
+            done = run_peer(shape, corpus, output, tokenizer, given.peer_processes)
+        else:
+            done = run_ours(shape, corpus, output, tokenizer, given.beside if tool == OTHER else None)
+        say(f"{name}, {megabytes:g} MB: {tool}, {done.how}: {done.usage.wall:.1f} s, CPU {done.usage.cpu:.1f} s")
+        found.setdefault((tool, megabytes), []).append(done)
+        return output
 
-    for tool, (run, sizes) in tools.items():
-        finished(tool, run, min(FIRST, sizes[0]))
+    first = min(FIRST, *(small for small, _ in sizes.values()))
+    outputs = [run(tool, first) for tool in sizes]
+    same = ""
+    if MAP in sizes:
+        same = _same(shape, outputs[0], outputs[-1], found[OURS, first][0], found[MAP, first][0])
+    found.clear()
     for turn in range(given.rounds):
         for which in (0, 1):
-            for tool, (run, sizes) in tools.items() if turn % 2 == 0 else reversed(tools.items()):
-                runs.append(finished(tool, run, sizes[which]))
-                told([run for run in runs if run.megabytes == sizes[which]], given.log)
+            for tool in sizes if turn % 2 == 0 else reversed(sizes):
+                run(tool, sizes[tool][which])
+    costs = {tool: [found[tool, megabytes] for megabytes in sizes[tool]] for tool in sizes}
+    row = [name, f"{given.small:g}-{given.large:g}", _cost(costs[OURS])]
+    last = costs[OURS][1]
+    row += [f"{statistics.median(run.usage.wall for run in last):.1f}", f"{max(r.usage.pss for r in last) / 1e6:,.0f}"]
+    row += [f"{given.peer_small:g}-{given.peer_large:g}", _cost(costs[MAP]), _ratio(costs, MAP)] if same else [""] * 3
+    return [*row, same, *([_cost(costs[OTHER]), _ratio(costs, OTHER)] if OTHER in sizes else ["", ""])]
 
 
-# The report
+def _same(shape: Shape, ours: Path, peers: Path, mine: Run, theirs: Run) -> str:
+    """How many rows are equal; of rows that are not compared, whether the tokens are as many.
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of a tool.
-
-    Attributes:
-        sizes: the MB that were asked for; and how each ran, where that differs.
-        left_out: the share of the larger one's records.
+    Raises:
+        BenchmarkError: the tools account for different numbers of records.
     """
+    if mine.records + mine.left_out != theirs.records + theirs.left_out:
+        raise BenchmarkError(f"the tools disagree about the records: {mine}, {theirs}")
+    if not shape.same:
+        counts = [(run.tokens, run.trained) for run in (mine, theirs)]
+        return f"counts {'equal' if counts[0] == counts[1] else f'differ: {counts}'}"
+    from _rows import compare_rows
 
-    ms_a_mb: float
-    sizes: str
-    left_out: float
-
-    def __str__(self) -> str:
-        return f"{self.ms_a_mb:.1f}" + (f" ({self.left_out:.0%} left out)" if self.left_out else "")
-
-
-def cost_of(log: Log, name: str, tool: str) -> Cost | None:
-    """From the smallest and the largest corpus of the log; None: there are not two."""
-    found = [log.of(name, megabytes, tool) for megabytes in log.sizes(name)]
-    found = [runs for runs in found if runs]
-    if len(found) < 2:
-        return None
-    small, large = found[0], found[-1]
-    cpu = [min(run.done.usage.cpu for run in runs) for runs in (small, large)]
-    written, how = large[0].done.written, dict.fromkeys(runs[0].done.how for runs in (small, large))
-    return Cost(
-        1e9 * (cpu[1] - cpu[0]) / (large[0].size - small[0].size),
-        f"{small[0].megabytes:g}-{large[0].megabytes:g}" + (f" ({', '.join(how)})" if len(how) > 1 else ""),
-        written.left_out / (written.documents + written.left_out),
-    )
+    found: dict[str, Any] = compare_rows(ours, peers / "data", shape.same, shape.domain)
+    text = "all" if found["equal"] == found["ours"] == found["peer"] else f"{found['equal']:,} of {found['peer']:,}"
+    for what in ("left_out", "differ"):
+        text += "".join(f", {number:,} {key}" for key, number in found[what].items())
+    return text
 
 
-def report(log: Log) -> str:
-    """All that was measured, as Markdown."""
-    header = ["row", "MB", "ours, CPU ms a MB", "peer's MB", "`datasets.map`, CPU ms a MB", "peer / ours"]
-    parts = list(dict.fromkeys(session["machine"] for session in log.sessions))
-    parts.append(table([*header, "other checkout, CPU ms a MB", "ours / other"], list(_rows(log)), left=(0,)))
-    commands = "\n".join(dict.fromkeys(f"    {shown(session['command'])}" for session in log.sessions))
-    return "\n\n".join([*parts, f"Commands:\n\n{commands}"])
+def _ms(runs: Sequence[Sequence[Run]]) -> float:
+    """CPU ms of a MB, from the least CPU seconds on the smaller and on the larger corpus."""
+    small, large = (min(run.usage.cpu for run in each) for each in runs)
+    return 1e9 * (large - small) / (runs[1][0].size - runs[0][0].size)
 
 
-def _rows(log: Log) -> Iterator[list[str]]:
-    for name in ROWS:
-        mine, theirs, other = (cost_of(log, name, tool) for tool in (OURS, MAP, OTHER))
-        if mine is None:
-            continue
-        row = [name, mine.sizes, str(mine)]
-        row += [theirs.sizes, str(theirs), f"{theirs.ms_a_mb / mine.ms_a_mb:.1f}"] if theirs else [""] * 3
-        yield row + ([str(other), f"{mine.ms_a_mb / other.ms_a_mb:.2f}"] if other else [""] * 2)
+def _cost(runs: Sequence[Sequence[Run]]) -> str:
+    last, how = runs[1][0], list(dict.fromkeys(each[0].how for each in runs))
+    text = f"{_ms(runs):.1f}" + (f" ({', '.join(how)})" if len(how) > 1 else "")
+    return text + (f" ({last.left_out / (last.records + last.left_out):.0%} left out)" if last.left_out else "")
+
+
+def _ratio(costs: Mapping[str, Sequence[Sequence[Run]]], tool: str) -> str:
+    return f"{_ms(costs[tool]) / _ms(costs[OURS]):.2f}"
+
+
+HEADER = ["row", "MB", f"{OURS}, CPU ms a MB", "wall s", "memory MB"]
+HEADER += ["peer's MB", f"{MAP}, CPU ms a MB", "over ours", "rows equal", f"{OTHER}, CPU ms a MB", "over ours"]
 
 
 # The command line
@@ -146,7 +277,9 @@ def _rows(log: Log) -> Iterator[list[str]]:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME", help=f"some of {', '.join(ROWS)}")
+    shared = Path(os.environ.get("BEAM_PREP_SHARED", str(ROOT.parent / "shared")))
+    cache = Path(tempfile.gettempdir(), "beam_prep_benchmarks")
+    add("--rows", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="NAME", help=f"of {', '.join(SHAPES)}")
     add("--small", type=float, default=80, metavar="MB", help="default: %(default)s")
     add("--large", type=float, default=240, metavar="MB", help="default: %(default)s")
     add("--peer-small", type=float, metavar="MB", help="of the peer's corpora (default: --small)")
@@ -154,10 +287,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=1, metavar="N", help="the least CPU time counts (default: %(default)s)")
     add("--beside", type=Path, metavar="DIR", help="another checkout, whose beam_prep runs in turns with this one's")
     add("--skip_peer", action="store_true", help="measure beam-prep alone")
-    add_places(parser)
+    add("--tokenizer", type=Path, metavar="DIR", help="for all rows, in place of theirs")
+    text = "the test material (default: BEAM_PREP_SHARED, or beside the project; now %(default)s)"
+    add("--shared", type=Path, default=shared, metavar="DIR", help=text)
+    text = "corpora are kept here, and the outputs while they are measured (default: %(default)s)"
+    add("--cache", type=Path, default=cache, metavar="DIR", help=text)
     add("--peer_processes", type=int, default=2, metavar="N", help="default: %(default)s")
-    add("--log", type=Path, metavar="FILE", help="finished runs are added to it (default: a new one in --cache)")
-    add("--report", type=Path, nargs="+", metavar="FILE", help="run nothing: the table of these logs")
     add("--markdown", type=Path, metavar="FILE", help=f"also put the table into FILE, after <!-- {MARKER}: begin -->")
     given = parser.parse_args(arguments)
     given.peer_small, given.peer_large = given.peer_small or given.small, given.peer_large or given.large
@@ -165,39 +300,42 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--small must be positive and below --large, and --peer-small below --peer-large")
     if min(given.rounds, given.peer_processes) <= 0:
         parser.error("--rounds and --peer_processes must be positive")
-    given.shared, given.cache = given.shared.resolve(), given.cache.resolve()
-    given.beside = given.beside and given.beside.resolve()
-    given.log = given.log or given.cache / time.strftime("marginal-%Y%m%d-%H%M%S.jsonl")
+    for name in ("shared", "cache", "beside", "tokenizer"):
+        if (path := getattr(given, name)) is not None:
+            setattr(given, name, path.resolve())
     return given
-
-
-def check(given: argparse.Namespace) -> None:
-    """Raises BenchmarkError where the page or the other checkout is not what is wanted."""
-    if given.markdown is not None:
-        split_at_markers(given.markdown, MARKER)
-    if given.beside is not None and not (given.beside / "beam_prep" / "cli.py").is_file():
-        raise BenchmarkError(f"--beside {given.beside}: no beam_prep/cli.py there; give a checkout of the project")
-
-
-def measure_rows(given: argparse.Namespace, command: str) -> None:
-    """Runs the rows, into the log."""
-    given.cache.mkdir(parents=True, exist_ok=True)
-    keep(given.log, {"session": {"machine": machine(), "command": command}})
-    with tempfile.TemporaryDirectory(prefix="run-", dir=given.cache, ignore_cleanup_errors=True) as work:
-        for name in given.rows:
-            tokenizer = tokenizer_of(ROWS[name], given)
-            if tokenizer is None:
-                say(f"{name}: skipped, as there is no {ROWS[name].tokenizer} in {given.shared}")
-                continue
-            place = Place(given.shared, tokenizer, given.cache, None, given.peer_processes, Path(work))
-            run_row(name, given, place)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Gives the exit code."""
     given = parse(arguments)
-    command = shlex.join(["python", "benchmarks/marginal.py", *arguments])
-    return program("marginal", given, MARKER, lambda: check(given), lambda: measure_rows(given, command), report)
+    rows: list[list[str]] = []
+    code = 0
+    try:
+        if given.markdown is not None:
+            split_at_markers(given.markdown, MARKER)
+        if given.beside is not None and not (given.beside / "beam_prep" / "cli.py").is_file():
+            raise BenchmarkError(f"--beside {given.beside}: no beam_prep/cli.py there; give a checkout of the project")
+        given.cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="run-", dir=given.cache, ignore_cleanup_errors=True) as work:
+            for name in given.rows:
+                tokenizer = tokenizer_of(SHAPES[name], given)
+                if tokenizer is None:
+                    say(f"{name}: skipped, as there is no {SHAPES[name].tokenizer} in {given.shared}")
+                    continue
+                rows.append(run_row(name, given, tokenizer, Path(work)))
+    except BenchmarkError as error:
+        say(f"marginal: {error}")
+        code = 1
+    except KeyboardInterrupt:  # what was running is killed already
+        code = 130
+    if rows:  # also of a run that was interrupted
+        command = shown(shlex.join(["python", "benchmarks/marginal.py", *arguments]))
+        text = f"{machine()}\n\n{table(HEADER, rows, left=(0, 8))}\n\n    {command}"
+        print(text)
+        if given.markdown is not None and not code:
+            write_markdown(given.markdown, MARKER, text)
+    return code
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from tests.conftest import ROOT, shared
 pytestmark = pytest.mark.long
 
 FOLDER = ROOT / "benchmarks"
-SCRIPT = FOLDER / "end_to_end.py"
 
 
-def run_script(*arguments: str | Path, script: Path = SCRIPT, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(*arguments: str | Path, script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
@@ -29,38 +28,19 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def material() -> Path:
-    return shared("bench", "make_corpus.py").parent.parent
-
-
-def test_a_tiny_corpus_gives_tables_and_a_log_that_gives_them_again(tmp_path: Path) -> None:
-    page, log = tmp_path / "page.md", tmp_path / "log.jsonl"
-    page.write_text("above\n<!-- end_to_end: begin -->\nold\n<!-- end_to_end: end -->\nbelow\n")
-    given: list[str | Path] = ["--jobs", "chat_role", "--sizes", "1", "--repeats", "1"]
-    given += ["--cache", tmp_path / "cache", "--log", log]
-    done = run_script(*given, "--shared", material(), "--markdown", page)
-    assert done.returncode == 0, done.stderr
-    used = next(cells(line) for line in done.stdout.splitlines() if "in-process" in line)
-    assert used[:4] == ["1", "`beam-prep chat_last`", "in-process", "1"]
-    assert all(float(number.replace(",", "")) > 0 for number in used[5:])
-    assert "| `beam-prep chat_role`" in done.stdout
-    text = page.read_text()
-    assert text.startswith("above\n<!-- end_to_end: begin -->\n")
-    assert text.endswith("\n<!-- end_to_end: end -->\nbelow\n")
-    assert done.stdout.strip() in text
-    assert "old" not in text
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["chat_1mb.jsonl"]
-    again = run_script("--report", log)
-    assert (again.returncode, again.stdout) == (0, done.stdout)
-
-
-def test_shapes_are_measured_and_their_rows_are_those_of_datasets_map(tmp_path: Path) -> None:
+def test_a_mb_of_each_shape_is_measured_and_the_rows_are_those_of_datasets_map(tmp_path: Path) -> None:
+    """Also without the test material."""
     pytest.importorskip("datasets")
-    given: list[str | Path] = ["--only", "rollouts", "domains", "packed_tfrecord", "--mb", "0.5", "--rounds", "1"]
-    done = run_script(*given, "--shared", material(), "--cache", tmp_path, script=FOLDER / "shapes.py")
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- marginal: begin -->\nold\n<!-- marginal: end -->\nbelow\n")
+    rows = ("agents", "rollouts", "preference", "domains", "packed_tfrecord", "documents")
+    given = ["--rows", *rows, "agents-mistral-v3", "--small", "0.2", "--large", "0.4", "--shared", tmp_path / "absent"]
+    done = run_script(*given, "--cache", tmp_path, "--markdown", page, script=FOLDER / "marginal.py")
     assert done.returncode == 0, done.stderr
-    found = {line[0]: line[7] for line in map(cells, done.stdout.splitlines()) if len(line) == 9}
-    assert [found[row] for row in ("rollouts", "domains", "packed_tfrecord")] == ["all", "all", "counts equal"]
+    assert "agents-mistral-v3: skipped" in done.stderr
+    found = {line[0]: line[8] for line in map(cells, done.stdout.splitlines()) if len(line) == 11}
+    assert [found[row] for row in rows] == ["all", "all", "all", "all", "counts equal", "all"]
+    assert page.read_text() == f"above\n<!-- marginal: begin -->\n\n{done.stdout}\n<!-- marginal: end -->\nbelow\n"
 
 
 def test_the_docs_name_no_place_of_a_machine() -> None:
@@ -70,25 +50,10 @@ def test_the_docs_name_no_place_of_a_machine() -> None:
 
 
 def test_the_pages_of_the_docs_have_the_markers() -> None:
-    pages = {"end_to_end": "performance.md", "profile": "performance.md", "shapes": "performance.md"}
-    pages |= {"plan_scale": "scale.md", "plan_runner": "scale.md"}
+    pages = {"marginal": "performance.md", "plan_scale": "scale.md", "plan_runner": "scale.md"}
     for name, page in pages.items():
         text = (ROOT / "docs" / page).read_text()
         assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
-
-
-def test_the_profile_knows_every_stage_of_a_run(tmp_path: Path) -> None:
-    script = FOLDER / "profile_stages.py"
-    done = run_script("--size", "1", "--cache", tmp_path, "--shared", material(), script=script)
-    assert done.returncode == 0, done.stderr
-    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) == 4}
-    assert list(found)[2:] == [
-        *("read", "parse", "render", "encode", "mask", "truncate, labels", "token cache", "plan, write"),
-        *("Beam itself", "all"),
-    ]
-    parts = [float(row[0]) for row in list(found.values())[2:]]
-    assert all(part >= 0 for part in parts)
-    assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=0.06)  # each is rounded
 
 
 def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
@@ -121,7 +86,7 @@ def compared(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(FOLDER))
     from _rows import compare_rows
 
-    config = json.loads((FOLDER / "configs" / "chat_last.json").read_text())
+    config = json.loads((FOLDER / "configs" / "chat_role.json").read_text())
     config["output"]["max_tokens_per_shard"] = 60
 
     def _compared(change: Callable[[list[dict[str, Any]]], Any], records: Any = RECORDS, **options: Any) -> Any:
@@ -165,15 +130,6 @@ def test_rejected_lines_are_passed_over(compared: Callable[..., dict[str, Any]])
 def test_other_numbers_of_rows_are_not_compared(compared: Callable[..., dict[str, Any]]) -> None:
     found = compared(lambda rows: rows.pop())
     assert (found["ours"], found["peer"], found["equal"]) == (7, 6, 0)
-
-
-def test_our_writers_give_the_bytes_of_tensorflow_and_pyarrow() -> None:
-    for module in ("tensorflow", "h5py"):
-        pytest.importorskip(module)
-    done = run_script("--rows", "20", "--repeats", "1", script=FOLDER / "writers.py")
-    assert done.returncode == 0, done.stderr
-    same = {row[0]: row[-1] for row in map(cells, done.stdout.splitlines()) if len(row) > 1}
-    assert (same["`tfrecord`"], same["`arrow`"]) == ("yes", "yes")
 
 
 def test_a_few_nights_of_the_soak_are_as_from_scratch(tmp_path: Path) -> None:

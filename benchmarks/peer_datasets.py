@@ -1,6 +1,6 @@
-"""The peers of `shapes.py`: JSONL -> rows of ids and masks, by Hugging Face `datasets.map`.
+"""The peer of `marginal.py`: JSONL -> rows of ids and masks, by Hugging Face `datasets.map`.
 
-    python benchmarks/peer_shapes.py SHAPE INPUT.jsonl OUTDIR TOKENIZER_DIR PROCESSES [--longest 2048]
+    python benchmarks/peer_datasets.py SHAPE INPUT.jsonl OUTDIR TOKENIZER_DIR PROCESSES [--longest 2048]
 
 What a user would write with transformers: load, one map in batches, save. Where only answers are trained, the
 tokenizer's template must say where the assistant speaks ({% generation %}). OUTDIR is emptied first. The last line
@@ -17,10 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from peer_text import encode
-
 IGNORED = -100
-FEWEST, MOST = 300, 20_000  # characters: as in configs/shapes/chars.json
 
 Batch = dict[str, list[Any]]
 
@@ -39,12 +36,6 @@ def chats(batch: Batch, tokenizer: Any, longest: int) -> Batch:
 
 def domains(batch: Batch, tokenizer: Any, longest: int) -> Batch:
     return {**chats(batch, tokenizer, longest), "domain": batch["domain"]}
-
-
-def sharegpt(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    roles = {"human": "user", "gpt": "assistant", "system": "system"}
-    found = [[{"role": roles[e["from"]], "content": e["value"]} for e in row] for row in batch["conversations"]]
-    return _conversations(found, tokenizer, longest)
 
 
 def alpaca(batch: Batch, tokenizer: Any, longest: int) -> Batch:
@@ -104,12 +95,6 @@ def _rendered(messages: list[Any], tokenizer: Any, longest: int, **options: Any)
 # A prompt and what follows it: the prompt is encoded alone, too, to know where it ends.
 
 
-def prompt_completion_chat(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    begun = _prompts(batch["prompt"], tokenizer)
-    whole = [prompt + answer for prompt, answer in zip(batch["prompt"], batch["completion"], strict=True)]
-    return labelled(*_followed(begun, whole, tokenizer, longest))
-
-
 def preference(batch: Batch, tokenizer: Any, longest: int) -> Batch:
     """What both sides begin with is the prompt."""
     begun = _prompts([_common(*sides) for sides in zip(batch["chosen"], batch["rejected"], strict=True)], tokenizer)
@@ -144,25 +129,6 @@ def _after(border: int, row: list[int]) -> list[int]:
     return [int(place >= border) for place in range(len(row))]
 
 
-def prompt_completion(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    pairs = zip(batch["prompt"], batch["completion"], strict=True)
-    texts = [prompt + completion + tokenizer.eos_token for prompt, completion in pairs]
-    ids = tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
-    prompts = tokenizer(batch["prompt"])["input_ids"]
-    return labelled(ids, [_after(len(prompt), row) for prompt, row in zip(prompts, ids, strict=True)])
-
-
-def sections(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    """Three texts, each encoded alone."""
-    parts = [tokenizer(batch[name])["input_ids"] for name in ("context", "question", "answer")]
-    ids, masks = [], []
-    for context, question, answer in zip(*parts, strict=True):
-        row = [*context, *question, *answer, tokenizer.eos_token_id][:longest]
-        ids.append(row)
-        masks.append(_after(len(context) + len(question), row))
-    return labelled(ids, masks)
-
-
 def rollouts(batch: Batch, tokenizer: Any, longest: int) -> Batch:
     prompts = tokenizer.apply_chat_template(batch["prompt"], truncation=True, max_length=longest)["input_ids"]
     texts = [text for row in batch["responses"] for text in row]
@@ -176,25 +142,13 @@ def rollouts(batch: Batch, tokenizer: Any, longest: int) -> Batch:
 
 
 def documents(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    return encode(batch, tokenizer)
-
-
-def documents_alone(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    """With what the tokenizer adds by itself, and no more."""
-    return {"input_ids": tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]}
-
-
-def chars(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    kept = [text for text in batch["text"] if FEWEST <= len(text) <= MOST]
-    return encode({"text": kept}, tokenizer)
+    """Uncut, with EOS."""
+    ids = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
+    return {"input_ids": [[*row, tokenizer.eos_token_id] for row in ids]}
 
 
 SHAPES: dict[str, Callable[[Batch, Any, int], Batch]] = {
-    function.__name__: function
-    for function in (
-        *(chats, domains, sharegpt, alpaca, tools, packed, prompt_completion_chat, preference, prompt_completion),
-        *(sections, rollouts, documents, documents_alone, chars),
-    )
+    function.__name__: function for function in (chats, domains, alpaca, tools, packed, preference, rollouts, documents)
 }
 _IDS = ("input_ids", "chosen", "rejected", "prompts", "responses")
 _MASKS = ("chosen_mask", "rejected_mask", "masks")
