@@ -1,18 +1,46 @@
-"""The tables of docs/config.md, made of the config's model: `python -m tools.config_page` writes them into the page."""
+"""Tables of the docs that are made from the code: `python -m tools.config_page` writes them into their pages.
+
+They are the fields of a config and the options of a run (docs/config.md), the reasons and the checks of `verify`
+(docs/formats.md), and old names (docs/renamed.md).
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from beam_prep import renamed
 from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import Strict, meanings
+from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
+from beam_prep.options import OPTIONS
+from beam_prep.verify.output import CHECKS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = ("config.md", "formats.md", "renamed.md")
 HEAD = "| path | type | default | meaning |\n|---|---|---|---|"
 _TABLE = re.compile(r"(<!-- table: (?P<objects>.*) -->\n)(?:\|.*\n)*")
 _DEFS = PipelineConfig.json_schema()["$defs"]
+SEE = {
+    "keep_fields": ("ids", "config.md#ids-beside-the-tokens"),
+    "no_split_key": ("splits", "compose.md#splits"),
+    "no_key": ("deduplication", "compose.md#deduplication"),
+    "not_json": ("types", "sources.md#types"),
+    "not_text": ("what is no text", "config.md#what-is-no-text"),
+    "template_limit": ("limits", "config.md#limits-of-a-rendering"),
+    "control_token": ("control tokens", "config.md#control-tokens"),
+    "turn_begin": ("rejects", "templates.md#how-to-read-a-reject"),
+    "turn_end": ("rejects", "templates.md#how-to-read-a-reject"),
+    "turn_apart": ("rejects", "templates.md#how-to-read-a-reject"),
+    "turn_unplaced": ("rejects", "templates.md#how-to-read-a-reject"),
+    "missing_source": ("rollouts", "rollouts.md#what-is-checked"),
+    "prompt_differs": ("preference pairs", "which_config.md#preference-pairs"),
+    "bad_id": ("rollouts", "rollouts.md#what-is-checked"),
+    "contaminated": ("decontamination", "decontaminate.md"),
+    "not_sampled": ("mix", "compose.md#mix"),
+}
+"""Reason to the page that explains it."""
 _LISTS = {"SectionConfig": "list of sections", "GroupConfig": "list of groups"}
 
 
@@ -20,7 +48,7 @@ def with_tables(text: str) -> str:
     """The page with its tables made anew.
 
     A table has the fields of the objects that the comment before it names: `<!-- table: input, input.rollouts -->`;
-    `config` is the config itself.
+    `config` is the config itself. Tables of options and reasons stand between a `begin` and an `end`.
     """
     found = rows()
 
@@ -29,7 +57,41 @@ def with_tables(text: str) -> str:
         lines = [line for path, line in found.items() if (path.rpartition(".")[0] or "config") in objects]
         return match[1] + "\n".join([HEAD, *lines]) + "\n"
 
-    return _TABLE.sub(table, text)
+    text = _TABLE.sub(table, text)
+    made_of = {
+        "options": _options(),
+        "rejected": _reasons(REJECTED),
+        "dropped": _reasons(DROPPED),
+        "checks": _checks(),
+        "renamed": _renamed(),
+    }
+    for name, lines in made_of.items():
+        mark = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.S)
+        made = "\n".join(lines)
+        text = mark.sub(lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text)
+    return text
+
+
+def _options() -> Iterator[str]:
+    """Every option of a run, with its default."""
+    yield from ("| option | default | meaning |", "|---|---|---|")
+    for option in OPTIONS:
+        names = ", ".join(f"`{name}`" for name in (f"--{option.name}", option.short) if name)
+        default = "none" if option.default is None else f"`{json.dumps(option.default).strip(chr(34))}`"
+        meaning = f"{option.help[0].upper()}{option.help[1:]}"
+        if option.choices:
+            meaning += ": " + "; ".join(f"`{value}`: {what}" for value, what in option.choices)
+        meaning = meaning.replace("<", "&lt;").replace("|", r"\|")
+        yield f"| {names} | {'required' if option.required else default} | {meaning}. |"
+
+
+def _reasons(reasons: Mapping[Any, str]) -> Iterator[str]:
+    """Every reason to leave a record out, with what a user can do."""
+    yield from ("| reason | the record | what to do |", "|---|---|---|")
+    for name, meaning in reasons.items():
+        see = f" See [{SEE[name][0]}]({SEE[name][1]})." if name in SEE else ""
+        advice = ADVICE.get(name, "").replace("<", "&lt;")
+        yield f"| `{name}` | {meaning}.{see} | {advice} |"
 
 
 def rows() -> dict[str, str]:
@@ -38,6 +100,21 @@ def rows() -> dict[str, str]:
     link = schema["properties"]["$schema"]
     first = {"$schema": _row("$schema", link, link["description"], required=False)}
     return first | dict(_of_object(schema, PipelineConfig, "", set()))
+
+
+def _checks() -> Iterator[str]:
+    """Every check of `beam-prep verify`."""
+    yield from ("| check | it holds if |", "|---|---|")
+    for check in CHECKS:
+        yield f"| `{check.find.__name__}` | {str(check.find.__doc__).partition(chr(10))[0]} |"
+
+
+def _renamed() -> Iterator[str]:
+    """Every name that changed, and what to write instead."""
+    yield from ("| old | new |", "|---|---|")
+    for mark, names in (("--", renamed.OPTIONS), ("", renamed.CONFIG_KEYS), ("bp.", renamed.PUBLIC_NAMES)):
+        yield from (f"| `{mark}{old}` | `{mark}{new}` |" for old, new in names.items())
+    yield from (f"| `--{old}` | {what} |" for old, what in renamed.GONE_OPTIONS.items())
 
 
 def _of_object(part: dict[str, Any], model: type[Strict], at: str, seen: set[str]) -> Iterator[tuple[str, str]]:
@@ -114,4 +191,5 @@ def _bounds(field: dict[str, Any], step: int | None) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")
+    for each in PAGES:
+        (DOCS / each).write_text(with_tables((DOCS / each).read_text("utf-8")), "utf-8")

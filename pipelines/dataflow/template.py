@@ -99,7 +99,7 @@ def _hcl(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("${", "$${").replace("%{", "%%{")
 
 
-START, END = "<!-- form: made by make template -->\n", "<!-- end of form -->\n"
+START, END = "<!-- form: begin -->\n", "<!-- form: end -->\n"
 
 
 def form() -> str:

@@ -1,10 +1,7 @@
-"""The tables of reasons are what the code gives, and what docs/formats.md says."""
+"""The tables of reasons are what the code gives. tools/config_page.py makes those of docs/formats.md from them."""
 
 import ast
-import re
 from typing import get_args
-
-import pytest
 
 from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED, Reason
 from tests.conftest import ROOT
@@ -40,14 +37,3 @@ def test_no_reason_in_the_tables_is_one_that_nothing_gives() -> None:
     strings = {node.value for node in CODE if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     assert {*REJECTED, *DROPPED} <= strings
     assert set(ADVICE) <= {*REJECTED, *DROPPED}
-
-
-@pytest.mark.parametrize(("number", "wanted"), [(0, REJECTED), (1, DROPPED)])
-def test_the_docs_say_what_the_tables_say(number: int, wanted: dict[str, str]) -> None:
-    """Behind a meaning the docs may name a page; in advice they may mark code."""
-    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^\| reason \| the record \| what to do \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", page, re.M)
-    assert len(tables) == 2
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables[number].splitlines()]
-    told = [(name.strip("`"), re.sub(r"\.( See \[.*)?$", "", says), do.replace("`", "")) for name, says, do in rows]
-    assert told == [(name, meaning, ADVICE.get(name, "")) for name, meaning in wanted.items()]
