@@ -139,6 +139,12 @@ def test_the_docs_are_short() -> None:
     )
 
 
+def test_the_times_in_the_readme_are_those_that_were_measured() -> None:
+    row = next(line.split("|") for line in page("docs/performance.md").splitlines() if line.startswith("| agents "))
+    ours, theirs = (float(row[cell].split()[0]) for cell in (3, 7))
+    assert f"takes {ours:.0f} ms of CPU, and {theirs:.0f} ms with" in README
+
+
 def test_the_commands_of_the_readme_are_targets() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make ([\w-]+)", README, re.MULTILINE):

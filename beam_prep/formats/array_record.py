@@ -12,14 +12,6 @@ The Examples are those of `tfrecord`: see there for dtypes, and for lists of lis
 * Its files have checksums, which its reader checks. Of a file that is cut it says that it has no records, without an
   error: our reader asks whether it opened.
 
-Of the Examples of 16,059 rows (4.65 million ids and their labels, 50.3 MB; `python benchmarks/array_record_options.py
-out/chat`), where a group is one record:
-
-    zstd 1           9.1 MB   written in 0.20 s
-    zstd 3           8.8 MB              0.28 s   the library's default
-    snappy          11.1 MB              0.08 s
-    uncompressed    51.4 MB              0.08 s
-
 Source: github.com/google/array_record, README and python/array_record_module.cc.
 """
 
