@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import apache_beam as beam
+import numpy as np
 
 import beam_prep as bp
 from beam_prep.formats import FORMATS, Format
@@ -18,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 class JsonLines(Format):
     name = "my_lines"
+    sizes_in = "bytes"
 
     def writer(self, open_file, columns, shard, shards):
         return Writer(open_file(f"shard_{shard:04d}.jsonl"))
@@ -39,6 +41,9 @@ class Reader(list):  # a list of lines, so that it has a length
     def __init__(self, lines, columns):
         super().__init__(lines)
         self.columns = columns
+
+    def sizes(self):
+        return np.array([len(line) for line in self], np.int64)
 
     def row(self, index):
         row = json.loads(self[index])

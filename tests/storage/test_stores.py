@@ -129,3 +129,20 @@ def test_beam_keeps_the_options_of_a_process_where_we_look_for_them() -> None:
         assert options_here() is wanted
     finally:
         FileSystems._pipeline_options = before
+
+
+def test_an_object_is_removed_while_the_interpreter_ends() -> None:
+    """As a reader's lease is, which ends with its process."""
+    code = """
+import atexit
+from beam_prep.storage.stores import objects
+from tests.storage.memory import MemoryStore
+
+store = MemoryStore()
+objects._CLIENTS["mem"] = (lambda options: store, "")
+objects.put("mem://b/lease", b"1")
+atexit.register(lambda: print(objects.find("mem://b/lease")))
+atexit.register(objects.delete, ["mem://b/lease"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("None\n", "")

@@ -175,8 +175,15 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 
 def delete(paths: Iterable[str]) -> None:
     """Removes objects. One that is not there is no error."""
+
+    def remove(path: str) -> None:
+        with_retries(lambda: _client(path).delete(path), path)
+
+    if len(paths := list(paths)) == 1:  # a reader's lease ends with the interpreter, when no thread can start
+        remove(paths[0])
+        return
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda path: with_retries(lambda: _client(path).delete(path), path), paths))
+        list(pool.map(remove, paths))
 
 
 def listed(prefix: str) -> list[ObjectInfo]:
