@@ -97,7 +97,7 @@ pictures: $(VENV)/.installed
 	@$(BIN)/python -m tools.pictures
 	@$(BIN)/python -m tools.notebook
 
-# The tables of docs/config.md, made from the config's model.
+# The tables of the docs that are made from the code.
 config-page: $(VENV)/.installed
 	@$(BIN)/python -m tools.config_page
 

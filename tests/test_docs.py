@@ -469,6 +469,13 @@ def test_links_lead_somewhere(name: str) -> None:
             assert heading in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles], target
 
 
+def test_pages_that_the_code_names_are_there() -> None:
+    files = [each for room in ("beam_prep", "pipelines", "examples") for each in (ROOT / room).rglob("*.py")]
+    named = {name for each in files for name in re.findall(r"\bdocs/\w+\.md", each.read_text(encoding="utf-8"))}
+    assert "docs/templates.md" in named
+    assert named <= {*PAGES}
+
+
 @pytest.mark.parametrize("name", [name for name in PAGES if re.match("docs/(decisions/|adding)", name)])
 def test_the_files_that_these_pages_name_are_there(name: str) -> None:
     text = re.sub(r"^```.*?^```$|<!-- house: begin -->.*?<!-- house: end -->", "", page(name), flags=re.M | re.S)

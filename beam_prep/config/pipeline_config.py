@@ -257,7 +257,7 @@ class PipelineConfig(Strict):
         return parts[group or 0]
 
     def _part(self, given: InputConfig) -> "PipelineConfig":
-        """Without what changes nothing of this group."""
+        """Drops settings that do not affect this group."""
         specs = specs_of(given, self.output)
         if not any(spec.has_template for spec in specs):
             given = given.model_copy(update={"date": None, "template_variables": {}})

@@ -235,8 +235,8 @@ class Origin:
             `size`: in rows.
         skip: bytes between `start` and the block's first line (the end of a line of the block before).
         size: bytes of content covered, from `start` on, without what the last line has beyond the range.
-        nodes: the digests of that range, see `hashing`. Of a table: of a part of the file's bytes, if any; those of all
-            its blocks are those of the file.
+        nodes: the hash-tree nodes of that range, see `hashing`. Tables: nodes of any part of the file; over all blocks
+            they cover it.
         digest: hex digest of all bytes that the block's lines come from; names it in the token cache.
         max_line_bytes: a longer line is rejected.
         cut: the last line is such a one, and its end was not read.

@@ -1,6 +1,6 @@
 """Why records are left out: the reasons that the package gives. A filter or a map of a user's may give any other.
 
-A test compares these tables with docs/formats.md, and with the reasons that stand in the code.
+`python -m tools.config_page` writes these tables into docs/formats.md; a test compares them with the code.
 """
 
 from typing import Literal

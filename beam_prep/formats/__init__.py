@@ -11,7 +11,7 @@ __all__ = ["FORMATS", "Format", "OpenFile", "Row", "ShardReader", "ShardWriter"]
 
 
 class _Formats(UserDict[str, Any]):
-    """Ours are imported when they are asked for: who opens an output does not wait for eight others."""
+    """Built-in formats are imported lazily."""
 
     def __setitem__(self, name: str, format: Any) -> None:
         if not isinstance(format, str | Format):

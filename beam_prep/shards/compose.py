@@ -136,7 +136,7 @@ class Compose:
 
 
 class Place(NamedTuple):
-    """A block, as those who arrange its rows need it.
+    """Where a block's rows come from: file, first line, copies.
 
     Attributes:
         name: in the token cache.

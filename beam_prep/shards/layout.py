@@ -50,7 +50,7 @@ def add_metadata(batch: Batch, provenance: bool = False) -> Batch:
 
 @step
 def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: Mapping[str, str]) -> Batch:
-    """The last step before rows are stored: takes out equal sides and rows without loss, and casts columns.
+    """The last step before rows are stored: drops pairs with equal sides and rows without loss, then casts the columns.
 
     Rows that the ledger marks are counted.
     """

@@ -238,7 +238,7 @@ class Shard(beam.PTransform):
         tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
         token_cache, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
-            launchers: who gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
+            launchers: one that gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
         keep_versions: the output is a version, `OUT/<name>`, and this many are kept.
         progress: the folder of the workers' reports; for launchers.
         compose: shuffle, splits, mix and deduplication: see `Compose`.
