@@ -66,9 +66,11 @@ def with_tables(text: str) -> str:
         "renamed": _renamed(),
     }
     for name, lines in made_of.items():
-        mark = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.S)
-        made = "\n".join(lines)
-        text = mark.sub(lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text)
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        before, found_begin, rest = text.partition(begin)
+        if found_begin:
+            made = "".join(f"{line}\n" for line in lines)
+            text = f"{before}{begin}{made}{end}{rest.partition(end)[2]}"
     return text
 
 
