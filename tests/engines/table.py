@@ -1,4 +1,4 @@
-"""Job x runner -> sha256 of the manifest, and seconds: the table of docs/runners.md, made by one command.
+"""Job x runner -> sha256 of the manifest, and seconds: what docs/runners.md says, shown by one command.
 
     python -m tests.engines.table               every job
     python -m tests.engines.table 'DPO, bin'    this one
