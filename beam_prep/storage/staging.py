@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -103,14 +102,6 @@ class Staging:
             self._remove(name)
 
 
-_WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
-"""Writes and hashes files while the next rows are made: one worker makes a shard, even if other cores are idle."""
-
-
-_SMALL = 256 * 1024
-"""Bytes that are written and hashed at once: to hand them over takes as long."""
-
-
 def unfinished_file(folder: str) -> str:
     """A new path in a folder, which is made if it is not there.
 
@@ -135,33 +126,18 @@ class HashedFile:
         self._made = unfinished_file(unfinished)
         self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
         self._digest = hashlib.sha256()
-        self._pending: list[Future[Any]] = []
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes bytes, many of them in the background.
-
-        Until the next call or `close`, which raise the errors of this one, the bytes must not change.
-        """
-        self._wait()
+        """Writes bytes; returns how many."""
+        with naming(self.path):
+            self._digest.update(data)
+            self._file.write(data)
         size = memoryview(data).nbytes
-        if size <= _SMALL:
-            with naming(self.path):
-                self._digest.update(data)
-                self._file.write(data)
-        else:
-            self._pending = [_WRITING.submit(work, data) for work in (self._digest.update, self._file.write)]
         self._size += size
         return size
 
-    def _wait(self) -> None:
-        with naming(self.path):
-            for future in self._pending:
-                future.result()
-        self._pending = []
-
     def close(self) -> None:
-        self._wait()
         with naming(self.path):
             self._file.close()
         os.replace(self._made, self.path)
