@@ -1,7 +1,5 @@
 """Files on this disk or in an object store: listed once, read as streams, written completely or not at all."""
 
-import bz2
-import errno
 import glob
 import gzip
 import itertools
@@ -75,8 +73,6 @@ def _parsed(folder: str, name: str, read: Callable[[str], bytes]) -> dict[str, A
         raise InputError(f"{folder}/{name} is no JSON object: save the dataset again with datasets")
     return found
 
-
-_PACKED_BYTES = 256 * 1024
 
 _END_BYTES = 256 * 1024
 """Read from the end of an object in one request: all of most row indexes; of rows the seal."""
@@ -358,37 +354,11 @@ class _Input:
 def _decompressed(compression: str, stream: Any) -> Any:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=stream)
-    if compression == "bzip2":
-        return _Bzip2(stream)
-    # Unlike the zstandard package, Arrow detects a truncated frame.
-    return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+    # Unlike bz2.BZ2File and the zstandard package, Arrow finds what is cut or damaged after the first stream.
+    return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), _OF_ARROW[compression])
 
 
-class _Bzip2:
-    """Reads bzip2 streams, one after another.
-
-    `bz2.BZ2File` takes a damaged stream after the first for padding and ends there, silently. Here it is an error.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._decompressor = bz2.BZ2Decompressor()
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; b"" only at the end."""
-        while True:
-            packed = b""
-            if self._decompressor.eof:
-                packed = self._decompressor.unused_data or self._stream.read(_PACKED_BYTES)
-                if not packed:
-                    return b""
-                self._decompressor = bz2.BZ2Decompressor()
-            elif self._decompressor.needs_input:
-                packed = self._stream.read(_PACKED_BYTES)
-                if not packed:
-                    raise EOFError("it ends in the middle")
-            if data := self._decompressor.decompress(packed, size):
-                return data
+_OF_ARROW = {"bzip2": "bz2", "zstd": "zstd"}
 
 
 def read_file(path: str) -> Any:
@@ -401,45 +371,18 @@ def read_file(path: str) -> Any:
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
-    """Writes a file, completely or not at all. In an object store it is one request.
+    """Writes a file, completely or not at all: under a temporary name, and renamed. In a store it is one request.
 
-    On Linux a new file has no name before it is complete, so that a process that is killed leaves nothing. In place of
-    a file that is there, and on other systems, it is written under a temporary name and renamed.
+    What a process that is killed leaves in a token cache, `collect` removes.
     """
     if not is_local(path):
         objects.put(path, b"".join(parts))
         return
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    if not os.path.lexists(path) and _written_without_name(folder, path, parts):
-        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     made = f"{path}.{uuid.uuid4().hex}"
     with naming(path), open(made, "wb") as file:
         file.writelines(parts)
     os.replace(made, path)
-
-
-def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
-    """Writes a new file that gets its name at the end (open(2), O_TMPFILE); False if that cannot be done here."""
-    if not hasattr(os, "O_TMPFILE"):
-        return False
-    try:
-        number = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            return False  # a file system without it, for instance NFS
-        raise
-    with naming(path), open(number, "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        try:
-            # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
-            os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
-        except OSError as error:  # another worker was faster; no /proc here; a file system without links
-            if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
-                raise
-            return False
-    return True
 
 
 @contextmanager
