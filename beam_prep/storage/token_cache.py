@@ -39,24 +39,6 @@ AT_ONCE = 32
 
 
 _USED = ".used"
-_BLOCKS_PROVEN = 100_000
-_PROVEN: dict[tuple[str, int, int, int], set[int]] = {}
-
-
-def _proven(path: str) -> set[int] | None:
-    """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
-
-    A shuffle reads each block for every few rows that it needs; their bytes are proven once, not each time.
-    """
-    if not is_local(path):
-        return None
-    found = os.stat(path)
-    key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
-    if key not in _PROVEN:
-        while len(_PROVEN) >= _BLOCKS_PROVEN:
-            _PROVEN.pop(next(iter(_PROVEN)), None)
-        _PROVEN[key] = set()
-    return _PROVEN[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +133,7 @@ class TokenCache:
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
-            rows, are_all = read_rows(read_file(path), name, domain, start, stop, _proven(path))
+            rows, are_all = read_rows(read_file(path), name, domain, start, stop)
         if last and are_all:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
@@ -162,9 +144,8 @@ class TokenCache:
         Raises:
             TokenCacheError: see `_expected_block`.
         """
-        path = self._path(name, ROWS)
         with self._expected_block(name):
-            return pick_rows(read_file(path), name, domain, rows, _proven(path))
+            return pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
 
     def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
         """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block does not have it."""
