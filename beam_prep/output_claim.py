@@ -141,7 +141,7 @@ class OutputClaim:
         name = None if self.output == self.root else self.output.rpartition("/")[2]
         lease = self.options.lease
         lease = lease if here or wait else max(lease, _UNTIL_WORKERS_START)
-        mine = Claim(self.staging.launch, dies=here, lease=lease, version_name=name)
+        mine = Claim(self.staging.launch, lock=self.claims.lock if here else None, lease=lease, version_name=name)
         other = self.claims.take(mine, is_locked=True)
         self.is_taken = True
         self._remove_others()

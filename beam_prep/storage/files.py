@@ -5,13 +5,16 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import stat
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pyarrow as pa
 
 from beam_prep.data.block import InputFile
@@ -21,7 +24,7 @@ from beam_prep.reading.blocks import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
+from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -383,6 +386,57 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     with naming(path), open(made, "wb") as file:
         file.writelines(parts)
     os.replace(made, path)
+
+
+def read_version(path: str) -> tuple[bytes, str] | None:
+    """(content, version) of a file; None if there is none. The version of a local file is its content."""
+    if not is_local(path):
+        return objects.read_version(path)
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    return content, content.decode("utf-8", "replace")
+
+
+def write_if(path: str, data: bytes, version: str | None) -> bool:
+    """Writes a file if it still has the version that `read_version` gave, or (None) is not there; False if not.
+
+    On a disk a lock of the file system makes compare and write one step, in a store it is a conditional put.
+    """
+    if not is_local(path):
+        try:
+            objects.put_if(path, data, version)
+        except PreconditionFailed:
+            return False
+        return True
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with filelock.FileLock(f"{path}.lock"):
+        found = read_version(path)
+        if (None if found is None else found[1]) != version:
+            return False
+        write_file(path, data)
+    return True
+
+
+def delete(paths: Iterable[str]) -> None:
+    """Removes files, all on this disk or all in stores. One that is not there is no error."""
+    stored = []
+    for path in paths:
+        if is_local(path):
+            Path(path).unlink(missing_ok=True)
+        else:
+            stored.append(path)
+    if stored:
+        objects.delete(stored)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder, with all that is in it. One that is not there is no error."""
+    if is_local(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        objects.delete(found.path for found in objects.listed(f"{path}/"))
 
 
 @contextmanager

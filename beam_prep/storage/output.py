@@ -311,7 +311,7 @@ class StoredOutput(_Output):
         self.write_run(run, page)
         self.claims.check()
         try:  # only if there is none: a job that slept since the check must not replace the manifest of another
-            objects.put_if_absent(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+            objects.put_if(join(self.path, MANIFEST), text, None, hashlib.sha256(text).hexdigest())
         except PreconditionFailed:
             if self.manifest() != text:  # otherwise the answer was lost, or nothing but another file was
                 raise LockedError(f"another job has published {self.path} meanwhile") from None

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any, BinaryIO
 
 from beam_prep.formats.manifest import WrittenFile
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join, naming
+from beam_prep.storage.files import join, naming, remove_folder
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local, shortened
 
@@ -75,19 +74,12 @@ class Staging:
 
     def remove(self) -> None:
         """Removes the launch's folder."""
-        self._remove(self.launch)
+        remove_folder(self.path())
 
     def remove_kept(self) -> None:
         """Removes what the next launch would reuse: tokenised blocks, the tokenizer, evaluation data."""
         for name in _KEPT:
-            self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        path = join(self.root, name)
-        if self.local:
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            objects.delete(found.path for found in objects.listed(f"{path}/"))
+            remove_folder(join(self.root, name))
 
     def remove_others(self) -> None:
         """Removes the folders of all other launches. Called by the one that has the claim."""
@@ -99,7 +91,7 @@ class Staging:
             below = [found.path[len(self.root) + 1 :].partition("/") for found in objects.listed(f"{self.root}/")]
             names = {name for name, slash, _ in below if slash}
         for name in names - {*_KEPT, self.launch}:
-            self._remove(name)
+            remove_folder(join(self.root, name))
 
 
 def unfinished_file(folder: str) -> str:

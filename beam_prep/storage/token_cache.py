@@ -1,5 +1,6 @@
 """The token cache: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
 
+import glob
 import hashlib
 import os
 import re
@@ -28,7 +29,7 @@ from beam_prep.formats.cached_block import (
     read_rows,
 )
 from beam_prep.shards.row_index import RowIndex
-from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
+from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.tokens.batch import Batch
@@ -102,12 +103,8 @@ class TokenCache:
 
     def has_other(self, digest: str) -> bool:
         """True if a block of these bytes was made with another recipe."""
-        folder, _, name = self._path(self.name(digest), "").rpartition("/")
-        start = name.rpartition("-")[0]
-        if is_local(folder):
-            names = os.listdir(folder) if os.path.isdir(folder) else []
-            return any(each.startswith(start) for each in names)
-        return bool(objects.listed(join(folder, start)))
+        start = self._path(self.name(digest), "").rpartition("-")[0]
+        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else objects.listed(f"{start}-"))
 
     def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last. For the arguments see `encode_block`."""
@@ -269,8 +266,8 @@ def collect(token_cache: str, older_than: float, most_bytes: int | None = None, 
     old = [path for path, (_, used_at) in leftovers.items() if now - used_at > older_than]
     if not dry_run:
         for ending in _ENDINGS:
-            _remove(token_cache, [name + ending for name in removed if ending in found[name].endings])
-        _remove(token_cache, old)
+            delete(join(token_cache, name + ending) for name in removed if ending in found[name].endings)
+        delete(join(token_cache, path) for path in old)
     removed_bytes = size - kept_bytes + sum(leftovers[path][0] for path in old)
     return Collected(token_cache, len(found) - len(removed), kept_bytes, len(removed), removed_bytes)
 
@@ -307,11 +304,3 @@ def _listed(token_cache: str) -> Iterator[tuple[str, int, float]]:
                 except FileNotFoundError:
                     continue  # renamed or removed meanwhile
                 yield f"{folder.name}/{entry.name}", stat.st_size, stat.st_mtime
-
-
-def _remove(token_cache: str, names: list[str]) -> None:
-    if is_local(token_cache):
-        for name in names:
-            Path(token_cache, name).unlink(missing_ok=True)
-    else:
-        objects.delete(join(token_cache, name) for name in names)

@@ -300,13 +300,13 @@ def test_each_request_to_a_store_may_be_disturbed(
 
     def replaced() -> bytes:
         version = read_back()[1]
-        return conditional(lambda: objects.put_if_version(path, b"third", version), b"third")
+        return conditional(lambda: objects.put_if(path, b"third", version), b"third")
 
     # (what is there before, step, its result)
     steps: list[tuple[bytes | None, Callable[[], object], object]] = [
         (None, lambda: objects.find(path), None),
         (None, lambda: objects.listed(f"{through}/"), []),
-        (None, lambda: conditional(lambda: objects.put_if_absent(path, b"first"), b"first"), b"first"),
+        (None, lambda: conditional(lambda: objects.put_if(path, b"first", None), b"first"), b"first"),
         (b"first", replaced, b"third"),
         (None, lambda: objects.put(path, b"second"), None),
         (b"third", lambda: read_bytes(path), b"third"),

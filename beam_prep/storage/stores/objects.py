@@ -112,26 +112,17 @@ def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
         with_retries(lambda: _client(path).put(path, data, sha256), path)
 
 
-def put_if_absent(path: str, data: bytes, sha256: str | None = None) -> None:
-    """Writes an object if there is none at this path.
+def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
+    """Writes an object if it has the version that `find` returned, or (None) if there is none at this path.
 
     A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
     know whose object it is has to read it.
 
     Raises:
-        PreconditionFailed: there is one.
+        PreconditionFailed: there is one; it has another version, or is no longer there.
     """
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put_if(path, data, None, sha256), path)
-
-
-def put_if_version(path: str, data: bytes, version: str) -> None:
-    """Writes an object if it has the version that `find` returned. For lost answers see `put_if_absent`.
-
-    Raises:
-        PreconditionFailed: it has another version, or is no longer there.
-    """
-    with_retries(lambda: _client(path).put_if(path, data, version, None), path)
+        with_retries(lambda: _client(path).put_if(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
