@@ -129,3 +129,26 @@ def test_beam_keeps_the_options_of_a_process_where_we_look_for_them() -> None:
         assert options_here() is wanted
     finally:
         FileSystems._pipeline_options = before
+
+
+LEASE = """
+from beam_prep.readers.lease import ReaderLease
+from beam_prep.storage.stores import objects
+from tests.storage.memory import MemoryStore
+
+class Store(MemoryStore):
+    def delete(self, path):
+        super().delete(path)
+        print("removed", path.rpartition("/")[0])
+
+store = Store()
+objects._CLIENTS["mem"] = (lambda options: store, "")
+lease = ReaderLease("mem://bucket/out/one")
+print(len(list(store.listed("mem://bucket/out/.beam_prep/readers/one/"))))
+"""
+
+
+def test_the_lease_of_a_reader_ends_with_its_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEASE], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert ended.stdout == "1\nremoved mem://bucket/out/.beam_prep/readers/one\n"
+    assert ended.stderr == ""

@@ -1,4 +1,7 @@
-"""The contract of a client of an object store, and its errors."""
+"""The contract of a client of an object store, and its errors.
+
+Beam, of whose options clients are made, is imported when a store is used: readers of local outputs do without.
+"""
 
 import logging
 import os
@@ -7,16 +10,18 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, S3Options
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from beam_prep.errors import StorageError
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
-def options_here() -> PipelineOptions | None:
+
+def options_here() -> "PipelineOptions | None":
     """What `FileSystems.set_options` was given in this process. Beam has no public name for it."""
+    from apache_beam.io.filesystems import FileSystems
+
     given: PipelineOptions | None = FileSystems._pipeline_options
     return given
 
@@ -34,6 +39,8 @@ class StoreOptions:
     @classmethod
     def current(cls) -> "StoreOptions":
         """The options of this process."""
+        from apache_beam.options.pipeline_options import GoogleCloudOptions, S3Options
+
         found = options_here()
         if found is None:
             return cls()
@@ -49,6 +56,9 @@ class StoreOptions:
 
         Beam keeps one set of options for each process, so this is for workers, which work for one job.
         """
+        from apache_beam.io.filesystems import FileSystems
+        from apache_beam.options.pipeline_options import PipelineOptions
+
         here = dict(StoreOptions.current().given) if self.given else {}  # slow in Beam
         if any(here.get(name) != value for name, value in self.given):
             FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(self.given)}))

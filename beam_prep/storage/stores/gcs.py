@@ -4,9 +4,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
-
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from beam_prep.storage.stores.client import (
     CONNECTIONS,
@@ -21,11 +19,14 @@ from beam_prep.storage.stores.client import (
     refused,
 )
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 
 class GCSClient:
     """Google Cloud Storage, by google-cloud-storage."""
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: "PipelineOptions") -> None:
         from apache_beam.io.gcp import gcsio
         from requests.adapters import HTTPAdapter
 

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-
-from apache_beam.io.filesystem import FileSystem
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING
 
 from beam_prep.errors import ConfigError, StorageError
 from beam_prep.storage.stores.client import (
@@ -35,7 +33,10 @@ from beam_prep.storage.stores.client import (
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.s3 import S3Client
 
-_CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+_CLIENTS: dict[str, tuple[Callable[["PipelineOptions"], StoreClient], str]] = {
     "s3": (S3Client, "aws"),
     "gs": (GCSClient, "gcp"),
 }
@@ -47,7 +48,9 @@ def _client(path: str) -> StoreClient:
 
 
 @functools.lru_cache(maxsize=4)
-def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
+def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> StoreClient:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     if scheme not in _CLIENTS:
         raise ConfigError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = _CLIENTS[scheme]
@@ -166,8 +169,16 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 
 def delete(paths: Iterable[str]) -> None:
     """Removes objects. One that is not there is no error."""
+
+    def remove(path: str) -> None:
+        with_retries(lambda: _client(path).delete(path), path)
+
+    paths = list(paths)
+    if len(paths) == 1:  # as a lease does when its process ends, which can start no thread then
+        remove(paths[0])
+        return
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda path: with_retries(lambda: _client(path).delete(path), path), paths))
+        list(pool.map(remove, paths))
 
 
 def listed(prefix: str) -> list[ObjectInfo]:
@@ -183,6 +194,8 @@ def match_pattern(pattern: str) -> list[ObjectInfo]:
     if magic is None:
         found = find(pattern)
         return [] if found is None else [found]
+    from apache_beam.io.filesystem import FileSystem
+
     wanted = re.compile(FileSystem.translate_pattern(pattern))
     return [each for each in listed(pattern[: magic.start()]) if wanted.match(each.path)]
 

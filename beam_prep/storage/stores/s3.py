@@ -3,9 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
-
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from beam_prep.storage.stores.client import (
     CONNECTIONS,
@@ -20,6 +18,9 @@ from beam_prep.storage.stores.client import (
     refused,
 )
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 _IN_PARTS = 8 << 20
 """Bytes of a file from which on boto3 uploads it in parts."""
 
@@ -27,7 +28,7 @@ _IN_PARTS = 8 << 20
 class S3Client:
     """S3, by boto3."""
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: "PipelineOptions") -> None:
         from apache_beam.io.aws.clients.s3 import boto3_client
 
         self._s3 = boto3_client.Client(options).client
