@@ -1,5 +1,6 @@
 """Files on this disk or in an object store: listed once, read as streams, written completely or not at all."""
 
+import errno
 import glob
 import gzip
 import itertools
@@ -374,18 +375,45 @@ def read_file(path: str) -> Any:
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
-    """Writes a file, completely or not at all: under a temporary name, and renamed. In a store it is one request.
+    """Writes a file, completely or not at all. In an object store it is one request.
 
-    What a process that is killed leaves in a token cache, `collect` removes.
+    On Linux a new file has no name before it is complete, so that a process that is killed leaves nothing. In place of
+    a file that is there, and on other systems, it is written under a temporary name and renamed.
     """
     if not is_local(path):
         objects.put(path, b"".join(parts))
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.lexists(path) and _written_without_name(folder, path, parts):
+        return
     made = f"{path}.{uuid.uuid4().hex}"
     with naming(path), open(made, "wb") as file:
         file.writelines(parts)
     os.replace(made, path)
+
+
+def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
+    """Writes a new file that gets its name at the end (open(2), O_TMPFILE); False if that cannot be done here."""
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    try:
+        number = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            return False  # a file system without it, for instance NFS
+        raise
+    with naming(path), open(number, "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        try:
+            # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
+            os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
+        except OSError as error:  # another worker was faster; no /proc here; a file system without links
+            if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
+                raise
+            return False
+    return True
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:
@@ -415,7 +443,9 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
         found = read_version(path)
         if (None if found is None else found[1]) != version:
             return False
-        write_file(path, data)
+        made = f"{path}.new"
+        Path(made).write_bytes(data)
+        os.replace(made, path)
     return True
 
 
