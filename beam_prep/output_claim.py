@@ -146,9 +146,9 @@ class OutputClaim:
         self.is_taken = True
         self._remove_others()
         if other is not None:
-            for version_name in other.ended():
-                self._clear_up(version_name)
-            self.claims.update(left=())
+            if other.version_name is not None:
+                self._clear_up(other.version_name)
+            self.claims.update(version_name=name)
 
     def _remove_others(self) -> None:
         """Removes the unfinished files of all other launches: none of them has the claim."""

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,9 +54,9 @@ class Claim:
         started: when the launch began, in seconds since the epoch.
         renewed: when the claim was last renewed.
         lease: seconds after that, when it ends. 0: the launch has failed, and its claim has ended.
-        version_name: the name of the version that it makes.
+        version_name: the name of the version that it makes; of a launch that has taken a claim over, the version of the
+            launch before, of which something may be left, until that is cleared up.
         job: the runner's id and URL of its job, once there is one.
-        left: the versions of those before it that did not end well, and of which something may be left.
     """
 
     launch: str
@@ -68,11 +68,6 @@ class Claim:
     lease: float = LEASE
     version_name: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
-    left: Sequence[str] = ()
-
-    def ended(self) -> list[str]:
-        """`left` for the launch that takes this claim over."""
-        return [*self.left, *([] if self.version_name is None else [self.version_name])]
 
     @property
     def is_due(self) -> bool:
@@ -169,7 +164,7 @@ class Claims:
                 return other  # the answer to the write was lost, or a step runs again
             other = found.claim
             self._check_ended(other, is_locked)
-            if write_if(self.path, dump(asdict(replace(mine, left=other.ended()))), found.version):
+            if write_if(self.path, dump(asdict(replace(mine, version_name=other.version_name))), found.version):
                 log.info("%s was claimed by launch %s, which did not end well", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")

@@ -364,7 +364,7 @@ def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(p
         assert len(won) == 1
         holder = won[0].claims(output).holder()
         assert holder is not None
-        assert (holder.launch, list(holder.left)) == (won[0].launch, ["old"])
+        assert (holder.launch, holder.version_name) == (won[0].launch, "old")
         won[0].claims(output).release()
         assert objects.listed(f"{through}/") == []
 
