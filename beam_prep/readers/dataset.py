@@ -180,11 +180,7 @@ class Dataset(Rows):
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        try:
-            numbers = [*map(self._rows.__getitem__, indices)]
-        except IndexError:
-            numbers = [*map(self._row_number, indices)]  # says which one
-        return self._output.rows(numbers)
+        return self._output.rows([*map(self._row_number, indices)])
 
     def __iter__(self) -> Iterator[Row]:
         first = stop = -1

@@ -238,20 +238,30 @@ def open_input(
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
     """
-    if is_local(source.path):
-        _check_unchanged(source)
-        try:
-            stream: Any = open(source.place or source.path, "rb")  # noqa: SIM115  (closed below)
-        except OSError as error:
-            raise InputError(f"cannot read {source.path!r}: {error}") from None
-    else:
-        listed = ObjectInfo(source.path, source.size, source.version or "", "", source.updated)
-        stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
-    try:
+    with _stream(source, _AHEAD if size is None else size + _BEYOND) as stream:
         if start:
             stream.seek(start - 1)
         kind = source_of(source.path)
         yield kind.lines(_Input(source, stream, start == 0 and not kind.by_row, position), source.path)
+
+
+@contextmanager
+def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
+    """A file as it is stored; of an object `ahead` bytes are requested at a time, at least.
+
+    Raises:
+        InputError: the file changed since it was listed, or cannot be read.
+    """
+    if is_local(source.path):
+        _check_unchanged(source)
+        try:
+            stream: Any = pa.OSFile(source.place or source.path)
+        except OSError as error:
+            raise InputError(f"cannot read {source.path!r}: {error}") from None
+    else:
+        stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated), ahead)
+    try:
+        yield stream
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
     finally:
@@ -265,24 +275,14 @@ def open_table(source: InputFile) -> Iterator[Any]:
     Raises:
         InputError: the file changed since it was listed, is damaged, or cannot be read.
     """
-    if is_local(source.path):
-        _check_unchanged(source)
-        try:
-            stream: Any = pa.OSFile(source.place or source.path)
-        except OSError as error:
-            raise InputError(f"cannot read {source.path!r}: {error}") from None
-    else:
-        stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated))
     try:
-        yield stream
-        _check_unchanged(source)
+        with _stream(source, _BEYOND) as stream:
+            yield stream
     except (Changed, FileNotFoundError):
         raise _changed(source) from None
     # Names of columns that are no UTF-8, and sizes beyond the memory, are not Arrow's errors.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise InputError(_damaged(source, error)) from None
-    finally:
-        stream.close()
 
 
 def _damaged(source: InputFile, error: BaseException) -> str:
@@ -459,6 +459,18 @@ def delete(paths: Iterable[str]) -> None:
             stored.append(path)
     if stored:
         objects.delete(stored)
+
+
+def listed(folder: str) -> Iterator[ObjectInfo]:
+    """The files below a folder, at any depth."""
+    if not is_local(folder):
+        yield from objects.listed(f"{folder}/")
+        return
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                found = os.stat(path := join(inside, name))
+                yield ObjectInfo(path, found.st_size, "", "", found.st_mtime)
 
 
 def remove_folder(path: str) -> None:

@@ -52,7 +52,6 @@ SHARD_VERSION = 1
 """Rises with every change of what is written for the same rows; older shards are then not linked."""
 
 _WRITING_LIBRARIES = ("numpy", "pyarrow")
-_READ_BYTES = 1 << 20
 
 
 def earlier_path(root: str, keep_versions: int | None) -> str | None:
@@ -300,15 +299,12 @@ def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
 
 
 def _check(path: str, file: WrittenFile) -> None:
-    digest = hashlib.sha256()
     try:
-        if os.stat(path).st_size == file.bytes:
-            with open(path, "rb", buffering=0) as stream:
-                while data := stream.read(_READ_BYTES):
-                    digest.update(data)
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise Damaged(f"{file.path} cannot be read: {error}") from None
-    if digest.hexdigest() != file.sha256:
+    if digest != file.sha256:
         raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from beam_prep.data.block import Origin
@@ -29,7 +28,7 @@ from beam_prep.formats.cached_block import (
     read_rows,
 )
 from beam_prep.shards.row_index import RowIndex
-from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, read_file, set_aside, write_file
+from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.tokens.batch import Batch
@@ -276,31 +275,16 @@ def _found(token_cache: str) -> tuple[dict[str, _Files], dict[str, tuple[int, fl
     """The blocks of a token cache by name; and what killed writers, and damage, left: path -> (bytes, when)."""
     blocks: dict[str, _Files] = {}
     leftovers: dict[str, tuple[int, float]] = {}
-    for path, size, changed in _listed(token_cache):
+    for file in listed(token_cache):
+        path = file.path[len(token_cache) + 1 :]
         match = _BLOCK.fullmatch(path)
         if match is None:
             continue
         name, ending = match[1], match[2]
         if ending in _ENDINGS:
             files = blocks.setdefault(name, _Files())
-            files.bytes, files.used = files.bytes + size, max(files.used, changed)
+            files.bytes, files.used = files.bytes + file.size, max(files.used, file.updated)
             files.endings = (*files.endings, ending)
         elif ending.endswith(DAMAGED_SUFFIX) or re.fullmatch(r".*\.[0-9a-f]{32}", ending):
-            leftovers[path] = (size, changed)
+            leftovers[path] = (file.size, file.updated)
     return blocks, leftovers
-
-
-def _listed(token_cache: str) -> Iterator[tuple[str, int, float]]:
-    """(path below the token cache, bytes, time of the last change) of all files."""
-    if not is_local(token_cache):
-        for found in objects.listed(f"{token_cache}/"):
-            yield found.path[len(token_cache) + 1 :], found.size, found.updated
-        return
-    for folder in sorted(Path(token_cache).glob("[0-9a-f][0-9a-f]")):
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    stat = entry.stat()
-                except FileNotFoundError:
-                    continue  # renamed or removed meanwhile
-                yield f"{folder.name}/{entry.name}", stat.st_size, stat.st_mtime

@@ -17,7 +17,7 @@ from pathlib import Path
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, dump
 from beam_prep.formats.versions import HIDDEN, LATEST, READERS, is_held, is_name
-from beam_prep.storage.files import exists, join, read_version, remove_folder, write_if
+from beam_prep.storage.files import exists, join, listed, read_version, remove_folder, write_if
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
@@ -169,10 +169,8 @@ class Versions:
         self._change_pointer(lambda latest, names: (latest, [each for each in names if each != name]))
 
     def _is_held(self, name: str) -> bool:
-        folder = join(self.root, HIDDEN, READERS, name)
-        if is_local(self.root):
-            return any(is_held(path.read_bytes()) for path in Path(folder).glob("*.json"))
-        return any(is_held(read_bytes(found.path)) for found in objects.listed(f"{folder}/"))
+        leases = listed(join(self.root, HIDDEN, READERS, name))
+        return any(is_held(read_bytes(found.path)) for found in leases if found.path.endswith(".json"))
 
     def _pointer(self) -> _Pointer:
         """(latest, all) of a store. All are listed there, as a listing of the store would list every shard."""
