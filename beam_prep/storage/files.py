@@ -1,5 +1,6 @@
 """Files on this disk or in an object store: listed once, read as streams, written completely or not at all."""
 
+import bz2
 import errno
 import glob
 import gzip
@@ -77,6 +78,8 @@ def _parsed(folder: str, name: str, read: Callable[[str], bytes]) -> dict[str, A
         raise InputError(f"{folder}/{name} is no JSON object: save the dataset again with datasets")
     return found
 
+
+_PACKED_BYTES = 256 * 1024
 
 _END_BYTES = 256 * 1024
 """Read from the end of an object in one request: all of most row indexes; of rows the seal."""
@@ -358,11 +361,38 @@ class _Input:
 def _decompressed(compression: str, stream: Any) -> Any:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=stream)
-    # Unlike bz2.BZ2File and the zstandard package, Arrow finds what is cut or damaged after the first stream.
-    return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), _OF_ARROW[compression])
+    if compression == "bzip2":
+        return _Bzip2(stream)
+    # Unlike the zstandard package, Arrow detects a truncated frame.
+    return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
 
 
-_OF_ARROW = {"bzip2": "bz2", "zstd": "zstd"}
+class _Bzip2:
+    """Reads bzip2 streams, one after another.
+
+    `bz2.BZ2File` takes a damaged stream after the first for padding and ends there, silently. Here it is an error.
+    (Arrow's reader fails, with an internal error, where a read ends with a stream.)
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._decompressor = bz2.BZ2Decompressor()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; b"" only at the end."""
+        while True:
+            packed = b""
+            if self._decompressor.eof:
+                packed = self._decompressor.unused_data or self._stream.read(_PACKED_BYTES)
+                if not packed:
+                    return b""
+                self._decompressor = bz2.BZ2Decompressor()
+            elif self._decompressor.needs_input:
+                packed = self._stream.read(_PACKED_BYTES)
+                if not packed:
+                    raise EOFError("it ends in the middle")
+            if data := self._decompressor.decompress(packed, size):
+                return data
 
 
 def read_file(path: str) -> Any:

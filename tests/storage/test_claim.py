@@ -131,14 +131,14 @@ def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
     if claimed:
         claim(launch(), lease=0)
     first, second = launch(), launch()
-    put_if = store.put_if
+    put = store.put
 
     def beaten(*given: Any) -> None:
-        monkeypatch.setattr(store, "put_if", put_if)
+        monkeypatch.setattr(store, "put", put)
         claim(first)
-        put_if(*given)
+        put(*given)
 
-    monkeypatch.setattr(store, "put_if", beaten)
+    monkeypatch.setattr(store, "put", beaten)
     with pytest.raises(LockedError, match=f"another job is writing {OUTPUT}: pid 1 on another, since .* UTC"):
         claim(second)
     assert claimed_by() == first.staging.launch
@@ -258,14 +258,14 @@ def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
 
 
 def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_if = store.put_if
+    put = store.put
 
     def lost(*given: Any) -> None:
-        monkeypatch.setattr(store, "put_if", put_if)
-        put_if(*given)
+        monkeypatch.setattr(store, "put", put)
+        put(*given)
         raise StoreUnavailable("the connection was closed")
 
-    monkeypatch.setattr(store, "put_if", lost)
+    monkeypatch.setattr(store, "put", lost)
     mine = launch()
     assert claim(mine) is None
     assert claimed_by() == mine.staging.launch

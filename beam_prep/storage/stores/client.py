@@ -67,6 +67,8 @@ class StoreOptions:
 SHA256 = "sha256"
 """The key of an object's metadata under which we keep its digest."""
 CONNECTIONS = 16
+ANY = "any"
+"""In place of a version: there may be an object of any, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +119,10 @@ class StoreClient(Protocol):
         """The last bytes of an object, at most `size`, and the object's size."""
         ...
 
-    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
-        """Writes an object, completely or not at all."""
-        ...
+    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        """Writes an object, completely or not at all; and only if it has this version, `ANY` or none (None).
 
-    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        """Writes an object only if it has this version, or (None) if there is none. Otherwise `PreconditionFailed`.
+        Otherwise `PreconditionFailed`.
 
         Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
         content: the same content written again is the same version.
@@ -130,7 +130,7 @@ class StoreClient(Protocol):
         ...
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put_if`.
+        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put`.
 
         S3 does not look at the version of a file that is uploaded in parts.
         """

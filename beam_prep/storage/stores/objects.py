@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from beam_prep.errors import ConfigError, StorageError
 from beam_prep.storage.stores.client import (
+    ANY,
     CONNECTIONS,
     Changed,
     ObjectInfo,
@@ -109,10 +110,10 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     return with_retries(all_of_it, path)
 
 
-def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
+def put(path: str, data: bytes, sha256: str | None = None) -> None:
     """Writes an object, completely or not at all."""
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put(path, data, sha256), path)
+        with_retries(lambda: _client(path).put(path, data, ANY, sha256), path)
 
 
 def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
@@ -125,7 +126,7 @@ def put_if(path: str, data: bytes, version: str | None, sha256: str | None = Non
         PreconditionFailed: there is one; it has another version, or is no longer there.
     """
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put_if(path, data, version, sha256), path)
+        with_retries(lambda: _client(path).put(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
