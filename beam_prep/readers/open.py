@@ -8,11 +8,10 @@ from typing import Any
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, load
 from beam_prep.formats.versions import followed
-from beam_prep.readers.cache import CACHE_BYTES, default_folder
 from beam_prep.readers.dataset import Dataset, check_split, no_domain
 from beam_prep.readers.lease import ReaderLease
 from beam_prep.readers.output import OpenOutput
-from beam_prep.readers.stored import Stored, open_stored
+from beam_prep.readers.stored import CACHE_BYTES, Stored, default_folder, open_stored
 
 ALL = "all"
 """In place of the name of a split: the rows of all."""

@@ -258,7 +258,7 @@ def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
     if is_local(source.path):
         _check_unchanged(source)
         try:
-            stream: Any = pa.OSFile(source.place or source.path)
+            stream: Any = open(source.place or source.path, "rb")  # noqa: SIM115  (closed below)
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:

@@ -56,6 +56,13 @@ def one(path: str) -> InputFile:
     return source
 
 
+@pytest.mark.parametrize("write", [parquet, arrow])
+def test_a_name_that_is_no_utf8_is_read(tmp_path: Path, write: Callable[[Path, pa.Table], str]) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + f"/caf\xe9.{write.__name__}".encode("latin-1"))
+    os.rename(write(tmp_path / "a", table(7)), path)
+    assert numbers(blocks(one(path))) == list(range(7))
+
+
 @settings(max_examples=25)
 @given(
     st.integers(1, 3000),
