@@ -102,11 +102,6 @@ def prompt_first(actions: Sequence[str]) -> bool:
     return ranks == sorted(ranks)
 
 
-def can_train(sections: tuple[SectionConfig, ...]) -> bool:
-    """True if at least one section can train."""
-    return any(section.action in ("train", "$role", "$last") for section in sections)
-
-
 def _of_source(name: str, mask: str, source: SourceConfig, forced: bool, weights: str | None = None) -> Output:
     """The output of a source. With `forced` it has a mask even if every token is trained."""
     kind: OutputKind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
@@ -253,7 +248,7 @@ class FieldsConfig(Strict):
         elif "value" in (actions := [section.action for section in self.sections]):
             text = "found 'value'; it needs a source of its own in input.sources"
             yield ("sections", actions.index("value"), "action"), text
-        elif not can_train(self.sections):
+        elif not any(each.trains for each in outputs_of(self, OutputConfig())):
             yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
         else:
             yield from conversation_problems(self.sections)

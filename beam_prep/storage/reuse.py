@@ -250,17 +250,11 @@ def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -
         yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
 
 
-def described_files(earlier: EarlierShard) -> list[WrittenFile]:
-    """The receipts of the files that are written anew for a linked shard."""
-    return [
-        WrittenFile(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in earlier.described.items()
-    ]
-
-
 def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
     """The receipt of the new shard, all of whose files are in their places."""
-    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files] + described_files(earlier)
+    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files]
+    for name, content in earlier.described.items():  # written anew
+        files.append(WrittenFile(name, len(content), hashlib.sha256(content).hexdigest()))
     return dataclasses.replace(earlier.receipt, files=tuple(sorted(files, key=lambda file: file.path)))
 
 
