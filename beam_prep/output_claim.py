@@ -141,14 +141,14 @@ class OutputClaim:
         name = None if self.output == self.root else self.output.rpartition("/")[2]
         lease = self.options.lease
         lease = lease if here or wait else max(lease, _UNTIL_WORKERS_START)
-        mine = Claim(self.staging.launch, dies=here, lease=lease, version_name=name)
+        mine = Claim(self.staging.launch, lock=self.claims.lock if here else None, lease=lease, version_name=name)
         other = self.claims.take(mine, is_locked=True)
         self.is_taken = True
         self._remove_others()
         if other is not None:
-            for version_name in other.ended():
-                self._clear_up(version_name)
-            self.claims.update(left=())
+            if other.version_name is not None:
+                self._clear_up(other.version_name)
+            self.claims.update(version_name=name)
 
     def _remove_others(self) -> None:
         """Removes the unfinished files of all other launches: none of them has the claim."""

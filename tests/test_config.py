@@ -14,9 +14,10 @@ from hypothesis import given as drawn
 from hypothesis import settings
 
 from beam_prep import errors
-from beam_prep.config import OutputSpec, PipelineConfig, loading
+from beam_prep.config import PipelineConfig, loading
 from beam_prep.config.loading import with_template
 from beam_prep.config.values import ALLOWED_DTYPES
+from beam_prep.data.schema import Output, Section
 from beam_prep.errors import BeamPrepError, ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.megatron import CODES
@@ -292,10 +293,12 @@ def test_neither_sections_nor_sources_is_an_error(given: dict[str, Any]) -> None
 
 def test_outputs_describe_every_source() -> None:
     responses = {"sections": [TEXT], "list_field": True, "mask_key": "masks"}
-    prompts, texts, rewards = load(sources(prompts=PROMPT, responses=responses, rewards=VALUE)).outputs()
-    assert (prompts.name, prompts.kind, prompts.mask_name, prompts.mask_dtype) == ("prompts", "ids", None, None)
-    assert (texts.name, texts.kind, texts.mask_name, texts.mask_dtype) == ("responses", "list", "masks", "int32")
-    assert (rewards.name, rewards.kind, rewards.mask_name, rewards.dtype) == ("rewards", "value", None, "float32")
+    config = load(sources(prompts=PROMPT, responses=responses, rewards=VALUE))
+    prompts, texts, rewards = config.outputs()
+    assert (prompts.name, prompts.kind, prompts.mask_name) == ("prompts", "ids", None)
+    assert (texts.name, texts.kind, texts.mask_name) == ("responses", "list", "masks")
+    assert (rewards.name, rewards.kind, rewards.mask_name) == ("rewards", "value", None)
+    assert config.columns() == {"prompts": "int32", "responses": "int32", "masks": "int32", "rewards": "float32"}
     assert [spec.plain for spec in (prompts, texts, rewards)] == [False, True, False]
     assert [spec.trains for spec in (prompts, texts, rewards)] == [False, True, False]
     assert [section.field for spec in (prompts, texts, rewards) for section in spec.sections] == [
@@ -334,9 +337,8 @@ def test_mask_key_forces_a_needless_mask(one: dict[str, Any]) -> None:
 
 
 def test_sections_without_a_mask_are_one_column() -> None:
-    assert load(sections(TEXT)).outputs() == (
-        OutputSpec("sequence", "ids", load(sections(TEXT)).input.sections or (), None, "int32", None),
-    )
+    assert load(sections(TEXT)).outputs() == (Output("sequence", "ids", (Section("text", "train"),)),)
+    assert load(sections(TEXT)).columns() == {"sequence": "int32"}
 
 
 def test_labels_are_always_written() -> None:

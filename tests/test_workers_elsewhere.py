@@ -91,7 +91,7 @@ def test_the_same_bytes_and_the_tokenizer_is_copied_once(
     copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
     assert [folder.name for folder in copied] == [fingerprint]
     left = {path.relative_to(tmp_path / ".beam_prep").parts[1] for path in (tmp_path / ".beam_prep").rglob("*/*")}
-    assert left == {"lock", "claim.lock"}  # whatever was staged went when the job had ended
+    assert left == {"lock", "lock.name", "claim.json.lock"}  # whatever was staged went when the job had ended
 
 
 def test_relative_paths_are_the_launchers(

@@ -6,8 +6,7 @@
 The config alone decides which columns exist, never the data. All problems of a config are in one `ConfigError`.
 """
 
-from beam_prep.config.input import OutputSpec
 from beam_prep.config.pipeline_config import PipelineConfig
 from beam_prep.config.values import FORMAT_NAMES
 
-__all__ = ["FORMAT_NAMES", "OutputSpec", "PipelineConfig"]
+__all__ = ["FORMAT_NAMES", "PipelineConfig"]

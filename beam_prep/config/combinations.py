@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from beam_prep.config.input import InputConfig, prompt_first, specs_of
+from beam_prep.config.input import InputConfig, outputs_of, prompt_first
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.strict import Location, Problem, Strict
@@ -39,8 +39,8 @@ def joint_problems(
             yield place, f"found {found}; it works only with {where}"
     yield from _preprocessing_problems(given, preprocessing)
     if output.columns == "prompt_completion":
-        sides = {spec.name: spec for spec in specs_of(given, output)}
-        if {*sides} != {"chosen", "rejected"} or any(spec.kind != "ids" or not spec.trains for spec in sides.values()):
+        sides = {side.name: side for side in outputs_of(given, output)}
+        if {*sides} != {"chosen", "rejected"} or any(side.kind != "ids" or not side.trains for side in sides.values()):
             text = "found 'prompt_completion'; it works only with the sources chosen and rejected, and no others"
             yield ("output", "columns"), text
             return
@@ -53,12 +53,12 @@ def _needs(
 ) -> Iterable[tuple[tuple[str, ...], bool, str]]:
     """(place, whether it works here, what it works with) of each setting that does nothing alone."""
     one_sequence, rows = given.one_sequence, "input.sections, whose rows are one sequence"
-    specs = specs_of(given, output)
-    sections = [section for spec in specs for section in spec.sections]
+    outputs = outputs_of(given, output)
+    sections = [section for each in outputs for section in each.sections]
     template = any(section.template for section in sections)
     conversation = any(section.template == "conversation" for section in sections)
     turns = sections and all(each.template == "conversation" and each.action == "$role" for each in sections)
-    document = one_sequence and not given.tokenized and len(sections) == 1 and specs[0].char_limits
+    document = one_sequence and not given.tokenized and len(sections) == 1 and outputs[0].char_limits
     return [
         (("input", "date"), template, "a template, which may ask for the date"),
         (("input", "template_variables"), template, "a template"),
@@ -138,12 +138,12 @@ def _group_problems(
 def _rows_of(part: InputConfig, output: OutputConfig) -> str:
     """The columns of a group's rows, before they are packed, and what each holds."""
     kinds = {"ids": "token ids", "list": "lists of token ids", "value": "values", "token_value": "numbers of tokens"}
-    columns = []
-    for spec in specs_of(part, output):
-        untrained = "" if spec.trains or spec.kind not in ("ids", "list") else ", none is trained"
-        columns.append(f"{spec.name!r} ({kinds.get(spec.kind, 'texts')}, {spec.dtype}{untrained})")
-        if spec.mask_name is not None:
-            columns.append(f"{spec.mask_name!r} ({'labels' if output.columns == 'labels' else 'mask'})")
+    columns, dtypes = [], _dtypes_of_outputs(part, output)
+    for each in outputs_of(part, output):
+        untrained = "" if each.trains or each.kind not in ("ids", "list") else ", none is trained"
+        columns.append(f"{each.name!r} ({kinds.get(each.kind, 'texts')}, {dtypes[each.name]}{untrained})")
+        if each.mask_name is not None:
+            columns.append(f"{each.mask_name!r} ({'labels' if output.columns == 'labels' else 'mask'})")
     of = "rollouts" if part.rollouts is not None else "sources" if part.sources else "sequences"
     return f"{of} with {', '.join(columns)}"
 
@@ -211,19 +211,31 @@ def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConf
     if rule is not None and rule.fields is None and given.tokenized:
         text = "found a rule for records of token ids, which hold no words: name fields with their texts in `fields`"
         yield ("preprocessing", "decontaminate"), text
-    for spec in specs_of(given, OutputConfig()) if preprocessing.encode == "joint" else ():
-        if spec.kind == "ids" and not spec.has_template and not prompt_first([each.action for each in spec.sections]):
-            text = f"found 'joint', and 'mask' after 'train' in {spec.name!r}; the prompt must come first"
+    for each in outputs_of(given, OutputConfig()) if preprocessing.encode == "joint" else ():
+        if each.kind == "ids" and not each.has_template and not prompt_first([part.action for part in each.sections]):
+            text = f"found 'joint', and 'mask' after 'train' in {each.name!r}; the prompt must come first"
             yield ("preprocessing", "encode"), text
+
+
+_DTYPES = {"value": "float32", "token_value": "float32", "text": "uint8"}
+
+
+def _dtypes_of_outputs(given: InputConfig, output: OutputConfig) -> dict[str, str]:
+    """Column to dtype, of each output, then of its mask."""
+    columns = {}
+    for each in outputs_of(given, output):
+        version = given.rollouts is not None and each.name == "policy_version"
+        columns[each.name] = output.dtype.get(each.name, "int64" if version else _DTYPES.get(each.kind, "int32"))
+        if each.mask_name is not None:
+            columns[each.mask_name] = output.dtype.get(each.mask_name, "int32")
+    return columns
 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
     """Column to dtype, in output order, under the columns' own names."""
     if output.columns == "prompt_completion":
         return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION} | output.metadata()
-    specs = specs_of(given, output)
-    pairs = [((spec.name, spec.dtype), (spec.mask_name, spec.mask_dtype)) for spec in specs]
-    columns = {name: dtype for pair in pairs for name, dtype in pair if name is not None and dtype is not None}
+    columns = _dtypes_of_outputs(given, output)
     if output.loss_weights:
         columns[LOSS_WEIGHTS] = "float32"
     more = {
@@ -247,13 +259,13 @@ def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
     """Column to what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
     if output.columns == "prompt_completion":
         return dict.fromkeys(PROMPT_COMPLETION, "token ids")
-    specs = specs_of(given, output)
+    outputs = outputs_of(given, output)
     kinds = {"value": "values", "token_value": "numbers of tokens", "text": "texts"}
-    holds = {spec.name: kinds.get(spec.kind, "token ids") for spec in specs}
-    holds |= {spec.mask_name: "labels" if output.columns == "labels" else "masks" for spec in specs if spec.mask_name}
-    for spec in specs:
-        if spec.kind in ("ids", "list") and spec.mask_name is None and given.rollouts is None:
-            holds.setdefault(f"{spec.name}_mask" if given.sources else "loss_mask", "masks")
+    holds = {each.name: kinds.get(each.kind, "token ids") for each in outputs}
+    holds |= {each.mask_name: "labels" if output.columns == "labels" else "masks" for each in outputs if each.mask_name}
+    for each in outputs:
+        if each.kind in ("ids", "list") and each.mask_name is None and given.rollouts is None:
+            holds.setdefault(f"{each.name}_mask" if given.sources else "loss_mask", "masks")
     if given.one_sequence:
         holds |= {LOSS_WEIGHTS: "loss weights"} if output.loss_weights else {}
         holds |= {"attention_mask": "masks", "position_ids": "token ids", "seq_lens": "token ids"}

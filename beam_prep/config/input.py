@@ -1,7 +1,7 @@
 """`input`: what is read from a record, and the outputs that it becomes."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import date as Date
 from typing import Annotated, Any, Literal
 
@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSc
 
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.strict import Location, Problem, Strict, path_of
-from beam_prep.config.values import Name, OutputKind, Text, Texts, as_date, one_of
-from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Output, Section
+from beam_prep.config.values import Name, Text, Texts, as_date, one_of
+from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Action, Output, OutputKind, Section
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown
 from beam_prep.reading.adapters import AdapterName, Alpaca, ShareGPT, adapter, fields_read
@@ -22,7 +22,7 @@ class SectionConfig(Strict):
 
     field: Text
     """Key of the record that is read."""
-    action: Literal["train", "mask", "$role", "$last", "value"]
+    action: Action
     """`train` or `mask`; `$role`: as each message's role says; `$last`: only what follows the prompt, the prompt being
     all messages but the last; `value`: numbers, which are not tokenised. See [actions](config.md#actions)."""
     template: Annotated[
@@ -36,6 +36,10 @@ class SectionConfig(Strict):
     add_special_tokens: bool | None = None
     """The tokenizer adds its special tokens to this text. Null: yes for the first section that yields anything, no in
     lists and for messages."""
+
+    def build(self) -> Section:
+        """The section, for `Output`."""
+        return Section(self.field, self.action, self.template or None, self.add_special_tokens)
 
     def _problems(self) -> Iterator[Problem]:
         if self.action == "$role" and not self.template:
@@ -98,54 +102,13 @@ def prompt_first(actions: Sequence[str]) -> bool:
     return ranks == sorted(ranks)
 
 
-def can_train(sections: tuple[SectionConfig, ...]) -> bool:
-    """True if at least one section can train."""
-    return any(section.action in ("train", "$role", "$last") for section in sections)
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """One output: a column of ids, lists of ids or values and, unless it is needless, the column of its mask."""
-
-    name: str
-    kind: OutputKind
-    sections: tuple[SectionConfig, ...]
-    mask_name: str | None
-    dtype: str
-    mask_dtype: str | None
-
-    @property
-    def has_template(self) -> bool:
-        """True if the chat template renders any section."""
-        return any(section.template for section in self.sections)
-
-    @property
-    def plain(self) -> bool:
-        """True if every section is text with the action train, so that every token is trained."""
-        return not self.has_template and all(section.action == "train" for section in self.sections)
-
-    @property
-    def trains(self) -> bool:
-        """See `can_train`."""
-        return can_train(self.sections)
-
-    @property
-    def char_limits(self) -> bool:
-        """True if min_chars and max_chars limit the fields."""
-        return self.plain and self.kind == "ids"
-
-
-def spec_of(name: str, mask: str, source: SourceConfig, forced: bool, dtype: Mapping[str, str]) -> OutputSpec:
+def _of_source(name: str, mask: str, source: SourceConfig, forced: bool, weights: str | None = None) -> Output:
     """The output of a source. With `forced` it has a mask even if every token is trained."""
     kind: OutputKind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
-    default = "float32" if kind == "value" else "int32"
-    spec = OutputSpec(name, kind, source.sections, None, dtype.get(name, default), None)
-    if forced or (kind != "value" and spec.trains and not spec.plain):
-        return replace(spec, mask_name=mask, mask_dtype=dtype.get(mask, "int32"))
-    return spec
-
-
-_DTYPES = {"policy_version": "int64"}
+    made = Output(name, kind, tuple(section.build() for section in source.sections), weights_name=weights)
+    if forced or (kind != "value" and made.trains and not made.plain):
+        return replace(made, mask_name=mask)
+    return made
 
 
 class RolloutsConfig(Strict):
@@ -175,23 +138,21 @@ class RolloutsConfig(Strict):
         """The same for `from_rollouts`."""
         return RolloutFields.of(self.model_dump())
 
-    def specs(self, dtype: Mapping[str, str]) -> tuple[OutputSpec, ...]:
+    def outputs(self) -> tuple[Output, ...]:
         """The outputs that each record becomes, in the order of `from_rollouts`."""
 
-        def spec(name: str, kind: str, default: str, action: str = "value", mask: str | None = None) -> OutputSpec:
-            sections = (SectionConfig(field=name, action=action),)  # type: ignore[arg-type]
-            mask_dtype = None if mask is None else dtype.get(mask, "int32")
-            return OutputSpec(name, kind, sections, mask, dtype.get(name, default), mask_dtype)  # type: ignore[arg-type]
+        def output(name: str, kind: OutputKind, action: Action = "value", mask: str | None = None) -> Output:
+            return Output(name, kind, (Section(name, action),), mask)
 
         made = []
         if self.response_ids is not None:
             mask = None if self.loss_mask is None else "loss_mask"
-            made.append(spec("response_ids", "list" if self.grouped else "ids", "int32", "train", mask))
+            made.append(output("response_ids", "list" if self.grouped else "ids", "train", mask))
             if self.logprobs is not None:
-                made.append(spec("logprobs", "token_value", "float32"))
-        made.append(spec("prompt_ids", "ids", "int32", "mask"))
-        made += [spec(name, "value", _DTYPES.get(name, "float32")) for name in self.fields.numbers]
-        return (*made, *(spec(name, "text", "uint8") for name in self.texts))
+                made.append(output("logprobs", "token_value"))
+        made.append(output("prompt_ids", "ids", "mask"))
+        made += [output(name, "value") for name in self.fields.numbers]
+        return (*made, *(output(name, "text") for name in self.texts))
 
     def _problems(self) -> Iterator[Problem]:
         if self.response_ids is None:
@@ -267,7 +228,7 @@ class FieldsConfig(Strict):
         if self.rollouts is not None:
             return self.rollouts.fields.reads
         return tuple(
-            dict.fromkeys(section.field for spec in specs_of(self, OutputConfig()) for section in spec.sections)
+            dict.fromkeys(section.field for each in outputs_of(self, OutputConfig()) for section in each.sections)
         )
 
     def _problems(self) -> Iterator[Problem]:
@@ -280,24 +241,24 @@ class FieldsConfig(Strict):
         elif self.sources:
             yield from self._name_problems(self.sources)
             yield from self._char_limit_problems()
-            if all(spec.kind == "value" for spec in specs_of(self, OutputConfig())):
+            if all(each.kind == "value" for each in outputs_of(self, OutputConfig())):
                 yield ("sources",), "found only values; at least one source must hold text or messages"
         elif not self.sections:
             yield (), "found neither sections nor sources; give sections for one output, sources for several"
         elif "value" in (actions := [section.action for section in self.sections]):
             text = "found 'value'; it needs a source of its own in input.sources"
             yield ("sections", actions.index("value"), "action"), text
-        elif not can_train(self.sections):
+        elif not any(each.trains for each in outputs_of(self, OutputConfig())):
             yield ("sections",), "found no section that can train; give one the action 'train' or '$role'"
         else:
             yield from conversation_problems(self.sections)
 
     def _name_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
         first: dict[str, Location] = {}
-        for spec in specs_of(self, OutputConfig()):
-            at: Location = ("sources", spec.name)
-            mask_at = (*at, "mask_key") if sources[spec.name].mask_key else at
-            for column, place in [(spec.name, at), (spec.mask_name, mask_at)]:
+        for output in outputs_of(self, OutputConfig()):
+            at: Location = ("sources", output.name)
+            mask_at = (*at, "mask_key") if sources[output.name].mask_key else at
+            for column, place in [(output.name, at), (output.mask_name, mask_at)]:
                 if column is None:
                     continue
                 if column.lower() in RESERVED:
@@ -308,14 +269,14 @@ class FieldsConfig(Strict):
                     yield place, f"found column {column!r}, which {there} has already; {why}"
 
     def _char_limit_problems(self) -> Iterator[Problem]:
-        specs = specs_of(self, OutputConfig())
-        limited = {section.field: spec.name for spec in specs if spec.char_limits for section in spec.sections}
-        for spec in specs:
-            for i, section in enumerate(spec.sections):
-                if section.field in limited and not spec.char_limits:
+        outputs = outputs_of(self, OutputConfig())
+        limited = {section.field: each.name for each in outputs if each.char_limits for section in each.sections}
+        for output in outputs:
+            for i, section in enumerate(output.sections):
+                if section.field in limited and not output.char_limits:
                     why = f"limit in source {limited[section.field]!r} (plain text, all trained) but cannot limit here"
                     text = f"found {shown(section.field)}, which min_chars and max_chars {why}; use two fields"
-                    yield ("sources", spec.name, "sections", i, "field"), text
+                    yield ("sources", output.name, "sections", i, "field"), text
 
 
 class GroupConfig(FieldsConfig):
@@ -375,7 +336,9 @@ class InputConfig(FieldsConfig):
         if self.groups is None:
             return (self,)
         made = [self._part(group, frozenset()) for group in self.groups]
-        masked = frozenset(spec.name for part in made for spec in specs_of(part, output) if spec.mask_name is not None)
+        masked = frozenset(
+            each.name for part in made for each in outputs_of(part, output) if each.mask_name is not None
+        )
         return tuple(self._part(group, masked) for group in self.groups)
 
     def _part(self, group: GroupConfig, masked: frozenset[str]) -> "InputConfig":
@@ -396,20 +359,8 @@ class InputConfig(FieldsConfig):
         """
         if self.groups is not None:
             raise ConfigError("input.groups have outputs of their own: take those of one of `config.parts()`")
-        return tuple(
-            Output(
-                spec.name,
-                spec.kind,
-                tuple(
-                    Section(section.field, section.action, section.template or None, section.add_special_tokens)
-                    for section in spec.sections
-                ),
-                spec.mask_name,
-                joint and spec.kind == "ids" and not spec.has_template,
-                LOSS_WEIGHTS if loss_weights else None,
-            )
-            for spec in specs_of(self, OutputConfig(loss_weights=loss_weights))
-        )
+        outputs = outputs_of(self, OutputConfig(loss_weights=loss_weights))
+        return tuple(replace(each, joint=joint and each.kind == "ids" and not each.has_template) for each in outputs)
 
     def _problems(self) -> Iterator[Problem]:
         if self.groups is None:
@@ -439,31 +390,22 @@ class InputConfig(FieldsConfig):
             yield ("implicit_prompt",), text + of
 
 
-def specs_of(given: FieldsConfig, output: OutputConfig) -> tuple[OutputSpec, ...]:
+def outputs_of(given: FieldsConfig, output: OutputConfig) -> tuple[Output, ...]:
     """The outputs that each record becomes, in config order; of groups: those of each, one after another."""
     masked = frozenset[str]()
     if isinstance(given, InputConfig):
         if given.groups is not None:
-            return tuple(spec for part in given.parts(output) for spec in specs_of(part, output))
+            return tuple(each for part in given.parts(output) for each in outputs_of(part, output))
         masked = given._masked
     if given.rollouts is not None:
-        return given.rollouts.specs(output.dtype)
-    if given.tokenized:
-        only = SourceConfig(sections=(SectionConfig(field="input_ids", action="train"),))
-        names = ("input_ids", "labels") if output.columns == "labels" else ("sequence", "loss_mask")
-        return (spec_of(*names, only, True, output.dtype),)
+        return given.rollouts.outputs()
     if given.sources:
         return tuple(
-            spec_of(
-                name,
-                source.mask_key or f"{name}_mask",
-                source,
-                source.mask_key is not None or name in masked,
-                output.dtype,
-            )
+            _of_source(name, source.mask_key or f"{name}_mask", source, source.mask_key is not None or name in masked)
             for name, source in given.sources.items()
         )
-    only = SourceConfig(sections=given.sections or ())
-    if output.columns == "labels":
-        return (spec_of("input_ids", "labels", only, True, output.dtype),)
-    return (spec_of("sequence", "loss_mask", only, output.loss_weights or "sequence" in masked, output.dtype),)
+    sections = (SectionConfig(field="input_ids", action="train"),) if given.tokenized else given.sections or ()
+    labels, weights = output.columns == "labels", LOSS_WEIGHTS if output.loss_weights else None
+    names = ("input_ids", "labels") if labels else ("sequence", "loss_mask")
+    forced = given.tokenized or labels or output.loss_weights or "sequence" in masked
+    return (_of_source(*names, SourceConfig(sections=sections), forced, weights),)

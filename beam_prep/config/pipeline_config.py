@@ -12,14 +12,14 @@ from beam_prep.config.combinations import (
     joint_problems,
     position_ids_mode_of,
 )
-from beam_prep.config.input import InputConfig, OutputSpec, specs_of
+from beam_prep.config.input import InputConfig, outputs_of
 from beam_prep.config.loading import TemplateFiles, parsed, read_text, validated, with_template
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.presets import with_preset
 from beam_prep.config.strict import ProblemsError, Strict
 from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Text, one_of
-from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, RoleRule
+from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.reading.verdicts import FieldUse
@@ -190,15 +190,15 @@ class PipelineConfig(Strict):
         found = []
         if self.input.sources and self.input.sections:
             found.append("input.sections is ignored, because input.sources is set")
-        by_role = any(section.action == "$role" for spec in self.outputs() for section in spec.sections)
+        by_role = any(section.action == "$role" for each in self.outputs() for section in each.sections)
         if by_role and self.mask_default == "mask" and not {"train", "last"} & {*self.mask.values()}:
             found.append("no role trains: mask gives none 'train' or 'last', and mask_default is 'mask'")
         if self.preprocessing.eos == "never" and not self.input.tokenized:
-            for spec in self.outputs():
-                if spec.kind == "ids" and not spec.has_template and spec.trains and len(spec.sections) > 1:
-                    fields = " and ".join(repr(section.field) for section in spec.sections)
+            for each in self.outputs():
+                if each.kind == "ids" and not each.has_template and each.trains and len(each.sections) > 1:
+                    fields = " and ".join(repr(section.field) for section in each.sections)
                     found.append(
-                        f"{spec.name}: nothing separates the texts of {fields}, and no EOS ends them: put a separator "
+                        f"{each.name}: nothing separates the texts of {fields}, and no EOS ends them: put a separator "
                         "into the data, and set preprocessing.eos to 'if_missing', so that the end is learned"
                     )
         return found
@@ -206,8 +206,8 @@ class PipelineConfig(Strict):
     @property
     def char_filter_fields(self) -> tuple[str, ...]:
         """The fields that min_chars and max_chars limit: those of outputs that are plain text, all trained."""
-        limited = (spec for spec in self.outputs() if spec.char_limits)
-        return tuple(dict.fromkeys(section.field for spec in limited for section in spec.sections))
+        limited = (each for each in self.outputs() if each.char_limits)
+        return tuple(dict.fromkeys(section.field for each in limited for section in each.sections))
 
     @property
     def decontaminated_fields(self) -> tuple[str, ...]:
@@ -218,13 +218,13 @@ class PipelineConfig(Strict):
     @property
     def section_fields(self) -> tuple[str, ...]:
         """The fields of all sections."""
-        return tuple(dict.fromkeys(section.field for spec in self.outputs() for section in spec.sections))
+        return tuple(dict.fromkeys(section.field for each in self.outputs() for section in each.sections))
 
     @property
     def field_use(self) -> FieldUse:
         """What is done with the fields of a record (of groups: see `part`)."""
-        output, specs = self.output, self.outputs()
-        sections = [section for spec in specs for section in spec.sections]
+        output, outputs = self.output, self.outputs()
+        sections = [section for each in outputs for section in each.sections]
         kept = {section.field: "writes it as a column" for section in sections if section.action == "value"}
         kept |= dict.fromkeys(output.keep_fields, "keeps it beside the tokens")
         if output.domain_key is not None:
@@ -233,7 +233,7 @@ class PipelineConfig(Strict):
             kept["weight"] = "weighs the loss by it (output.loss_weights)"
         trained = {section.field for section in sections if section.action not in ("mask", "value")}
         pairs = {"chosen", "rejected"} <= {*(self.input.sources or ())}
-        documents = all(spec.char_limits or spec.kind == "value" for spec in specs)
+        documents = all(each.char_limits or each.kind == "value" for each in outputs)
         answers = self.input.adapter is not None or (self.input.rollouts is None and not documents)
         return FieldUse(kept, frozenset((*self.section_fields, *self.input.fields)), frozenset(trained), answers, pairs)
 
@@ -258,19 +258,19 @@ class PipelineConfig(Strict):
 
     def _part(self, given: InputConfig) -> "PipelineConfig":
         """Drops settings that do not affect this group."""
-        specs = specs_of(given, self.output)
-        if not any(spec.has_template for spec in specs):
+        outputs = outputs_of(given, self.output)
+        if not any(each.has_template for each in outputs):
             given = given.model_copy(update={"date": None, "template_variables": {}})
         update: dict[str, Any] = {"input": given}
         if given.domain is not None:
             update["output"] = self.output.model_copy(update={"domain_key": None})
-        if not any(section.template == "conversation" for spec in specs for section in spec.sections):
+        if not any(each.conversation for each in outputs):
             update |= {"mask_options": None, "preprocessing": self.preprocessing.model_copy(update={"bos": "keep"})}
         return self.model_copy(update=update)
 
-    def outputs(self) -> tuple[OutputSpec, ...]:
+    def outputs(self) -> tuple[Output, ...]:
         """The outputs that each record becomes, in config order; of groups: those of each, one after another."""
-        return specs_of(self.input, self.output)
+        return outputs_of(self.input, self.output)
 
     def columns(self) -> dict[str, str]:
         """Column to dtype, in output order: each output, then its mask. Under their own names: see `names`."""
@@ -340,5 +340,5 @@ class PipelineConfig(Strict):
 def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> None:
     """Fills in the masks of sources, and leaves out what is not read beside them."""
     plain["sections" if given.sources else "sources"] = None
-    for spec in specs_of(given, output) if given.sources else ():
-        plain["sources"][spec.name]["mask_key"] = spec.mask_name
+    for each in outputs_of(given, output) if given.sources else ():
+        plain["sources"][each.name]["mask_key"] = each.mask_name

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from beam_prep.formats import FORMATS
 from beam_prep.hints import shown
 
-OutputKind = Literal["ids", "list", "value", "token_value", "text"]
 Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DType = Literal["bool", Integer, "float16", "float32", "float64"]
 FORMAT_NAMES = tuple(FORMATS)

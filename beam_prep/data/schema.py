@@ -27,6 +27,9 @@ Action = Literal["train", "mask", "$role", "$last", "value"]
 RoleRule = Literal["train", "mask", "last"]
 """What a config's `mask` says of a role; `last`: only the role's last message is trained."""
 
+OutputKind = Literal["ids", "list", "value", "token_value", "text"]
+"""What a row has of an output, see `Output`."""
+
 DefaultRule = Literal["train", "mask"]
 """The rule of the roles that `mask` does not name."""
 
@@ -79,7 +82,7 @@ class Output:
     """
 
     name: str
-    kind: Literal["ids", "list", "value", "token_value", "text"]
+    kind: OutputKind
     sections: tuple[Section, ...]
     mask_name: str | None = None
     joint: bool = False
@@ -87,7 +90,18 @@ class Output:
 
     @property
     def has_template(self) -> bool:
+        """True if the chat template renders any section."""
         return any(section.template is not None for section in self.sections)
+
+    @property
+    def plain(self) -> bool:
+        """True if every section is text with the action train, so that every token is trained."""
+        return not self.has_template and all(section.action == "train" for section in self.sections)
+
+    @property
+    def char_limits(self) -> bool:
+        """True if min_chars and max_chars limit its fields."""
+        return self.plain and self.kind == "ids"
 
     @property
     def trains(self) -> bool:

@@ -191,32 +191,28 @@ def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
     return BlockReceipt.from_dict(Sealed(source, name + ROWS).fact("receipt"))
 
 
-def read_rows(
-    source: pa.NativeFile, name: str, domain: int, start: int, stop: int, proven: set[int] | None = None
-) -> tuple[dict[str, Ragged], bool]:
+def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
     """Rows [start, stop) of a domain, and True if the block has no others.
 
-    They are views of the source's memory where it is mapped, except for bits. For `proven` see `Sealed`.
+    They are views of the source's memory where it is mapped, except for bits.
 
     Raises:
         FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
     """
-    sealed, rows_of_domain = _batch(source, name, domain, stop, proven)
+    sealed, rows_of_domain = _batch(source, name, domain, stop)
     batch = rows_of_domain.slice(start, stop - start)
     return decode_rows(batch), len(batch) == len(rows_of_domain) and sealed.batches == 1
 
 
-def _batch(
-    source: pa.NativeFile, name: str, domain: int, rows: int, proven: set[int] | None
-) -> tuple[Sealed, pa.RecordBatch]:
+def _batch(source: pa.NativeFile, name: str, domain: int, rows: int) -> tuple[Sealed, pa.RecordBatch]:
     """The rows of a domain, of which there are at least so many."""
-    sealed = Sealed(source, name + ROWS, proven)
+    sealed = Sealed(source, name + ROWS)
     if domain >= sealed.batches or rows > len(batch := sealed.batch(domain)):
         raise FormatError(f"the token cache file {name} does not have the rows that its receipt names")
     return sealed, batch
 
 
-def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven: set[int] | None) -> dict[str, Ragged]:
+def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
     """Some rows of a domain, in the order in which they are given.
 
     Args:
@@ -224,12 +220,11 @@ def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array, proven
         name: of the block.
         domain: the number of the record batch.
         rows: int64, of the domain.
-        proven: see `Sealed`.
 
     Raises:
         FormatError: the file is cut or damaged, as far as this domain goes; or it does not have them.
     """
-    _, batch = _batch(source, name, domain, int(rows.max(initial=-1)) + 1, proven)
+    _, batch = _batch(source, name, domain, int(rows.max(initial=-1)) + 1)
     return {key: column.take(rows) for key, column in decode_rows(batch).items()}
 
 

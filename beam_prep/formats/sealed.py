@@ -66,15 +66,13 @@ class Sealed:
     Args:
         file: an open file. Of one that lies in memory, or is mapped into it, parts are views.
         name: with which it was sealed.
-        proven: the numbers of the parts that were proven when it was open before, to which others are added.
 
     Raises:
         FormatError: the seal is damaged; or the file is cut, has none, or was sealed as another.
     """
 
-    def __init__(self, file: pa.NativeFile, name: str, proven: set[int] | None = None) -> None:
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
         self._file, self._name = file, name
-        self._proven = set[int]() if proven is None else proven
         end = file.size() - _TAIL.size
         count, crc, magic = _TAIL.unpack(self._read(end, end + _TAIL.size)) if end >= 0 else (0, 0, b"")
         size = end - 12 * count
@@ -118,10 +116,8 @@ class Sealed:
         """
         start, stop = self._borders[number : number + 2]
         data = self._read(start, stop)
-        if number not in self._proven:
-            if google_crc32c.value(data) != self._crcs[number]:
-                raise self._damaged(f"its bytes from {start} to {stop} are not what was written")
-            self._proven.add(number)
+        if google_crc32c.value(data) != self._crcs[number]:
+            raise self._damaged(f"its bytes from {start} to {stop} are not what was written")
         return data
 
     def check_all(self) -> None:

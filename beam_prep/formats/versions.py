@@ -1,19 +1,11 @@
-"""How a reader finds the latest version of an output, and holds it. Needs no Beam.
+"""How a reader finds the latest version of an output, and whether one is held: see `readers.lease`."""
 
-A reader that has opened a version leaves a lease, `OUT/.beam_prep/readers/<version_name>/<number>.json`, which says
-until when; as long as it lasts the version is not removed. The reader renews it while it opens shards.
-"""
-
-import contextlib
 import json
 import os
 import platform
 import re
 import time
-import uuid
-import weakref
 from pathlib import Path
-from typing import Any
 
 HIDDEN = ".beam_prep"
 LATEST = "latest"
@@ -52,37 +44,3 @@ def _lives(pid: int) -> bool:
     except PermissionError:
         pass  # another user's
     return True
-
-
-class ReaderLease:
-    """The lease of a reader on a version. It ends with this object. Without the right to write there is none.
-
-    Args:
-        folder: the version.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder.parent / HIDDEN / READERS / folder.name / f"{uuid.uuid4().hex}.json"
-        self._renewed = 0.0
-        self.renew()
-        weakref.finalize(self, _remove, self._path, os.getpid())
-
-    def renew(self) -> None:
-        """Renews the lease if an hour has passed."""
-        if self._renewed and time.monotonic() - self._renewed < 3600:
-            return
-        self._renewed = time.monotonic()
-        content: dict[str, Any] = {"host": platform.node(), "pid": os.getpid(), "until": time.time() + LEASE}
-        with contextlib.suppress(OSError):  # a mount that is for reading only
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            made = self._path.with_suffix(".new")
-            made.write_text(json.dumps(content))
-            os.replace(made, self._path)
-
-
-def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # not in a process that was forked from the reader's
-        with contextlib.suppress(OSError):
-            path.unlink()
-            for folder in list(path.parents)[:3]:
-                folder.rmdir()

@@ -27,6 +27,7 @@ from beam_prep.hints import did_you_mean
 from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.rows import Rows
 from beam_prep.readers.views import Mixture, Packed, Ranks, Tail, checked, mixture
+from beam_prep.storage.stored import StoredFiles
 
 if TYPE_CHECKING:
     from beam_prep.tokens.tokenizer import Tokenizer
@@ -179,11 +180,7 @@ class Dataset(Rows):
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        try:
-            numbers = [*map(self._rows.__getitem__, indices)]
-        except IndexError:
-            numbers = [*map(self._row_number, indices)]  # says which one
-        return self._output.rows(numbers)
+        return self._output.rows([*map(self._row_number, indices)])
 
     def __iter__(self) -> Iterator[Row]:
         first = stop = -1
@@ -421,8 +418,6 @@ class Dataset(Rows):
         from beam_prep.verify.output import problems  # takes longer to import than an output to open
 
         if isinstance(self.path, str):
-            from beam_prep.storage.stored import StoredFiles
-
             files: OutputFiles = StoredFiles(self.path)
         else:
             files = LocalFiles(self.path)

@@ -7,11 +7,11 @@ from typing import Any
 
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, load
-from beam_prep.formats.versions import ReaderLease, followed
-from beam_prep.readers.cache import CACHE_BYTES, default_folder
+from beam_prep.formats.versions import followed
 from beam_prep.readers.dataset import Dataset, check_split, no_domain
+from beam_prep.readers.lease import ReaderLease
 from beam_prep.readers.output import OpenOutput
-from beam_prep.readers.stored import Stored, StoredLease, open_stored
+from beam_prep.readers.stored import CACHE_BYTES, Stored, default_folder, open_stored
 
 ALL = "all"
 """In place of the name of a split: the rows of all."""
@@ -60,7 +60,7 @@ def open_dataset(
         return _opened(stored, text, f"{stored.url}/{MANIFEST}", held, domains, split)
     folder, lease = Path(os.path.abspath(path)), None
     if (latest := followed(folder)) != folder:
-        folder, lease = latest, ReaderLease(latest)
+        folder, lease = latest, ReaderLease(str(latest))
     try:
         text = (folder / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -72,7 +72,7 @@ def _opened(
     files: Path | Stored,
     text: bytes,
     path: str,
-    lease: ReaderLease | StoredLease | None,
+    lease: ReaderLease | None,
     domains: Sequence[str] | None,
     split: str | None,
 ) -> Dataset:

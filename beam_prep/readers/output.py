@@ -15,10 +15,9 @@ from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row
 from beam_prep.formats.contract import joined
 from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
-from beam_prep.formats.versions import ReaderLease
-from beam_prep.readers.cache import hold
+from beam_prep.readers.lease import ReaderLease
 from beam_prep.readers.shards import OpenShard, OpenShards
-from beam_prep.readers.stored import Stored, StoredLease
+from beam_prep.readers.stored import Stored, hold
 from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class OpenOutput:
         self,
         files: Path | Stored,
         manifest: dict[str, Any],
-        lease: ReaderLease | StoredLease | None = None,
+        lease: ReaderLease | None = None,
         domains: tuple[str, ...] | None = None,
         split: str | None = None,
     ) -> None:

@@ -1,27 +1,53 @@
 """An output in a store: its manifest is read from there, a shard is copied to a cache when it is first asked for.
 
-Our clients of stores need Beam, which is imported when an output in a store is opened.
+What belongs together in the cache (the files of a shard) is one folder, named by the content of its files and their
+size. It is checked when it comes, gets its name when it is complete, and is shared by processes. The one that was used
+longest ago goes first, but none that this process has open.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import platform
+import shutil
 import time
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.formats.manifest import FAILURE, MANIFEST
-from beam_prep.formats.versions import HIDDEN, LEASE, READERS
-from beam_prep.readers.cache import Cache
+from beam_prep.errors import FormatError, StorageError
+from beam_prep.formats.manifest import MANIFEST, is_outside
+from beam_prep.readers.lease import ReaderLease
+from beam_prep.readers.shards import OpenShard, close_oldest
+from beam_prep.storage.stored import copied, no_output
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import StoreOptions
+from beam_prep.storage.stores.objects import read_bytes, read_version
 
 if TYPE_CHECKING:
-    from beam_prep.storage.stores.client import StoreOptions
+    from filelock import FileLock
+
+CACHE_BYTES = 100 * 10**9
+_LOCKS = 64
+_STALE = 24 * 3600
+"""Seconds after which what a killed process left of a copy is removed."""
+
+_in_use: "weakref.WeakValueDictionary[str, OpenShard]" = weakref.WeakValueDictionary()
+"""Folders of shards that this process has open."""
+
+
+def default_folder() -> Path:
+    """Where files are kept unless another folder is given."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)) / "outputs"
+
+
+def hold(folder: Path, shard: OpenShard) -> None:
+    """Keeps a folder as long as the shard is open."""
+    _in_use[str(folder)] = shard
 
 
 class Stored:
@@ -29,21 +55,20 @@ class Stored:
 
     Args:
         url: of the output.
-        cache: the folder of the cache.
-        most: bytes that it may hold.
+        folder: of the cache, made if need be.
+        most: bytes that the cache may hold.
         options: of Beam, for the store.
     """
 
-    def __init__(self, url: str, cache: Path, most: int, options: "StoreOptions") -> None:
-        self.url, self._given = url, (cache, most, options)
-        self._cache = Cache(cache, most)
+    def __init__(self, url: str, folder: Path, most: int, options: StoreOptions) -> None:
+        self.url, self._folder, self._most, self._options = url, folder, most, options
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder}: no cache can be made here ({error.strerror}): give cache=DIR") from None
 
     def __reduce__(self) -> tuple[type["Stored"], tuple[Any, ...]]:
-        return Stored, (self.url, *self._given)
-
-    def fetched(self, files: Sequence[Mapping[str, Any]], inside: str) -> Path:
-        """See `Cache.fetched`."""
-        return self._cache.fetched(files, inside, self._fetch)
+        return Stored, (self.url, self._folder, self._most, self._options)
 
     def bytes_of(self, name: str) -> bytes:
         """The content of a file that is not in the manifest; it is not kept.
@@ -51,84 +76,112 @@ class Stored:
         Raises:
             FileNotFoundError: there is none.
         """
-        from beam_prep.storage.stores.objects import read_bytes
-
-        self._given[2].activate()
+        self._options.activate()
         return read_bytes(f"{self.url}/{name}")
 
     def _fetch(self, file: Mapping[str, Any], path: Path) -> None:
-        from beam_prep.storage.stores import objects
-        from beam_prep.storage.stores.client import Changed
-        from beam_prep.storage.stores.objects import parts
-
-        self._given[2].activate()
-        url, digest = f"{self.url}/{file['path']}", hashlib.sha256()
+        self._options.activate()
+        url = f"{self.url}/{file['path']}"
         found = objects.find(url)
         if found is None:
             raise FormatError(f"{url}: no such object, though {MANIFEST} lists it")
-        try:
-            with path.open("wb") as copy:
-                for part in parts(found):
-                    digest.update(part)
-                    copy.write(part)
-        except (Changed, FileNotFoundError):
-            raise FormatError(f"{url} changed while it was read: a job is writing this output") from None
-        if digest.hexdigest() != file["sha256"]:
-            raise FormatError(f"{url} is damaged: found sha256 {digest.hexdigest()}, {MANIFEST} says {file['sha256']}")
+        if (digest := copied(found, path)) != file["sha256"]:
+            raise FormatError(f"{url} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
+
+    def fetched(self, files: Sequence[Mapping[str, Any]], inside: str) -> Path:
+        """A local folder with these files of an output, by their paths relative to its folder `inside`.
+
+        Raises:
+            FormatError: a file is missing or damaged in the store, or its path leads elsewhere.
+            StorageError: the cache is too small for them, or its disk is full.
+        """
+        paths = [PurePosixPath(file["path"]) for file in files]
+        for path in paths:
+            if is_outside(str(path)) or not path.is_relative_to(inside):  # it could be any file of this machine
+                raise FormatError(f"{MANIFEST}: lists {str(path)!r}, which is not a path in {inside!r}")
+        names = [path.relative_to(inside).as_posix() for path in paths]
+        said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
+        digest = hashlib.sha256(said.encode()).hexdigest()
+        size = sum(file["bytes"] for file in files)
+        home = self._folder / f"{digest}-{size}"
+        with self._lock(f"{int(digest[:8], 16) % _LOCKS}"):  # of the processes that want a shard, one fetches it
+            with contextlib.suppress(OSError):
+                if all((home / name).stat().st_size == file["bytes"] for name, file in zip(names, files, strict=True)):
+                    os.utime(home)
+                    return home
+            made = self._folder / f".{uuid.uuid4().hex}"
+            try:
+                self._make_room(size)
+                for name, file in zip(names, files, strict=True):
+                    (made / name).parent.mkdir(parents=True, exist_ok=True)
+                    self._fetch(file, made / name)
+                _remove(home)  # a file of it was cut, or removed
+                os.rename(made, home)
+            except OSError as error:
+                raise StorageError(
+                    f"{made}: cannot be written ({error.strerror}): make room, or give cache=DIR"
+                ) from None
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+        return home
+
+    def _lock(self, name: str) -> "FileLock":
+        from filelock import FileLock  # here, as most outputs are on a disk
+
+        return FileLock(self._folder / f".lock-{name}", mode=0o600)
+
+    def _make_room(self, size: int) -> None:
+        """Removes what was used longest ago until there is room for `size` bytes."""
+        with self._lock("all"):
+            found: list[tuple[float, int, Path]] = []
+            for entry in os.scandir(self._folder):
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
+                    if entry.name.startswith("."):
+                        if entry.is_dir() and entry.stat().st_mtime < time.time() - _STALE:
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                    elif entry.is_dir():
+                        found.append((entry.stat().st_mtime, int(entry.name.rpartition("-")[2]), Path(entry.path)))
+            found.sort()
+            total = sum(each for _, each, _ in found)
+            while total + size > self._most:
+                free = next((entry for entry in found if str(entry[2]) not in _in_use), None)
+                if free is None:
+                    if close_oldest():
+                        continue
+                    held = sum(each for _, each, _ in found)
+                    raise StorageError(
+                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes"
+                        + (f" beside {held} that are in use" if held else "")
+                        + f": give cache_bytes={size + held} or more"
+                    )
+                _remove(free[2])
+                found.remove(free)
+                total -= free[1]
 
 
-class StoredLease:
-    """The lease of a reader on a version in a store: see `formats.versions.ReaderLease`."""
-
-    def __init__(self, version_name: str) -> None:
-        root, _, name = version_name.rpartition("/")
-        self._url = f"{root}/{HIDDEN}/{READERS}/{name}/{uuid.uuid4().hex}.json"
-        self._renewed = 0.0
-        self.renew()
-        weakref.finalize(self, _delete, self._url, os.getpid())
-
-    def renew(self) -> None:
-        """Renews the lease if an hour has passed."""
-        if self._renewed and time.monotonic() - self._renewed < 3600:
-            return
-        from beam_prep.storage.stores import objects
-
-        self._renewed = time.monotonic()
-        content = {"host": platform.node(), "pid": os.getpid(), "until": time.time() + LEASE}
-        with contextlib.suppress(BeamPrepError):  # no right to write
-            objects.put(self._url, json.dumps(content).encode())
+def _remove(folder: Path) -> None:
+    # By a rename first: another process sees it entire or not at all.
+    removed = folder.with_name(f".{uuid.uuid4().hex}")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
-def _delete(url: str, pid: int) -> None:
-    if os.getpid() == pid:
-        from beam_prep.storage.stores import objects
-
-        with contextlib.suppress(BeamPrepError):
-            objects.delete([url])
-
-
-def open_stored(url: str, cache: Path, most: int) -> tuple[Stored, bytes, StoredLease | None]:
+def open_stored(url: str, folder: Path, most: int) -> tuple[Stored, bytes, ReaderLease | None]:
     """The files of an output in a store, its manifest, and the lease on it if it is a version.
 
     Raises:
         FormatError: there is no output.
         StorageError: the store does not answer, or refuses.
     """
-    from beam_prep.storage.stores import objects
-    from beam_prep.storage.stores.client import StoreOptions
-    from beam_prep.storage.stores.objects import read_version
-    from beam_prep.storage.versions import Versions
+    from beam_prep.storage.versions import Versions  # imports Arrow, for which readers of local outputs do not wait
 
     url = url.rstrip("/")
     versions, lease = Versions(url), None
     if (latest := versions.latest()) is not None:
         url = versions.path(latest)
-        lease = StoredLease(url)
+        lease = ReaderLease(url)
     found = read_version(f"{url}/{MANIFEST}")
     if found is None:
-        if objects.find(failure := f"{url}.failed/{FAILURE}") is not None:
-            raise FormatError(f"{url} holds no output, its run failed: the reason is in {failure}")
-        raise FormatError(
-            f"{url} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
-        )
-    return Stored(url, cache, most, StoreOptions.current()), found[0], lease
+        raise no_output(url)
+    return Stored(url, folder, most, StoreOptions.current()), found[0], lease

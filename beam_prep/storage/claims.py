@@ -1,12 +1,13 @@
 """Who may write an output: one job at a time, and a job that has lost its claim stops.
 
 * The launcher holds a lock of the operating system as long as it lives (`locked`): next to an output on a disk; of an
-  output in a store, among this machine's temporary files.
+  output in a store, among this machine's temporary files. Each lock has a name, which was drawn when it was first held.
 * A claim is a small file next to the output. It names the launch, and a lease, which launcher and workers renew as long
   as they live: a job on a runner may outlive its launcher, and in a store launchers on several machines have no lock in
-  common. A claim is made, renewed and taken over by writes that happen only if it is still what was read (on a store a
-  conditional put), so that of two launches one wins.
-* It may be taken over when its lease has ended; at once, if the job ends with its launcher and we hold its lock.
+  common. A claim is made, renewed and taken over by writes that happen only if it is still what was read
+  (`files.write_if`), so that of two launches one wins.
+* It may be taken over when its lease has ended; at once, if the job ends with its launcher and we hold the very lock
+  that this held: equal names of machines say nothing.
 
 Source: leases as in C. Gray and D. Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache
 consistency", SOSP 1989. The clocks of the machines must agree to within a small part of the lease.
@@ -22,19 +23,18 @@ import platform
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import filelock
 
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
-from beam_prep.storage.files import join
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import PreconditionFailed, StoreOptions, is_local
-from beam_prep.storage.stores.objects import read_version
+from beam_prep.storage.files import delete, join, read_version, write_file, write_if
+from beam_prep.storage.stores.client import StoreOptions, is_local
 
 log = logging.getLogger("beam_prep")
 
@@ -50,29 +50,24 @@ class Claim:
     Attributes:
         launch: the launch.
         host, pid: its launcher.
-        dies: the job ends with its launcher, which holds the lock.
+        lock: the name of the lock that its launcher holds as long as the job lasts; None: the job may outlive it.
         started: when the launch began, in seconds since the epoch.
         renewed: when the claim was last renewed.
         lease: seconds after that, when it ends. 0: the launch has failed, and its claim has ended.
-        version_name: the name of the version that it makes.
+        version_name: the name of the version that it makes; of a launch that has taken a claim over, the version of the
+            launch before, of which something may be left, until that is cleared up.
         job: the runner's id and URL of its job, once there is one.
-        left: the versions of those before it that did not end well, and of which something may be left.
     """
 
     launch: str
     host: str = field(default_factory=platform.node)
     pid: int = field(default_factory=os.getpid)
-    dies: bool = False
+    lock: str | None = None
     started: float = field(default_factory=time.time)
     renewed: float = field(default_factory=time.time)
     lease: float = LEASE
     version_name: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
-    left: Sequence[str] = ()
-
-    def ended(self) -> list[str]:
-        """`left` for the launch that takes this claim over."""
-        return [*self.left, *([] if self.version_name is None else [self.version_name])]
 
     @property
     def is_due(self) -> bool:
@@ -91,20 +86,6 @@ class _Found(NamedTuple):
     version: str
 
 
-class _ClaimFile(Protocol):
-    path: str
-
-    def read(self) -> tuple[bytes, str] | None:
-        """(content, version), or None."""
-        ...
-
-    def write(self, data: bytes, version: str | None) -> bool:
-        """Writes it if it still has this version, or (None) is not there; False if not."""
-        ...
-
-    def remove(self) -> None: ...
-
-
 class Claims:
     """The claim on an output, as one launch sees it.
 
@@ -115,14 +96,23 @@ class Claims:
     """
 
     def __init__(self, folder: str, output: str, launch: str) -> None:
-        path = join(folder, "claim.json")
-        self._file: _ClaimFile = _LocalFile(path) if is_local(path) else _Object(path)
+        self.path = join(folder, "claim.json")
         self._output, self._launch = output, launch
 
     @property
-    def path(self) -> str:
-        """Where the claim is."""
-        return self._file.path
+    def _lock_path(self) -> str:
+        path = f"{self.path.removesuffix('claim.json')}lock"
+        if is_local(path):
+            return path
+        server = dict(StoreOptions.current().given).get("s3_endpoint_url") or os.getenv("STORAGE_EMULATOR_HOST", "")
+        of_server = hashlib.sha256(str(server).encode()).hexdigest()[:8]  # another one has other buckets
+        return os.path.join(tempfile.gettempdir(), f"beam_prep-{path.split('/')[-2]}-{of_server}.lock")
+
+    @property
+    def lock(self) -> str | None:
+        """The name of the lock of the output on this machine; None: nobody has held it."""
+        path = Path(f"{self._lock_path}.name")
+        return path.read_text() if path.exists() else None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -131,13 +121,8 @@ class Claims:
         Raises:
             LockedError: another launcher holds it.
         """
-        path = f"{self.path.removesuffix('claim.json')}lock"
-        if not is_local(path):
-            server = dict(StoreOptions.current().given).get("s3_endpoint_url") or os.getenv("STORAGE_EMULATOR_HOST", "")
-            of_server = hashlib.sha256(str(server).encode()).hexdigest()[:8]  # another one has other buckets
-            path = os.path.join(tempfile.gettempdir(), f"beam_prep-{path.split('/')[-2]}-{of_server}.lock")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        lock = filelock.FileLock(path, timeout=0, mode=0o666)
+        os.makedirs(os.path.dirname(self._lock_path), exist_ok=True)
+        lock = filelock.FileLock(self._lock_path, timeout=0, mode=0o666)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -148,6 +133,8 @@ class Claims:
                 f"another job is writing {self._output}{who}. Wait for it, or choose another output{stop}"
             ) from None
         try:
+            if self.lock is None:
+                write_file(f"{self._lock_path}.name", uuid.uuid4().hex.encode())
             yield
         finally:
             lock.release()
@@ -170,14 +157,14 @@ class Claims:
             found = self._read()
             if found is None:
                 other = None
-                if self._file.write(dump(asdict(mine)), None):
+                if write_if(self.path, dump(asdict(mine)), None):
                     return None
                 continue
             if found.claim.launch == self._launch:
                 return other  # the answer to the write was lost, or a step runs again
             other = found.claim
             self._check_ended(other, is_locked)
-            if self._file.write(dump(asdict(replace(mine, left=other.ended()))), found.version):
+            if write_if(self.path, dump(asdict(replace(mine, version_name=other.version_name))), found.version):
                 log.info("%s was claimed by launch %s, which did not end well", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
@@ -200,8 +187,8 @@ class Claims:
         Raises:
             LockedError: its job may be at work.
         """
-        its_lock_is_here = is_local(self.path) or other.host == platform.node()
-        if time.time() <= other.renewed + other.lease and not (is_locked and other.dies and its_lock_is_here):
+        is_gone = is_locked and other.lock is not None and other.lock == self.lock
+        if time.time() <= other.renewed + other.lease and not is_gone:
             raise LockedError(self._held_by(other))
 
     def check(self) -> None:
@@ -220,7 +207,7 @@ class Claims:
             raise LockedError(f"another job has claimed {self._output} meanwhile: {self._held_by(found.claim)}")
         if found.claim.is_due:
             # If the write loses, another worker of this launch was faster; or the next check finds another launch.
-            self._file.write(dump(asdict(replace(found.claim, renewed=time.time()))), found.version)
+            write_if(self.path, dump(asdict(replace(found.claim, renewed=time.time()))), found.version)
 
     def update(self, **changes: Any) -> bool:
         """Changes what the claim says, if it is still this launch's; False if it is not."""
@@ -228,7 +215,7 @@ class Claims:
             found = self._read()
             if found is None or found.claim.launch != self._launch:
                 return False
-            if self._file.write(dump(asdict(replace(found.claim, **changes))), found.version):
+            if write_if(self.path, dump(asdict(replace(found.claim, **changes))), found.version):
                 return True
         return False
 
@@ -241,7 +228,7 @@ class Claims:
         """Gives the claim up. Another launch's is left."""
         found = self._read()
         if found is not None and found.claim.launch == self._launch:
-            self._file.remove()
+            delete([self.path])
 
     def end(self) -> None:
         """Ends the claim and leaves it there: it tells the next launch that what lies in the output is ours."""
@@ -250,7 +237,7 @@ class Claims:
     def end_without_launcher(self) -> None:
         """Ends the claim of a job that may have outlived its launcher. Others are released by their launcher."""
         holder = self.holder()
-        if holder is not None and not holder.dies:
+        if holder is not None and holder.lock is None:
             self.end()
 
     @contextlib.contextmanager
@@ -274,7 +261,7 @@ class Claims:
             thread.join()
 
     def _read(self) -> _Found | None:
-        content = self._file.read()
+        content = read_version(self.path)
         if content is None:
             return None
         try:
@@ -295,54 +282,3 @@ class Claims:
     def _breaking(self) -> str:
         command = {"gs": "gcloud storage rm", "s3": "aws s3 rm"}.get(self.path.partition("://")[0], "rm")
         return f"type: {command} {self.path}"
-
-
-class _LocalFile:
-    """A claim on a disk. Its version is its content. A lock of the file system makes compare and write one step."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def read(self) -> tuple[bytes, str] | None:
-        try:
-            content = Path(self.path).read_bytes()
-        except FileNotFoundError:
-            return None
-        return content, content.decode("utf-8", "replace")
-
-    def write(self, data: bytes, version: str | None) -> bool:
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        with filelock.FileLock(f"{self.path.removesuffix('.json')}.lock"):
-            found = self.read()
-            if (None if found is None else found[1]) != version:
-                return False
-            made = f"{self.path}.new"
-            Path(made).write_bytes(data)
-            os.replace(made, self.path)
-        return True
-
-    def remove(self) -> None:
-        Path(self.path).unlink(missing_ok=True)
-
-
-class _Object:
-    """A claim in a store, written by conditional puts."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def read(self) -> tuple[bytes, str] | None:
-        return read_version(self.path)
-
-    def write(self, data: bytes, version: str | None) -> bool:
-        try:
-            if version is None:
-                objects.put_if_absent(self.path, data)
-            else:
-                objects.put_if_version(self.path, data, version)
-        except (PreconditionFailed, FileNotFoundError):
-            return False
-        return True
-
-    def remove(self) -> None:
-        objects.delete([self.path])

@@ -7,13 +7,16 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import stat
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pyarrow as pa
 
 from beam_prep.data.block import InputFile
@@ -23,7 +26,7 @@ from beam_prep.reading.blocks import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
+from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -238,6 +241,20 @@ def open_input(
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
     """
+    with _stream(source, _AHEAD if size is None else size + _BEYOND) as stream:
+        if start:
+            stream.seek(start - 1)
+        kind = source_of(source.path)
+        yield kind.lines(_Input(source, stream, start == 0 and not kind.by_row, position), source.path)
+
+
+@contextmanager
+def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
+    """A file as it is stored; of an object `ahead` bytes are requested at a time, at least.
+
+    Raises:
+        InputError: the file changed since it was listed, or cannot be read.
+    """
     if is_local(source.path):
         _check_unchanged(source)
         try:
@@ -245,13 +262,9 @@ def open_input(
         except OSError as error:
             raise InputError(f"cannot read {source.path!r}: {error}") from None
     else:
-        listed = ObjectInfo(source.path, source.size, source.version or "", "", source.updated)
-        stream = Reader(listed, _AHEAD if size is None else size + _BEYOND)
+        stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated), ahead)
     try:
-        if start:
-            stream.seek(start - 1)
-        kind = source_of(source.path)
-        yield kind.lines(_Input(source, stream, start == 0 and not kind.by_row, position), source.path)
+        yield stream
         # It may have been overwritten while it was read: some stores ignore the version in a request.
         _check_unchanged(source)
     finally:
@@ -265,24 +278,14 @@ def open_table(source: InputFile) -> Iterator[Any]:
     Raises:
         InputError: the file changed since it was listed, is damaged, or cannot be read.
     """
-    if is_local(source.path):
-        _check_unchanged(source)
-        try:
-            stream: Any = pa.OSFile(source.place or source.path)
-        except OSError as error:
-            raise InputError(f"cannot read {source.path!r}: {error}") from None
-    else:
-        stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated))
     try:
-        yield stream
-        _check_unchanged(source)
+        with _stream(source, _BEYOND) as stream:
+            yield stream
     except (Changed, FileNotFoundError):
         raise _changed(source) from None
     # Names of columns that are no UTF-8, and sizes beyond the memory, are not Arrow's errors.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise InputError(_damaged(source, error)) from None
-    finally:
-        stream.close()
 
 
 def _damaged(source: InputFile, error: BaseException) -> str:
@@ -368,6 +371,7 @@ class _Bzip2:
     """Reads bzip2 streams, one after another.
 
     `bz2.BZ2File` takes a damaged stream after the first for padding and ends there, silently. Here it is an error.
+    (Arrow's reader fails, with an internal error, where a read ends with a stream.)
     """
 
     def __init__(self, stream: Any) -> None:
@@ -440,6 +444,71 @@ def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buf
                 raise
             return False
     return True
+
+
+def read_version(path: str) -> tuple[bytes, str] | None:
+    """(content, version) of a file; None if there is none. The version of a local file is its content."""
+    if not is_local(path):
+        return objects.read_version(path)
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    return content, content.decode("utf-8", "replace")
+
+
+def write_if(path: str, data: bytes, version: str | None) -> bool:
+    """Writes a file if it still has the version that `read_version` gave, or (None) is not there; False if not.
+
+    On a disk a lock of the file system makes compare and write one step, in a store it is a conditional put.
+    """
+    if not is_local(path):
+        try:
+            objects.put_if(path, data, version)
+        except PreconditionFailed:
+            return False
+        return True
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with filelock.FileLock(f"{path}.lock"):
+        found = read_version(path)
+        if (None if found is None else found[1]) != version:
+            return False
+        made = f"{path}.new"
+        Path(made).write_bytes(data)
+        os.replace(made, path)
+    return True
+
+
+def delete(paths: Iterable[str]) -> None:
+    """Removes files, all on this disk or all in stores. One that is not there is no error."""
+    stored = []
+    for path in paths:
+        if is_local(path):
+            Path(path).unlink(missing_ok=True)
+        else:
+            stored.append(path)
+    if stored:
+        objects.delete(stored)
+
+
+def listed(folder: str) -> Iterator[ObjectInfo]:
+    """The files below a folder, at any depth."""
+    if not is_local(folder):
+        yield from objects.listed(f"{folder}/")
+        return
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                found = os.stat(path := join(inside, name))
+                yield ObjectInfo(path, found.st_size, "", "", found.st_mtime)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder, with all that is in it. One that is not there is no error."""
+    if is_local(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        objects.delete(found.path for found in objects.listed(f"{path}/"))
 
 
 @contextmanager

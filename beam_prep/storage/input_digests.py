@@ -9,6 +9,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import InputError, StorageError
 from beam_prep.formats.manifest import MANIFEST
+from beam_prep.reading.blocks import read_up_to
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import BLOCK_BYTES
 
@@ -23,17 +24,25 @@ def stores_checksum(files: Sequence[InputFile]) -> str | None:
 
 def digest_of_input(source: InputFile) -> str:
     """Digest of a file's content, as in a manifest."""
-    nodes: list[Node] = []
-    start = 0
+    nodes, start = list[Node](), 0
     with open_input(source) as stream:
-        buffer = b""
-        while part := stream.read(BLOCK_BYTES - len(buffer)):
-            buffer += part
-            if len(buffer) == BLOCK_BYTES:
-                nodes += tree_nodes(buffer, start)
-                start, buffer = start + len(buffer), b""
-        nodes += tree_nodes(buffer, start)
+        while part := read_up_to(stream, BLOCK_BYTES):
+            nodes += tree_nodes(part, start)
+            start += len(part)
     return tree_digest(nodes)
+
+
+def difference(file: InputFile, entry: Mapping[str, Any]) -> str | None:
+    """What is found where a manifest lists another file; None: it is this one.
+
+    Args:
+        file: the input.
+        entry: the same in the manifest.
+    """
+    if file.size != entry["size"]:
+        return f"found {file.size} bytes, {MANIFEST} says {entry['size']}"
+    digest = digest_of_input(file)
+    return None if digest == entry["digest"] else f"found digest {digest}, {MANIFEST} says {entry['digest']}"
 
 
 def first_changed(
@@ -50,7 +59,7 @@ def first_changed(
     if checksum is not None and run_of().get("inputs_checksum") == checksum:
         return None
     for file, entry in zip(files, listed, strict=True):
-        if file.size != entry["size"] or digest_of_input(file) != entry["digest"]:
+        if difference(file, entry) is not None:
             return file
     return None
 
@@ -85,10 +94,9 @@ def compare_inputs(inputs: Iterable[Mapping[str, Any]]) -> ComparedInputs:
             continue
         compared += 1
         try:
-            if file.size != entry["size"]:
-                problems.append(f"input {path}: found {file.size} bytes, {MANIFEST} says {entry['size']}")
-            elif (digest := digest_of_input(file)) != entry["digest"]:
-                problems.append(f"input {path}: found digest {digest}, {MANIFEST} says {entry['digest']}")
+            problem = difference(file, entry)
         except (InputError, StorageError) as error:
-            problems.append(f"input {path}: {error}")
+            problem = str(error)
+        if problem is not None:
+            problems.append(f"input {path}: {problem}")
     return ComparedInputs(compared, not_found, problems)

@@ -53,6 +53,11 @@ class _Output:
         """The current manifest, or None. One that is not ours may be anything."""
         return _read(join(self.path, MANIFEST))
 
+    def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
+        """Replaces `run.json` and `report.html` alone, when a run made the same output again."""
+        write_file(join(self.path, REPORT), page)
+        write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
+
 
 class LocalOutput(_Output):
     """A directory. It is built in the staging area and renamed."""
@@ -141,11 +146,6 @@ class LocalOutput(_Output):
         files.write(RUN, dump({**run, "launch": self.staging.launch}))
         files.write(MANIFEST, text)
         self._replace(self.staging.path("output"), self.path)
-
-    def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
-        """Replaces `run.json` and `report.html` alone, when a run made the same output again."""
-        write_file(join(self.path, REPORT), page)
-        write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes the files of the replaced output that the new one does not have."""
@@ -311,14 +311,10 @@ class StoredOutput(_Output):
         self.write_run(run, page)
         self.claims.check()
         try:  # only if there is none: a job that slept since the check must not replace the manifest of another
-            objects.put_if_absent(join(self.path, MANIFEST), text, hashlib.sha256(text).hexdigest())
+            objects.put_if(join(self.path, MANIFEST), text, None, hashlib.sha256(text).hexdigest())
         except PreconditionFailed:
             if self.manifest() != text:  # otherwise the answer was lost, or nothing but another file was
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
-
-    def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
-        objects.put(join(self.path, REPORT), page)
-        objects.put(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         mine = {file["path"] for file in listed_files(manifest)}

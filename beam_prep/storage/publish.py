@@ -258,7 +258,7 @@ class Publisher:
     @property
     def root(self) -> str:
         """What the launch has claimed: the output, or the folder of versions."""
-        return self.output if self.keep_versions is None else folder_above(self.output)
+        return self.output if self.keep_versions is None else self.output.rpartition("/")[0]
 
     @property
     def target(self) -> OutputTarget:
@@ -435,11 +435,6 @@ def _dropped(drop: Dropped) -> dict[str, Any]:
 
 def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
     return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
-
-
-def folder_above(output: str) -> str:
-    """The folder of versions that an output is in."""
-    return output.rpartition("/")[0]
 
 
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

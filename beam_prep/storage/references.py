@@ -153,7 +153,7 @@ class IndexFile:
 def _loaded(file: IndexFile) -> Index:
     file.options.activate()
     try:
-        sealed = Sealed(_mapped(file.path), _name(file.path))
+        sealed = Sealed(_mapped(file.path), "")
         batch = sealed.batch(0)
     except (StorageError, FormatError) as error:
         raise StorageError(
@@ -173,16 +173,12 @@ def _mapped(path: str) -> pa.NativeFile:
     return read_shared(pa.memory_map, path) if is_local(path) else pa.BufferReader(read_shared(read_bytes, path))
 
 
-def _name(path: str) -> str:
-    return path.replace("\\", "/").rpartition("/")[2]
-
-
 def ship(references: References, folder: str) -> IndexFile:
     """Writes the index to a folder that all workers can read."""
     index = references.index
     batch = pa.record_batch({name: _column(getattr(index, name)) for name in _ARRAYS})
     about = {"ngram": index.ngram, "files": index.files, "without": index.without}
-    content, _ = seal_batches([batch], batch.schema, {"index": about}, "")
-    name = hashlib.sha256(content).hexdigest()[:32]
-    write_file(join(folder, "references", name), *seal_batches([batch], batch.schema, {"index": about}, name))
-    return IndexFile(join(folder, "references", name))
+    content, seal = seal_batches([batch], batch.schema, {"index": about}, "")
+    path = join(folder, "references", hashlib.sha256(content).hexdigest()[:32])
+    write_file(path, content, seal)
+    return IndexFile(path)

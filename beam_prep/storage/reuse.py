@@ -52,7 +52,6 @@ SHARD_VERSION = 1
 """Rises with every change of what is written for the same rows; older shards are then not linked."""
 
 _WRITING_LIBRARIES = ("numpy", "pyarrow")
-_READ_BYTES = 1 << 20
 
 
 def earlier_path(root: str, keep_versions: int | None) -> str | None:
@@ -251,17 +250,11 @@ def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -
         yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
 
 
-def described_files(earlier: EarlierShard) -> list[WrittenFile]:
-    """The receipts of the files that are written anew for a linked shard."""
-    return [
-        WrittenFile(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in earlier.described.items()
-    ]
-
-
 def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
     """The receipt of the new shard, all of whose files are in their places."""
-    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files] + described_files(earlier)
+    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files]
+    for name, content in earlier.described.items():  # written anew
+        files.append(WrittenFile(name, len(content), hashlib.sha256(content).hexdigest()))
     return dataclasses.replace(earlier.receipt, files=tuple(sorted(files, key=lambda file: file.path)))
 
 
@@ -300,15 +293,12 @@ def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
 
 
 def _check(path: str, file: WrittenFile) -> None:
-    digest = hashlib.sha256()
     try:
-        if os.stat(path).st_size == file.bytes:
-            with open(path, "rb", buffering=0) as stream:
-                while data := stream.read(_READ_BYTES):
-                    digest.update(data)
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise Damaged(f"{file.path} cannot be read: {error}") from None
-    if digest.hexdigest() != file.sha256:
+    if digest != file.sha256:
         raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
 
 

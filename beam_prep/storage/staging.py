@@ -2,18 +2,16 @@
 
 import hashlib
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from beam_prep.formats.manifest import WrittenFile
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join, naming
+from beam_prep.storage.files import join, naming, remove_folder
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local, shortened
 
@@ -76,19 +74,12 @@ class Staging:
 
     def remove(self) -> None:
         """Removes the launch's folder."""
-        self._remove(self.launch)
+        remove_folder(self.path())
 
     def remove_kept(self) -> None:
         """Removes what the next launch would reuse: tokenised blocks, the tokenizer, evaluation data."""
         for name in _KEPT:
-            self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        path = join(self.root, name)
-        if self.local:
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            objects.delete(found.path for found in objects.listed(f"{path}/"))
+            remove_folder(join(self.root, name))
 
     def remove_others(self) -> None:
         """Removes the folders of all other launches. Called by the one that has the claim."""
@@ -100,15 +91,7 @@ class Staging:
             below = [found.path[len(self.root) + 1 :].partition("/") for found in objects.listed(f"{self.root}/")]
             names = {name for name, slash, _ in below if slash}
         for name in names - {*_KEPT, self.launch}:
-            self._remove(name)
-
-
-_WRITING = ThreadPoolExecutor(thread_name_prefix="beam_prep-write")
-"""Writes and hashes files while the next rows are made: one worker makes a shard, even if other cores are idle."""
-
-
-_SMALL = 256 * 1024
-"""Bytes that are written and hashed at once: to hand them over takes as long."""
+            remove_folder(join(self.root, name))
 
 
 def unfinished_file(folder: str) -> str:
@@ -135,33 +118,18 @@ class HashedFile:
         self._made = unfinished_file(unfinished)
         self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
         self._digest = hashlib.sha256()
-        self._pending: list[Future[Any]] = []
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes bytes, many of them in the background.
-
-        Until the next call or `close`, which raise the errors of this one, the bytes must not change.
-        """
-        self._wait()
+        """Writes bytes; returns how many."""
+        with naming(self.path):
+            self._digest.update(data)
+            self._file.write(data)
         size = memoryview(data).nbytes
-        if size <= _SMALL:
-            with naming(self.path):
-                self._digest.update(data)
-                self._file.write(data)
-        else:
-            self._pending = [_WRITING.submit(work, data) for work in (self._digest.update, self._file.write)]
         self._size += size
         return size
 
-    def _wait(self) -> None:
-        with naming(self.path):
-            for future in self._pending:
-                future.result()
-        self._pending = []
-
     def close(self) -> None:
-        self._wait()
         with naming(self.path):
             self._file.close()
         os.replace(self._made, self.path)

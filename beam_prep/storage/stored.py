@@ -1,6 +1,7 @@
-"""An output in an object store, for `beam_prep.verify`. Its files are copied to this machine, one shard at a time."""
+"""An output in an object store, whose files are copied to this machine, one shard at a time."""
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from beam_prep.storage.stores.objects import parts
 
 
 class StoredFiles:
-    """See `verify.files.OutputFiles`. The objects are listed once, when this is made.
+    """An output that is verified: see `verify.files.OutputFiles`. The objects are listed once, when this is made.
 
     Args:
         output: on `gs://` or `s3://`.
@@ -29,12 +30,7 @@ class StoredFiles:
         # A console's "folder" is an empty object of such a name.
         self._found = {name: each for name, each in found.items() if not name.endswith("/") and name}
         if MANIFEST not in self._found:
-            failure = f"{base}.failed/{FAILURE}"
-            if objects.find(failure) is not None:
-                raise FormatError(f"{output} holds no output, its run failed: the reason is in {failure}")
-            raise FormatError(
-                f"{output} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
-            )
+            raise no_output(base)
 
     def manifest(self) -> bytes:
         """The manifest's text."""
@@ -55,14 +51,30 @@ class StoredFiles:
         with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
             for name in names:
                 if name in self._found:
-                    _copy(self._found[name], Path(folder, name))
+                    copied(self._found[name], Path(folder, name))
             yield Path(folder)
 
 
-def _copy(found: ObjectInfo, path: Path) -> None:
+def copied(found: ObjectInfo, path: Path) -> str:
+    """Copies an object of an output to this machine. Returns the sha256 of the copy.
+
+    Raises:
+        FormatError: it was replaced or removed since it was found.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
     try:
-        with path.open("wb") as file:
-            file.writelines(parts(found))
+        with path.open("wb") as copy:
+            for part in parts(found):
+                digest.update(part)
+                copy.write(part)
     except (Changed, FileNotFoundError):
         raise FormatError(f"{found.path} changed while it was read: a job is writing this output") from None
+    return digest.hexdigest()
+
+
+def no_output(url: str) -> FormatError:
+    """The error of a path of a store without a manifest."""
+    if objects.find(failure := f"{url}.failed/{FAILURE}") is not None:
+        return FormatError(f"{url} holds no output, its run failed: the reason is in {failure}")
+    return FormatError(f"{url} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")

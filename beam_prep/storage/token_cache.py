@@ -1,5 +1,6 @@
 """The token cache: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
 
+import glob
 import hashlib
 import os
 import re
@@ -8,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from beam_prep.data.block import Origin
@@ -28,7 +28,7 @@ from beam_prep.formats.cached_block import (
     read_rows,
 )
 from beam_prep.shards.row_index import RowIndex
-from beam_prep.storage.files import DAMAGED_SUFFIX, exists, join, read_file, set_aside, write_file
+from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.tokens.batch import Batch
@@ -39,24 +39,6 @@ AT_ONCE = 32
 
 
 _USED = ".used"
-_BLOCKS_PROVEN = 100_000
-_PROVEN: dict[tuple[str, int, int, int], set[int]] = {}
-
-
-def _proven(path: str) -> set[int] | None:
-    """Which parts of a block on this disk this process has proven, since the file was written: see `Sealed`.
-
-    A shuffle reads each block for every few rows that it needs; their bytes are proven once, not each time.
-    """
-    if not is_local(path):
-        return None
-    found = os.stat(path)
-    key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
-    if key not in _PROVEN:
-        while len(_PROVEN) >= _BLOCKS_PROVEN:
-            _PROVEN.pop(next(iter(_PROVEN)), None)
-        _PROVEN[key] = set()
-    return _PROVEN[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +102,8 @@ class TokenCache:
 
     def has_other(self, digest: str) -> bool:
         """True if a block of these bytes was made with another recipe."""
-        folder, _, name = self._path(self.name(digest), "").rpartition("/")
-        start = name.rpartition("-")[0]
-        if is_local(folder):
-            names = os.listdir(folder) if os.path.isdir(folder) else []
-            return any(each.startswith(start) for each in names)
-        return bool(objects.listed(join(folder, start)))
+        start = self._path(self.name(digest), "").rpartition("-")[0]
+        return bool(glob.glob(f"{glob.escape(start)}-*") if is_local(start) else objects.listed(f"{start}-"))
 
     def write(self, batch: Batch, tokens: Array, text_limit: int) -> BlockReceipt:
         """Writes a block's files, its rows last. For the arguments see `encode_block`."""
@@ -151,7 +129,7 @@ class TokenCache:
         """
         path = self._path(name, ROWS)
         with self._expected_block(name):
-            rows, are_all = read_rows(read_file(path), name, domain, start, stop, _proven(path))
+            rows, are_all = read_rows(read_file(path), name, domain, start, stop)
         if last and are_all:
             os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
         return rows
@@ -162,9 +140,8 @@ class TokenCache:
         Raises:
             TokenCacheError: see `_expected_block`.
         """
-        path = self._path(name, ROWS)
         with self._expected_block(name):
-            return pick_rows(read_file(path), name, domain, rows, _proven(path))
+            return pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
 
     def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
         """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block does not have it."""
@@ -288,8 +265,8 @@ def collect(token_cache: str, older_than: float, most_bytes: int | None = None, 
     old = [path for path, (_, used_at) in leftovers.items() if now - used_at > older_than]
     if not dry_run:
         for ending in _ENDINGS:
-            _remove(token_cache, [name + ending for name in removed if ending in found[name].endings])
-        _remove(token_cache, old)
+            delete(join(token_cache, name + ending) for name in removed if ending in found[name].endings)
+        delete(join(token_cache, path) for path in old)
     removed_bytes = size - kept_bytes + sum(leftovers[path][0] for path in old)
     return Collected(token_cache, len(found) - len(removed), kept_bytes, len(removed), removed_bytes)
 
@@ -298,39 +275,16 @@ def _found(token_cache: str) -> tuple[dict[str, _Files], dict[str, tuple[int, fl
     """The blocks of a token cache by name; and what killed writers, and damage, left: path -> (bytes, when)."""
     blocks: dict[str, _Files] = {}
     leftovers: dict[str, tuple[int, float]] = {}
-    for path, size, changed in _listed(token_cache):
+    for file in listed(token_cache):
+        path = file.path[len(token_cache) + 1 :]
         match = _BLOCK.fullmatch(path)
         if match is None:
             continue
         name, ending = match[1], match[2]
         if ending in _ENDINGS:
             files = blocks.setdefault(name, _Files())
-            files.bytes, files.used = files.bytes + size, max(files.used, changed)
+            files.bytes, files.used = files.bytes + file.size, max(files.used, file.updated)
             files.endings = (*files.endings, ending)
         elif ending.endswith(DAMAGED_SUFFIX) or re.fullmatch(r".*\.[0-9a-f]{32}", ending):
-            leftovers[path] = (size, changed)
+            leftovers[path] = (file.size, file.updated)
     return blocks, leftovers
-
-
-def _listed(token_cache: str) -> Iterator[tuple[str, int, float]]:
-    """(path below the token cache, bytes, time of the last change) of all files."""
-    if not is_local(token_cache):
-        for found in objects.listed(f"{token_cache}/"):
-            yield found.path[len(token_cache) + 1 :], found.size, found.updated
-        return
-    for folder in sorted(Path(token_cache).glob("[0-9a-f][0-9a-f]")):
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    stat = entry.stat()
-                except FileNotFoundError:
-                    continue  # renamed or removed meanwhile
-                yield f"{folder.name}/{entry.name}", stat.st_size, stat.st_mtime
-
-
-def _remove(token_cache: str, names: list[str]) -> None:
-    if is_local(token_cache):
-        for name in names:
-            Path(token_cache, name).unlink(missing_ok=True)
-    else:
-        objects.delete(join(token_cache, name) for name in names)

@@ -17,10 +17,10 @@ from pathlib import Path
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, dump
 from beam_prep.formats.versions import HIDDEN, LATEST, READERS, is_held, is_name
-from beam_prep.storage.files import join
+from beam_prep.storage.files import exists, join, listed, read_version, remove_folder, write_if
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import PreconditionFailed, is_local
-from beam_prep.storage.stores.objects import read_bytes, read_version
+from beam_prep.storage.stores.client import is_local
+from beam_prep.storage.stores.objects import read_bytes
 
 _POINTER = "latest.json"
 _Pointer = tuple[str | None, list[str]]
@@ -81,14 +81,12 @@ class Versions:
 
     def has(self, name: str) -> bool:
         """True if a version is complete, whether `latest` is to know of it yet or not."""
-        if is_local(self.root):
-            return os.path.isfile(join(self.path(name), MANIFEST))
-        return objects.find(join(self.path(name), MANIFEST)) is not None
+        return exists(join(self.path(name), MANIFEST))
 
     def problem(self) -> str | None:
         """The reason why no version may be made here, or None."""
         if not is_local(self.root):
-            if objects.find(join(self.root, MANIFEST)) is not None:
+            if exists(join(self.root, MANIFEST)):
                 return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
             return None
         if not os.path.lexists(self.root):
@@ -155,8 +153,8 @@ class Versions:
 
     def remove_unfinished(self, name: str) -> None:
         """Removes the files of a version without a manifest, which a killed launch left. In a store only."""
-        if not is_local(self.root) and objects.find(join(self.path(name), MANIFEST)) is None:
-            objects.delete(found.path for found in objects.listed(f"{self.path(name)}/"))
+        if not is_local(self.root) and not self.has(name):
+            remove_folder(self.path(name))
 
     def _remove(self, name: str) -> None:
         if is_local(self.root):
@@ -166,15 +164,13 @@ class Versions:
             os.rename(self.path(name), join(removed, f"{name}.{uuid.uuid4().hex}"))
             return
         objects.delete([join(self.path(name), MANIFEST)])
-        objects.delete(found.path for found in objects.listed(f"{self.path(name)}/"))
-        objects.delete(found.path for found in objects.listed(f"{join(self.root, HIDDEN, READERS, name)}/"))
+        remove_folder(self.path(name))
+        remove_folder(join(self.root, HIDDEN, READERS, name))
         self._change_pointer(lambda latest, names: (latest, [each for each in names if each != name]))
 
     def _is_held(self, name: str) -> bool:
-        folder = join(self.root, HIDDEN, READERS, name)
-        if is_local(self.root):
-            return any(is_held(path.read_bytes()) for path in Path(folder).glob("*.json"))
-        return any(is_held(read_bytes(found.path)) for found in objects.listed(f"{folder}/"))
+        leases = listed(join(self.root, HIDDEN, READERS, name))
+        return any(is_held(read_bytes(found.path)) for found in leases if found.path.endswith(".json"))
 
     def _pointer(self) -> _Pointer:
         """(latest, all) of a store. All are listed there, as a listing of the store would list every shard."""
@@ -199,14 +195,8 @@ class Versions:
             if wanted == there:
                 return wanted
             path, text = join(self.root, _POINTER), dump({"generation": wanted[0], "generations": wanted[1]})
-            try:
-                if version is None:
-                    objects.put_if_absent(path, text)
-                else:
-                    objects.put_if_version(path, text, version)
-            except PreconditionFailed:
-                continue  # or the answer to the first try was lost
-            return wanted
+            if write_if(path, text, version):  # otherwise another was faster; or the answer to the first try was lost
+                return wanted
 
 
 _REMOVED = "removed"

@@ -415,22 +415,22 @@ def s3(tmp_path: Path) -> Iterator[str]:
 
 def test_conditional_puts(s3: str) -> None:
     path = f"{s3}/object"
-    objects.put_if_absent(path, b"first")
+    objects.put_if(path, b"first", None)
     with pytest.raises(PreconditionFailed):
-        objects.put_if_absent(path, b"second")
+        objects.put_if(path, b"second", None)
     first = objects.find(path)
     assert first is not None
-    objects.put_if_version(path, b"third", first.version)
+    objects.put_if(path, b"third", first.version)
     with pytest.raises(PreconditionFailed):
-        objects.put_if_version(path, b"fourth", first.version)
+        objects.put_if(path, b"fourth", first.version)
     assert read_bytes(path) == b"third"
     objects.delete([path])
     with pytest.raises(PreconditionFailed):
-        objects.put_if_version(path, b"fifth", first.version)
+        objects.put_if(path, b"fifth", first.version)
     assert objects.find(path) is None
-    objects.put_if_absent(path, b"sixth")
+    objects.put_if(path, b"sixth", None)
     with pytest.raises(StorageError, match=r"there is no such bucket|the store refuses"):
-        objects.put_if_absent("s3://no-such-bucket/x", b"")
+        objects.put_if("s3://no-such-bucket/x", b"", None)
 
 
 def test_of_many_conditional_puts_at_once_one_succeeds(s3: str) -> None:
@@ -438,7 +438,7 @@ def test_of_many_conditional_puts_at_once_one_succeeds(s3: str) -> None:
 
     def put(number: int) -> bool:
         try:
-            objects.put_if_absent(path, str(number).encode())
+            objects.put_if(path, str(number).encode(), None)
         except PreconditionFailed:
             return False
         return True
@@ -479,12 +479,12 @@ def test_conditional_puts_on_gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
         objects.client_for.cache_clear()
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        objects.put_if_absent(path, b"first")
+        objects.put_if(path, b"first", None)
         with pytest.raises(PreconditionFailed):
-            objects.put_if_absent(path, b"second")
-        objects.put_if_version(path, b"third", "1")
+            objects.put_if(path, b"second", None)
+        objects.put_if(path, b"third", "1")
         with pytest.raises(PreconditionFailed):
-            objects.put_if_version(path, b"fourth", "1")
+            objects.put_if(path, b"fourth", "1")
         assert OneObject.generation == 2
         server.shutdown()
     objects.client_for.cache_clear()

@@ -300,13 +300,13 @@ def test_each_request_to_a_store_may_be_disturbed(
 
     def replaced() -> bytes:
         version = read_back()[1]
-        return conditional(lambda: objects.put_if_version(path, b"third", version), b"third")
+        return conditional(lambda: objects.put_if(path, b"third", version), b"third")
 
     # (what is there before, step, its result)
     steps: list[tuple[bytes | None, Callable[[], object], object]] = [
         (None, lambda: objects.find(path), None),
         (None, lambda: objects.listed(f"{through}/"), []),
-        (None, lambda: conditional(lambda: objects.put_if_absent(path, b"first"), b"first"), b"first"),
+        (None, lambda: conditional(lambda: objects.put_if(path, b"first", None), b"first"), b"first"),
         (b"first", replaced, b"third"),
         (None, lambda: objects.put(path, b"second"), None),
         (b"third", lambda: read_bytes(path), b"third"),
@@ -364,7 +364,7 @@ def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(p
         assert len(won) == 1
         holder = won[0].claims(output).holder()
         assert holder is not None
-        assert (holder.launch, list(holder.left)) == (won[0].launch, ["old"])
+        assert (holder.launch, holder.version_name) == (won[0].launch, "old")
         won[0].claims(output).release()
         assert objects.listed(f"{through}/") == []
 

@@ -13,6 +13,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError, FormatError, StorageError
 from beam_prep.readers import shards
+from beam_prep.storage.stores.client import ANY
 from beam_prep.storage.versions import Versions
 from tests.readers.conftest import IDS, MASK, documents, split_up
 from tests.storage.conftest import store as store
@@ -47,7 +48,7 @@ def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
 def upload(folder: Path, store: MemoryStore, url: str = URL) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            store.put(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes(), None)
+            store.put(f"{url}/{path.relative_to(folder).as_posix()}", path.read_bytes(), ANY, None)
 
 
 def ids(rows: Any) -> list[list[int]]:
@@ -125,7 +126,7 @@ def test_a_damaged_object_is_named_with_its_sha256(
     upload(output([IDS, MASK], PARTS), objects)
     path = f"{URL}/b/input_ids.bin"
     sound = objects._objects[path][0]
-    objects.put(path, bytes([sound[0] ^ 1]) + sound[1:], None)
+    objects.put(path, bytes([sound[0] ^ 1]) + sound[1:], ANY, None)
     dataset = bp.open(URL, cache=tmp_path / "cache")
     with pytest.raises(FormatError, match=rf"{path} is damaged: found sha256 [0-9a-f]{{64}}, manifest.json says "):
         dataset[4]
@@ -133,7 +134,7 @@ def test_a_damaged_object_is_named_with_its_sha256(
     objects.delete(path)
     with pytest.raises(FormatError, match=f"{path}: no such object, though manifest.json lists it"):
         dataset[4]
-    objects.put(path, sound, None)
+    objects.put(path, sound, ANY, None)
     assert len(dataset[4]["input_ids"]) == 9
 
 
@@ -213,7 +214,7 @@ def test_the_latest_version_is_followed_and_held(output: Callable[..., Path], ob
 def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=f"{URL} has no manifest.json: not an output of beam_prep"):
         bp.open(URL, cache=tmp_path)
-    objects.put(f"{URL}.failed/failure.json", b"{}", None)
+    objects.put(f"{URL}.failed/failure.json", b"{}", ANY, None)
     with pytest.raises(FormatError, match=f"its run failed: the reason is in {URL}.failed/failure.json"):
         bp.open(f"{URL}/", cache=tmp_path)
 

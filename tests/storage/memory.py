@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed
+from beam_prep.storage.stores.client import ANY, Changed, ObjectInfo, PreconditionFailed
 
 
 class MemoryStore:
@@ -30,17 +30,14 @@ class MemoryStore:
         whole = self.find(path).size
         return self.get(path, max(0, whole - size), whole, None), whole
 
-    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
+    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        if version not in (ANY, self.find(path).version if path in self._objects else None):
+            raise PreconditionFailed(path)
         self._writes += 1
         self._objects[path] = bytes(data), str(self._writes), sha256, self.clock()
 
-    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        if version != (self.find(path).version if path in self._objects else None):
-            raise PreconditionFailed(path)
-        self.put(path, data, sha256)
-
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        self.put_if(path, Path(file).read_bytes(), version, sha256)
+        self.put(path, Path(file).read_bytes(), version, sha256)
 
     def delete(self, path: str) -> None:
         self._objects.pop(path, None)

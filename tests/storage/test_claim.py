@@ -131,14 +131,14 @@ def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
     if claimed:
         claim(launch(), lease=0)
     first, second = launch(), launch()
-    put_if = store.put_if
+    put = store.put
 
     def beaten(*given: Any) -> None:
-        monkeypatch.setattr(store, "put_if", put_if)
+        monkeypatch.setattr(store, "put", put)
         claim(first)
-        put_if(*given)
+        put(*given)
 
-    monkeypatch.setattr(store, "put_if", beaten)
+    monkeypatch.setattr(store, "put", beaten)
     with pytest.raises(LockedError, match=f"another job is writing {OUTPUT}: pid 1 on another, since .* UTC"):
         claim(second)
     assert claimed_by() == first.staging.launch
@@ -203,9 +203,10 @@ from beam_prep.storage.staging import Staging
 
 output = sys.argv[1]
 launch = Staging.beside(output)
-with launch.claims(output).locked():
+claims = launch.claims(output)
+with claims.locked():
     if "://" not in output:
-        launch.claims(output).take(Claim(launch.launch, dies=True), is_locked=True)
+        claims.take(Claim(launch.launch, lock=claims.lock), is_locked=True)
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -217,12 +218,12 @@ def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(
 ) -> None:
     output = str(tmp_path / "out") if where == "disk" else f"mem://bucket/{tmp_path.name}/out"
     launch = Staging.beside(output)
-    if where == "store":  # which is in the memory of this process
-        objects.put(launch.claims(output).path, dump(asdict(Claim("first", dies=True))))
     with subprocess.Popen([sys.executable, "-c", LOCKED, output], stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"locked\n"
         claims = launch.claims(output)
+        if where == "store":  # which is in the memory of this process
+            objects.put(claims.path, dump(asdict(Claim("first", lock=claims.lock))))
         with (
             pytest.raises(LockedError, match=r"another job is writing .*: pid \d+ on .*, since .*type on .*: kill \d+"),
             claims.locked(),
@@ -238,11 +239,11 @@ def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(
 
 @pytest.mark.parametrize(
     "claimed",
-    [{"dies": False, "host": platform.node()}, {"dies": True, "host": "another"}],
-    ids=["a_job_on_a_runner", "a_launcher_of_another_machine"],
+    [{"lock": None}, {"lock": "of another"}],
+    ids=["a_job_on_a_runner", "a_launcher_of_another_machine_of_this_name"],
 )
 def test_a_job_whose_lock_is_not_here_is_not_gone(store: MemoryStore, claimed: dict[str, Any]) -> None:
-    claim(launch(), **claimed)
+    claim(launch(), host=platform.node(), **claimed)
     mine = launch()
     with mine.claims.locked(), pytest.raises(LockedError, match="its claim ends"):
         mine.claims.take(Claim(mine.staging.launch), is_locked=True)
@@ -257,14 +258,14 @@ def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
 
 
 def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_if = store.put_if
+    put = store.put
 
     def lost(*given: Any) -> None:
-        monkeypatch.setattr(store, "put_if", put_if)
-        put_if(*given)
+        monkeypatch.setattr(store, "put", put)
+        put(*given)
         raise StoreUnavailable("the connection was closed")
 
-    monkeypatch.setattr(store, "put_if", lost)
+    monkeypatch.setattr(store, "put", lost)
     mine = launch()
     assert claim(mine) is None
     assert claimed_by() == mine.staging.launch

@@ -84,7 +84,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
         (output_module, ("_exchanged",)),
         (LocalOutput, ("check_claim",)),
         (StoredOutput, ("check_claim",)),
-        (store, ("put", "put_if", "upload", "delete")),
+        (store, ("put", "upload", "delete")),
     ]
     for owner, names in changing:
         for name in names:

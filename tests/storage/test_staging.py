@@ -1,4 +1,4 @@
-"""Files that are written and hashed beside the work: whole or not at all."""
+"""Files that are hashed while they are written: whole or not at all."""
 
 import hashlib
 from pathlib import Path
@@ -32,18 +32,7 @@ class _Full:
         pass
 
 
-@pytest.mark.parametrize("last", [True, False])
-def test_an_error_of_the_disk_in_the_background_is_raised_later(tmp_path: Path, last: bool) -> None:
-    file = HashedFile(str(tmp_path / "file"), str(tmp_path))
-    file._file.close()
-    file._file = _Full()  # type: ignore[assignment]
-    file.write(b"data" * 100_000)
-    with pytest.raises(OSError, match="No space left"):
-        file.close() if last else file.write(b"more")
-    assert not (tmp_path / "file").exists()
-
-
-def test_an_error_of_the_disk_at_a_small_write_is_raised_at_once(tmp_path: Path) -> None:
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
     file = HashedFile(str(tmp_path / "file"), str(tmp_path))
     file._file.close()
     file._file = _Full()  # type: ignore[assignment]
@@ -51,14 +40,3 @@ def test_an_error_of_the_disk_at_a_small_write_is_raised_at_once(tmp_path: Path)
         file.write(b"data")
     assert raised.value.filename == str(tmp_path / "file")
     assert not (tmp_path / "file").exists()
-
-
-def test_small_and_large_writes_keep_their_order(tmp_path: Path) -> None:
-    parts = [bytes([number]) * size for number, size in enumerate([10, 2**20, 10, 2**18, 2**18 + 1, 0, 2**20, 1])]
-    file = HashedFile(str(tmp_path / "file"), str(tmp_path))
-    for part in parts:
-        file.write(part)
-    file.close()
-    content = (tmp_path / "file").read_bytes()
-    assert content == b"".join(parts)
-    assert file.written("file").sha256 == hashlib.sha256(content).hexdigest()

@@ -131,18 +131,24 @@ def test_beam_keeps_the_options_of_a_process_where_we_look_for_them() -> None:
         FileSystems._pipeline_options = before
 
 
-def test_an_object_is_removed_while_the_interpreter_ends() -> None:
-    """As a reader's lease is, which ends with its process."""
-    code = """
-import atexit
+LEASE = """
+from beam_prep.readers.lease import ReaderLease
 from beam_prep.storage.stores import objects
 from tests.storage.memory import MemoryStore
 
-store = MemoryStore()
+class Store(MemoryStore):
+    def delete(self, path):
+        super().delete(path)
+        print("removed", path.rpartition("/")[0])
+
+store = Store()
 objects._CLIENTS["mem"] = (lambda options: store, "")
-objects.put("mem://b/lease", b"1")
-atexit.register(lambda: print(objects.find("mem://b/lease")))
-atexit.register(objects.delete, ["mem://b/lease"])
+lease = ReaderLease("mem://bucket/out/one")
+print(len(list(store.listed("mem://bucket/out/.beam_prep/readers/one/"))))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def test_the_lease_of_a_reader_ends_with_its_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEASE], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert ended.stdout == "1\nremoved mem://bucket/out/.beam_prep/readers/one\n"
+    assert ended.stderr == ""

@@ -20,6 +20,7 @@ from beam_prep.reading.blocks import RawBlock
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.splits import blocks_of, first_records, split_file
+from beam_prep.storage.stores.client import ANY
 from tests.storage.memory import MemoryStore
 
 
@@ -53,6 +54,13 @@ def numbers(found: list[tuple[RawBlock, Origin]]) -> list[int]:
 def one(path: str) -> InputFile:
     (source,) = list_inputs(path)
     return source
+
+
+@pytest.mark.parametrize("write", [parquet, arrow])
+def test_a_name_that_is_no_utf8_is_read(tmp_path: Path, write: Callable[[Path, pa.Table], str]) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + f"/caf\xe9.{write.__name__}".encode("latin-1"))
+    os.rename(write(tmp_path / "a", table(7)), path)
+    assert numbers(blocks(one(path))) == list(range(7))
 
 
 @settings(max_examples=25)
@@ -226,14 +234,14 @@ def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_table_in_a_store(kind: str, store: MemoryStore, tmp_path: Path) -> None:
     path = (parquet if kind == "parquet" else arrow)(tmp_path / f"a.{kind}", table(3000, 100), 700)
-    store.put(f"mem://b/a.{kind}", Path(path).read_bytes(), None)
+    store.put(f"mem://b/a.{kind}", Path(path).read_bytes(), ANY, None)
     source = one(f"mem://b/a.{kind}")
     stored, local = blocks(source), blocks(one(path))
     assert [(raw, origin.nodes, origin.digest) for raw, origin in stored] == [
         (raw, origin.nodes, origin.digest) for raw, origin in local
     ]
     assert digest_of_input(source) == digest_of_input(one(path))
-    store.put(f"mem://b/a.{kind}", b"other", None)
+    store.put(f"mem://b/a.{kind}", b"other", ANY, None)
     with pytest.raises(InputError, match="changed while the job ran"):
         blocks(source)
 
@@ -307,7 +315,7 @@ def test_a_damaged_state_is_named(text: str, tmp_path: Path) -> None:
 def test_a_datasets_folder_in_a_store(store: MemoryStore, saved: Callable[..., Path]) -> None:
     folder = saved("set", b=table(10), a=table(20))
     for path in folder.iterdir():
-        store.put(f"mem://b/set/{path.name}", path.read_bytes(), None)
+        store.put(f"mem://b/set/{path.name}", path.read_bytes(), ANY, None)
     for name in ("mem://b/set", "mem://b/set/"):
         files = list_inputs(name)
         assert [file.path for file in files] == ["mem://b/set/b.arrow", "mem://b/set/a.arrow"]

@@ -1,4 +1,7 @@
-"""The contract of a client of an object store, and its errors."""
+"""The contract of a client of an object store, and its errors.
+
+Beam, of whose options clients are made, is imported when a store is used: readers of local outputs do without.
+"""
 
 import logging
 import os
@@ -7,16 +10,18 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, S3Options
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from beam_prep.errors import StorageError
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
-def options_here() -> PipelineOptions | None:
+
+def options_here() -> "PipelineOptions | None":
     """What `FileSystems.set_options` was given in this process. Beam has no public name for it."""
+    from apache_beam.io.filesystems import FileSystems
+
     given: PipelineOptions | None = FileSystems._pipeline_options
     return given
 
@@ -34,6 +39,8 @@ class StoreOptions:
     @classmethod
     def current(cls) -> "StoreOptions":
         """The options of this process."""
+        from apache_beam.options.pipeline_options import GoogleCloudOptions, S3Options
+
         found = options_here()
         if found is None:
             return cls()
@@ -49,6 +56,9 @@ class StoreOptions:
 
         Beam keeps one set of options for each process, so this is for workers, which work for one job.
         """
+        from apache_beam.io.filesystems import FileSystems
+        from apache_beam.options.pipeline_options import PipelineOptions
+
         here = dict(StoreOptions.current().given) if self.given else {}  # slow in Beam
         if any(here.get(name) != value for name, value in self.given):
             FileSystems.set_options(PipelineOptions.from_dictionary({**here, **dict(self.given)}))
@@ -57,6 +67,8 @@ class StoreOptions:
 SHA256 = "sha256"
 """The key of an object's metadata under which we keep its digest."""
 CONNECTIONS = 16
+ANY = "any"
+"""In place of a version: there may be an object of any, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +119,10 @@ class StoreClient(Protocol):
         """The last bytes of an object, at most `size`, and the object's size."""
         ...
 
-    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
-        """Writes an object, completely or not at all."""
-        ...
+    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        """Writes an object, completely or not at all; and only if it has this version, `ANY` or none (None).
 
-    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        """Writes an object only if it has this version, or (None) if there is none. Otherwise `PreconditionFailed`.
+        Otherwise `PreconditionFailed`.
 
         Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
         content: the same content written again is the same version.
@@ -120,7 +130,7 @@ class StoreClient(Protocol):
         ...
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put_if`.
+        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put`.
 
         S3 does not look at the version of a file that is uploaded in parts.
         """

@@ -4,11 +4,10 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
-
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from beam_prep.storage.stores.client import (
+    ANY,
     CONNECTIONS,
     SHA256,
     Changed,
@@ -21,11 +20,14 @@ from beam_prep.storage.stores.client import (
     refused,
 )
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 
 class GCSClient:
     """Google Cloud Storage, by google-cloud-storage."""
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: "PipelineOptions") -> None:
         from apache_beam.io.gcp import gcsio
         from requests.adapters import HTTPAdapter
 
@@ -90,18 +92,12 @@ class GCSClient:
         start = max(0, found.size - size)
         return self.get(path, start, found.size, found.version), found.size
 
-    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
-        self._upload(path, io.BytesIO(data), len(data), sha256)
+    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+        self._upload(path, io.BytesIO(data), len(data), version, sha256)
 
-    def put_if(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        self._upload(path, io.BytesIO(data), len(data), sha256, int(version or 0))  # no object has generation 0
-
-    def _upload(self, path: str, body: BinaryIO, size: int, sha256: str | None, generation: int | None = None) -> None:
-        """Writes an object; with `generation`, if it has that one. A large one resumably: it is there when it is whole.
-
-        Raises:
-            PreconditionFailed: it has another.
-        """
+    def _upload(self, path: str, body: BinaryIO, size: int, version: str | None, sha256: str | None) -> None:
+        """See `put`. A large object is uploaded resumably: it is there when it is whole."""
+        generation = None if version == ANY else int(version or 0)  # no object has generation 0
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
         try:
@@ -113,7 +109,7 @@ class GCSClient:
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         try:
             with open(file, "rb") as body:
-                self._upload(path, body, os.path.getsize(file), sha256, int(version or 0))
+                self._upload(path, body, os.path.getsize(file), version, sha256)
         except FileNotFoundError:
             with self._errors(path):
                 list(self._gcs.list_blobs(bucket_and_name(path)[0], max_results=1, retry=None))

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-
-from apache_beam.io.filesystem import FileSystem
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING
 
 from beam_prep.errors import ConfigError, StorageError
 from beam_prep.storage.stores.client import (
+    ANY,
     CONNECTIONS,
     Changed,
     ObjectInfo,
@@ -35,7 +34,10 @@ from beam_prep.storage.stores.client import (
 from beam_prep.storage.stores.gcs import GCSClient
 from beam_prep.storage.stores.s3 import S3Client
 
-_CLIENTS: dict[str, tuple[Callable[[PipelineOptions], StoreClient], str]] = {
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+_CLIENTS: dict[str, tuple[Callable[["PipelineOptions"], StoreClient], str]] = {
     "s3": (S3Client, "aws"),
     "gs": (GCSClient, "gcp"),
 }
@@ -47,7 +49,9 @@ def _client(path: str) -> StoreClient:
 
 
 @functools.lru_cache(maxsize=4)
-def client_for(scheme: str, process: int, options: PipelineOptions | None) -> StoreClient:
+def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> StoreClient:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     if scheme not in _CLIENTS:
         raise ConfigError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = _CLIENTS[scheme]
@@ -106,32 +110,23 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     return with_retries(all_of_it, path)
 
 
-def put(path: str, data: bytes | memoryview, sha256: str | None = None) -> None:
+def put(path: str, data: bytes, sha256: str | None = None) -> None:
     """Writes an object, completely or not at all."""
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put(path, data, sha256), path)
+        with_retries(lambda: _client(path).put(path, data, ANY, sha256), path)
 
 
-def put_if_absent(path: str, data: bytes, sha256: str | None = None) -> None:
-    """Writes an object if there is none at this path.
+def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
+    """Writes an object if it has the version that `find` returned, or (None) if there is none at this path.
 
     A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
     know whose object it is has to read it.
 
     Raises:
-        PreconditionFailed: there is one.
+        PreconditionFailed: there is one; it has another version, or is no longer there.
     """
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put_if(path, data, None, sha256), path)
-
-
-def put_if_version(path: str, data: bytes, version: str) -> None:
-    """Writes an object if it has the version that `find` returned. For lost answers see `put_if_absent`.
-
-    Raises:
-        PreconditionFailed: it has another version, or is no longer there.
-    """
-    with_retries(lambda: _client(path).put_if(path, data, version, None), path)
+        with_retries(lambda: _client(path).put(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
@@ -179,7 +174,8 @@ def delete(paths: Iterable[str]) -> None:
     def remove(path: str) -> None:
         with_retries(lambda: _client(path).delete(path), path)
 
-    if len(paths := list(paths)) == 1:  # a reader's lease ends with the interpreter, when no thread can start
+    paths = list(paths)
+    if len(paths) == 1:  # as a lease does when its process ends, which can start no thread then
         remove(paths[0])
         return
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -199,6 +195,8 @@ def match_pattern(pattern: str) -> list[ObjectInfo]:
     if magic is None:
         found = find(pattern)
         return [] if found is None else [found]
+    from apache_beam.io.filesystem import FileSystem
+
     wanted = re.compile(FileSystem.translate_pattern(pattern))
     return [each for each in listed(pattern[: magic.start()]) if wanted.match(each.path)]
 

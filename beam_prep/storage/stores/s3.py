@@ -3,11 +3,10 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
-
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from beam_prep.storage.stores.client import (
+    ANY,
     CONNECTIONS,
     SHA256,
     Changed,
@@ -20,6 +19,9 @@ from beam_prep.storage.stores.client import (
     refused,
 )
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 _IN_PARTS = 8 << 20
 """Bytes of a file from which on boto3 uploads it in parts."""
 
@@ -27,7 +29,7 @@ _IN_PARTS = 8 << 20
 class S3Client:
     """S3, by boto3."""
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, options: "PipelineOptions") -> None:
         from apache_beam.io.aws.clients.s3 import boto3_client
 
         self._s3 = boto3_client.Client(options).client
@@ -94,21 +96,16 @@ class S3Client:
             total = int(found["ContentRange"].rpartition("/")[2] if "ContentRange" in found else found["ContentLength"])
         return data, total
 
-    def put(self, path: str, data: bytes | memoryview, sha256: str | None) -> None:
+    def put(self, path: str, data: bytes | BinaryIO, version: str | None, sha256: str | None) -> None:
         bucket, name = bucket_and_name(path)
-        with self._errors(path):
-            self._s3.put_object(Bucket=bucket, Key=name, Body=bytes(data), Metadata=metadata(sha256))
-
-    def put_if(self, path: str, data: bytes | BinaryIO, version: str | None, sha256: str | None) -> None:
-        bucket, name = bucket_and_name(path)
-        wanted = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        wanted = {} if version == ANY else {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             with self._errors(path):
                 self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata=metadata(sha256), **wanted)
         except Changed:
             raise PreconditionFailed(path) from None
         except FileNotFoundError:
-            if version is None:
+            if version in (None, ANY):
                 raise
             raise PreconditionFailed(path) from None
 
@@ -116,7 +113,7 @@ class S3Client:
         bucket, name = bucket_and_name(path)
         if os.path.getsize(file) < _IN_PARTS:
             with open(file, "rb") as body:
-                self.put_if(path, body, version, sha256)
+                self.put(path, body, version, sha256)
             return
         with self._errors(path):  # in parts, which count only if all arrive; boto3 puts no condition on them
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})

@@ -1,0 +1,63 @@
+"""How a reader holds the version of an output that it has opened, on a disk or in a store.
+
+It leaves a lease, `OUT/.beam_prep/readers/<version_name>/<number>.json`, which says until when; as long as it lasts the
+version is not removed. The reader renews it while it opens shards.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import time
+import uuid
+import weakref
+from pathlib import Path
+
+from beam_prep.errors import BeamPrepError
+from beam_prep.formats.versions import HIDDEN, LEASE, READERS
+from beam_prep.storage.stores import objects
+from beam_prep.storage.stores.client import is_local
+
+
+class ReaderLease:
+    """The lease of a reader on a version. It ends with this object. Without the right to write there is none.
+
+    Args:
+        version: the path of the version, or its URL.
+    """
+
+    def __init__(self, version: str) -> None:
+        root, _, name = version.rpartition("/")
+        self._path = f"{root}/{HIDDEN}/{READERS}/{name}/{uuid.uuid4().hex}.json"
+        self._renewed = 0.0
+        self.renew()
+        weakref.finalize(self, _remove, self._path, os.getpid())
+
+    def renew(self) -> None:
+        """Renews the lease if an hour has passed."""
+        if self._renewed and time.monotonic() - self._renewed < 3600:
+            return
+        self._renewed = time.monotonic()
+        said = {"host": platform.node(), "pid": os.getpid(), "until": time.time() + LEASE}
+        content = json.dumps(said).encode()
+        with contextlib.suppress(OSError, BeamPrepError):  # no right to write
+            if not is_local(self._path):
+                objects.put(self._path, content)
+                return
+            path = Path(self._path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = path.with_suffix(".new")
+            made.write_bytes(content)
+            os.replace(made, path)
+
+
+def _remove(path: str, pid: int) -> None:
+    if os.getpid() != pid:  # a process that was forked from the reader's
+        return
+    with contextlib.suppress(OSError, BeamPrepError):
+        if not is_local(path):
+            objects.delete([path])
+            return
+        Path(path).unlink()
+        for folder in list(Path(path).parents)[:3]:
+            folder.rmdir()
