@@ -132,7 +132,9 @@ class WorkerProcesses(FnApiRunner):
             if not concurrent.futures.wait([done], _UNTIL_ENDED).done:
                 raise EngineError(DIED)
             error = done.exception()
-            if killed.is_set() and error is not None and raised_by_worker(error) is error:  # of a connection that is no more
+            if (
+                killed.is_set() and error is not None and raised_by_worker(error) is error
+            ):  # of a connection that is no more
                 raise EngineError(DIED) from error
             return done.result()
 

@@ -149,6 +149,7 @@ class ParquetReader(BatchReader):
     """
 
     kind = "Parquet"
+    _last: tuple[int, pa.RecordBatch] | None = None
 
     def _open(self) -> None:
         import pyarrow.parquet as pq
@@ -161,6 +162,11 @@ class ParquetReader(BatchReader):
             raise ValueError(f"its row groups have {self._starts[-1]} rows of {self._metadata.num_rows}")
 
     def _batch(self, group: int) -> pa.RecordBatch:
+        if self._last is None or self._last[0] != group:
+            self._last = group, self._read(group)
+        return self._last[1]
+
+    def _read(self, group: int) -> pa.RecordBatch:
         import pyarrow.parquet as pq
 
         rows = self._starts[group + 1] - self._starts[group]
@@ -172,16 +178,8 @@ class ParquetReader(BatchReader):
             check_types(table.schema, self._columns)
             (batch,) = table.combine_chunks().to_batches()
             batch.validate()
-            if batch.num_rows != rows or any(_nulls(array) for array in batch.columns):
-                raise ValueError(f"found {batch.num_rows} rows of {rows}, or nulls")
+            if batch.num_rows != rows:
+                raise ValueError(f"found {batch.num_rows} rows of {rows}")
         except (pa.ArrowException, OSError, ValueError) as error:
             raise FormatError(f"{self._path}: row group {group} is damaged: {error}") from None
         return batch
-
-
-def _nulls(array: pa.Array) -> bool:
-    while pa.types.is_list(array.type):
-        if array.null_count:
-            return True
-        array = array.values
-    return bool(array.null_count)
