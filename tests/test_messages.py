@@ -324,7 +324,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     (("replay", "out", "--tokenizer", TOKENIZER), "did you mean --tokenizer_path?"),
     (("presets", "--list"), "unknown option '--list'"),
     (("schema", "--jsn"), "unknown option '--jsn'"),
-    (("rnu", "x.jsonl"), "unknown command 'rnu'; did you mean run? commands: run, "),
+    (("rnu", "x.jsonl"), "unknown command 'rnu'; did you mean 'run'? known: run, "),
     ((), "the following arguments are required: COMMAND"),
 ]
 
