@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from beam_prep import renamed
+from beam_prep import recipe, renamed
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown, unknown_name
 from beam_prep.reading.blocks import MAX_LINE_BYTES
-from beam_prep.recipe import Prepare, chain, compose, layout, read_config
+from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -173,18 +173,13 @@ def shard(
         max_reject_chars: characters of a rejected record that are kept.
     """
     chosen, loaded = _loaded(config, tokenizer)
-    return Shard(
+    return recipe.shard(
+        chosen,
+        loaded,
         output,
-        chosen.output.max_tokens_per_shard,
-        chosen.output.formats,
-        max_items=chosen.preprocessing.max_items,
-        pack=layout(chosen, loaded),
-        rows_without_loss=chosen.preprocessing.rows_without_loss,
-        dtype=chosen.columns(),
         max_reject_rate=max_reject_rate,
         max_no_loss_rate=max_no_loss_rate,
         max_reject_chars=max_reject_chars,
-        tokenizer=loaded,
         overwrite=overwrite,
         compose=compose(chosen),
     )

@@ -1,7 +1,6 @@
 """The command line: `beam-prep run | replay | inspect ...`. Large modules are imported when needed."""
 
 import argparse
-import contextlib
 import importlib
 import json
 import logging
@@ -10,13 +9,14 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import beam_prep
 from beam_prep import options, renamed
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import nearest, option_of, place_of
+from beam_prep.hints import nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_import, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -85,123 +85,48 @@ class _Parser(argparse.ArgumentParser):
         raise _UsageError(message)
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser, and that of each command."""
-    parser = _Parser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"beam-prep {beam_prep.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+PARSER = _Parser(prog="beam-prep", description=beam_prep.__doc__, allow_abbrev=False)
+PARSER.add_argument("--version", action="version", version=f"beam-prep {beam_prep.__version__}")
+_SUBPARSERS = PARSER.add_subparsers(dest="command", required=True, metavar="COMMAND")
+COMMANDS: Mapping[str, argparse.ArgumentParser] = _SUBPARSERS.choices
+"""The parser of each command."""
 
-    def command(name: str, help: str, epilog: str | None = None) -> argparse.ArgumentParser:
+_Run = Callable[[argparse.Namespace, list[str]], int]
+_Add = Callable[[argparse.ArgumentParser], object]
+
+
+def _command(help: str, *arguments: _Add, example: str | None = None, beams: bool = False) -> Callable[[_Run], _Run]:
+    """Decorates what does a command: `_NAME(arguments, options of Beam)` returns the exit code.
+
+    Args:
+        help: what it does.
+        arguments: what adds each to the command's parser.
+        example: what its help ends with.
+        beams: options of Beam may follow.
+    """
+
+    def add(run: _Run) -> _Run:
         keep_lines = argparse.RawDescriptionHelpFormatter
-        return commands.add_parser(name, help=help, epilog=epilog, allow_abbrev=False, formatter_class=keep_lines)
+        name = run.__name__.strip("_")
+        end = example or ("options of Beam may follow" if beams else None)
+        parser = _SUBPARSERS.add_parser(name, help=help, epilog=end, allow_abbrev=False, formatter_class=keep_lines)
+        parser.set_defaults(run=run, beams=beams)
+        for argument in arguments:
+            argument(parser)
+        return run
 
-    run = command("run", "JSONL files -> an output directory", RUN_EXAMPLE)
-    options.add_arguments(run)
-    replay = command(
-        "replay",
-        "run the inputs of an output again, after a mended config, template or tokenizer, and say what that changed",
-        REPLAY_EXAMPLE,
-    )
-    options.add_replay_arguments(replay)
-    inspect = command(
-        "inspect", "show records, trained tokens in colour: of an output, or of files before a run", INSPECT_EXAMPLE
-    )
-    inspect.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        help="an output directory; with --config: JSONL files, or none, if the config has input.groups",
-    )
-    inspect.add_argument("--record", type=int, help="number of the only record to show")
-    inspect.add_argument(
-        "--count",
-        type=int,
-        help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
-    )
-    inspect.add_argument("--domain", help="only records of this domain")
-    inspect.add_argument("--split", help="only records of this split")
-    inspect.add_argument("--random", type=int, metavar="N", help="show N records that are drawn")
-    inspect.add_argument("--seed", type=int, metavar="S", help="of the draw; another seed draws others (default: 0)")
-    inspect.add_argument("--shortest", action="store_true", help="show the shortest records, 10 or --count")
-    inspect.add_argument("--longest", action="store_true", help="show the longest records, 10 or --count")
-    inspect.add_argument(
-        "--grep", metavar="PATTERN", help="show records in whose text a regular expression finds something"
-    )
-    inspect.add_argument(
-        "--reason",
-        metavar="R",
-        help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
-        "(of drops, an output keeps the first of each reason)",
-    )
-    inspect.add_argument(
-        "--source", action="store_true", help="with --record: print the line (or row) of the input that it was made of"
-    )
-    inspect.add_argument("--ids", action="store_true", help="show each token's id in front of it")
-    inspect.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write a page for a browser to FILE: 1,000 records that are drawn, or those that the options above choose",
-    )
-    inspect.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
-    inspect.add_argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them")
-    inspect.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config")
-    audit = command("audit", "look for faults of data, config and tokenizer before a run, on a sample", AUDIT_EXAMPLE)
-    audit.add_argument("inputs", nargs="*", metavar="FILE", help="JSONL files or quoted globs, as for a run")
-    audit.add_argument("-c", "--config", required=True, metavar="FILE", help="the config of the run")
-    audit.add_argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run")
-    audit.add_argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)")
-    audit.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
-    init = command("init", "look at files, and write the config that fits them", INIT_EXAMPLE)
-    init.add_argument("inputs", nargs="+", metavar="FILE", help="JSONL files or quoted globs, as for a run")
-    init.add_argument(
-        "-o", "--output", default="config.json", metavar="FILE", help="the config to write (default: config.json)"
-    )
-    init.add_argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit")
-    init.add_argument("--overwrite", action="store_true", help="replace a config that is there")
-    template = command("template", "show what a chat template takes, leaves out, and what is trained", TEMPLATE_EXAMPLE)
-    template.add_argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub")
-    template.add_argument(
-        "--chat_template",
-        metavar="FILE_OR_NAME",
-        help="a template's file, or the name of one of the tokenizer's (default: all of the tokenizer's)",
-    )
-    form = template.add_mutually_exclusive_group()
-    form.add_argument("--html", metavar="FILE", help="write a page for a browser to FILE")
-    form.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
-    template.add_argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
-    cat = command("cat", "print rows of an output as JSON lines")
-    cat.add_argument("output", help="an output directory")
-    cat.add_argument("--count", type=int, help="rows to print (default: all)")
-    cat.add_argument("--domain", help="only rows of this domain")
-    cat.add_argument("--split", help="only rows of this split (default: of all)")
-    report = command("report", "write the report of an output again")
-    report.add_argument("output", help="an output directory, local or on gs:// or s3://")
-    report.add_argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)")
-    verify = command("verify", "check every file, count and row of an output against its manifest")
-    verify.add_argument("output", help="an output directory, local or on gs:// or s3://; options of Beam may follow")
-    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON, for schedulers")
-    verify.add_argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there")
-    collect = command("gc", "remove the blocks of token caches that were not used for a time")
-    collect.add_argument(
-        "caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir; options of Beam may follow"
-    )
-    collect.add_argument(
-        "--older_than",
-        type=_seconds,
-        default=_seconds("7d"),
-        metavar="TIME",
-        help="only blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
-    )
-    collect.add_argument(
-        "--max_bytes",
-        type=_bytes,
-        metavar="SIZE",
-        help="remove younger ones, too, the oldest first, while the token cache is larger: 500MB, 2.5GB, 1TB",
-    )
-    collect.add_argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing")
-    command("presets", "print the presets of configs: the settings of trainers, under one name")
-    command("schema", "print the JSON Schema of configs, for editors")
-    return parser, commands.choices
+    return add
+
+
+def _argument(*names: str, **settings: Any) -> _Add:
+    """See `ArgumentParser.add_argument`."""
+    return methodcaller("add_argument", *names, **settings)
+
+
+_INPUTS = "JSONL files or quoted globs, as for a run"
+_JSON = _argument("--json", action="store_true", help="print what was found as one line of JSON")
+_NO_PAGER = _argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
+_OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
@@ -232,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given, beam_options = _parsed(words)
     except _UsageError as error:
-        name = f"beam-prep {words[0]}" if words[:1] and words[0] in _COMMANDS else "beam-prep"
+        name = f"beam-prep {words[0]}" if words[:1] and words[0] in COMMANDS else "beam-prep"
         print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
         return 2
     _set_up_log(getattr(given, "verbose", False))
@@ -244,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problem := unknown_beam_options(beam_options, given.command):
             print(f"beam-prep {given.command}: {problem}", file=sys.stderr)
             return 2
-        return int(_COMMANDS[given.command](given, beam_options))
+        return int(given.run(given, beam_options))
     except BaseException as error:
         if (number := received_signal()) is not None:
             _end(given.command, number)
@@ -266,21 +191,18 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         _UsageError: what is wrong, and the option that may be meant.
     """
-    parser, _ = _parsers()
     if words[:1] in (["run"], ["replay"]):
         words = options.normalise_flags(words)
     try:
-        given, others = parser.parse_known_args(words)
+        given, others = PARSER.parse_known_args(words)
     except _UsageError as error:
         command = words[0] if words else ""
-        if command in _COMMANDS and (problem := _unknown_option(command, words[1:])):
+        if command in COMMANDS and (problem := _unknown_option(command, words[1:])):
             raise _UsageError(problem) from None  # it is why another one is missing
-        if words and command not in _COMMANDS and not command.startswith("-"):
-            near = nearest(command, _COMMANDS)
-            hint = f"did you mean {near}? " if near else ""
-            raise _UsageError(f"unknown command {command!r}; {hint}commands: {', '.join(_COMMANDS)}") from None
+        if words and command not in COMMANDS and not command.startswith("-"):
+            raise _UsageError(unknown_name("command", command, COMMANDS)) from None
         raise error
-    if others and given.command not in _TAKE_BEAM_OPTIONS:
+    if others and not given.beams:
         raise _UsageError(_unknown_option(given.command, others) or f"unknown argument {others[0]!r}")
     if given.command == "run" and (problem := options.complete(given)):
         raise _UsageError(problem)
@@ -289,7 +211,7 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _options_of(command: str) -> list[str]:
     """The options of a command: `-o`, `--output_dir` ..."""
-    return [name for action in _parsers()[1][command]._actions for name in action.option_strings]
+    return [name for action in COMMANDS[command]._actions for name in action.option_strings]
 
 
 def _unknown_option(command: str, words: Sequence[str]) -> str | None:
@@ -298,7 +220,7 @@ def _unknown_option(command: str, words: Sequence[str]) -> str | None:
     names = [word.partition("=")[0] for word in words if re.match(r"--[A-Za-z]|-[A-Za-z]$", word)]
     unknown = [name for name in names if name not in ours]
     beams: list[str] = []
-    if unknown and command in _TAKE_BEAM_OPTIONS:
+    if unknown and COMMANDS[command].get_default("beams"):
         beams = [name for action in _options_of_beam()._actions for name in action.option_strings]
         unknown = [name for name in unknown if name not in beams]
     if not unknown:
@@ -319,7 +241,7 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
         return f"; it is set in the config: {place}"
     if f"--{word}" in known:
         return f"; did you mean --{word}?"
-    if elsewhere := [each for each in _COMMANDS if f"--{word}" in _options_of(each)]:
+    if elsewhere := [each for each in COMMANDS if f"--{word}" in _options_of(each)]:
         return f"; it is an option of {' and '.join(elsewhere)}"
     near = nearest(f"--{word}", ours) or nearest(f"--{word}", beams)
     return f"; did you mean {near}?" if near else ""
@@ -385,6 +307,31 @@ def _reach_stores(beam_options: list[str]) -> None:
     FileSystems.set_options(PipelineOptions(beam_options))
 
 
+def _say_that_it_begins(given: argparse.Namespace) -> None:
+    """The first sign of life: the imports and a tokenizer take seconds, and more on a cold disk."""
+    tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
+    logging.getLogger("beam_prep").info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
+
+
+def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> str | None:
+    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
+
+    Args:
+        beam_options: those that the command does not know.
+        command: the command.
+    """
+    if not beam_options:
+        return None
+    if problem := _unknown_option(command, beam_options):
+        return problem
+    try:
+        _, unknown = _options_of_beam().parse_known_args(list(beam_options))
+    except _UsageError as error:
+        return str(error)
+    return f"unknown argument {unknown[0]!r}" if unknown else None
+
+
+@_command("JSONL files -> an output directory", options.add_arguments, example=RUN_EXAMPLE, beams=True)
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     _import_beam()
     from beam_prep.pipeline import Pipeline
@@ -423,12 +370,12 @@ def _made(result: "Result") -> str:
     return f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last"
 
 
-def _say_that_it_begins(given: argparse.Namespace) -> None:
-    """The first sign of life: the imports and a tokenizer take seconds, and more on a cold disk."""
-    tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
-    logging.getLogger("beam_prep").info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
-
-
+@_command(
+    "run the inputs of an output again, after a mended config, template or tokenizer, and say what that changed",
+    options.add_replay_arguments,
+    example=REPLAY_EXAMPLE,
+    beams=True,
+)
 def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     _import_beam()
     from beam_prep.replay import Replay
@@ -450,22 +397,313 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> str | None:
-    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
+@_command(
+    "show records, trained tokens in colour: of an output, or of files before a run",
+    _argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="an output directory; with --config: JSONL files, or none, if the config has input.groups",
+    ),
+    _argument("--record", type=int, help="number of the only record to show"),
+    _argument(
+        "--count",
+        type=int,
+        help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
+    ),
+    _argument("--domain", help="only records of this domain"),
+    _argument("--split", help="only records of this split"),
+    _argument("--random", type=int, metavar="N", help="show N records that are drawn"),
+    _argument("--seed", type=int, metavar="S", help="of the draw; another seed draws others (default: 0)"),
+    _argument("--shortest", action="store_true", help="show the shortest records, 10 or --count"),
+    _argument("--longest", action="store_true", help="show the longest records, 10 or --count"),
+    _argument("--grep", metavar="PATTERN", help="show records in whose text a regular expression finds something"),
+    _argument(
+        "--reason",
+        metavar="R",
+        help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
+        "(of drops, an output keeps the first of each reason)",
+    ),
+    _argument(
+        "--source", action="store_true", help="with --record: print the line (or row) of the input that it was made of"
+    ),
+    _argument("--ids", action="store_true", help="show each token's id in front of it"),
+    _argument(
+        "--html",
+        metavar="FILE",
+        help="write a page for a browser to FILE: 1,000 records that are drawn, or those that the options above choose",
+    ),
+    _NO_PAGER,
+    _argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them"),
+    _argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config"),
+    example=INSPECT_EXAMPLE,
+)
+def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
+    if problem := _wrong_inspect(given):
+        print(f"beam-prep inspect: {problem}", file=sys.stderr)
+        return 2
+    names = ("random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
+    chosen = {name: getattr(given, name) for name in names}
+    if given.config is None:
+        from beam_prep.inspect.output import inspect
 
-    Args:
-        beam_options: those that the command does not know.
-        command: the command.
-    """
-    if not beam_options:
+        options = {**chosen, "split": given.split, "pager": not given.no_pager, "source": given.source}
+        inspect(given.paths[0], given.record, given.count, given.domain, **options)
+        return 0
+    _import_beam()
+    from beam_prep.preview import preview
+
+    preview(given.paths, given.config, given.tokenizer_path, given.count, **chosen, pager=not given.no_pager)
+    return 0
+
+
+def _wrong_inspect(given: argparse.Namespace) -> str | None:
+    """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
+    output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
+    file = next((path for path in given.paths if os.path.isfile(path)), None)
+    if given.ids and given.html is not None:
+        return "--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids"
+    before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"
+    if given.config is None:
+        if given.tokenizer_path is not None and output is not None:
+            return f"{output} is an output and keeps its tokenizer; type: beam-prep inspect {output}"
+        if given.tokenizer_path is not None:
+            return f"--tokenizer_path without --config; to see files before a run, type: {before}"
+        if file is not None and not os.path.isfile(os.path.join(os.path.dirname(file), "manifest.json")):
+            return f"{file} is a file, not an output; to see it before a run, type: {before}"
+        if len(given.paths) != 1:
+            return f"found {len(given.paths)} paths, wanted one output; to see files before a run, type: {before}"
         return None
-    if problem := _unknown_option(command, beam_options):
-        return problem
+    if output is not None:
+        return f"--config is for files before a run, and {output} is an output; type: beam-prep inspect {output}"
+    if given.tokenizer_path is None:
+        return f"--config without --tokenizer_path; type: {before}"
+    if given.source:
+        return "--source is for outputs; a file before a run is shown with the place of each record"
+    if given.record is not None or given.domain is not None or given.split is not None:
+        return "--record, --domain and --split are for outputs; with --config, use --count N"
+    return None
+
+
+@_command(
+    "look for faults of data, config and tokenizer before a run, on a sample",
+    _argument("inputs", nargs="*", metavar="FILE", help=_INPUTS),
+    _argument("-c", "--config", required=True, metavar="FILE", help="the config of the run"),
+    _argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run"),
+    _argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)"),
+    _JSON,
+    example=AUDIT_EXAMPLE,
+)
+def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit_groups
+
+    count = SAMPLE if given.sample is None else given.sample
+    found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
+    shown = {group: as_json(each) for group, each in found.items()}
+    if given.json:
+        print(json.dumps(shown.get(None, {"groups": shown})))
+        return int(any(each.findings for each in found.values()))
+    for group, each in found.items():
+        print("\n".join([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)]))
+    return int(any(each.findings for each in found.values()))
+
+
+@_command(
+    "look at files, and write the config that fits them",
+    _argument("inputs", nargs="+", metavar="FILE", help=_INPUTS),
+    _argument(
+        "-o", "--output", default="config.json", metavar="FILE", help="the config to write (default: config.json)"
+    ),
+    _argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit"),
+    _argument("--overwrite", action="store_true", help="replace a config that is there"),
+    example=INIT_EXAMPLE,
+)
+def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.starter.write import start
+
+    print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
+    return 0
+
+
+@_command(
+    "show what a chat template takes, leaves out, and what is trained",
+    _argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub"),
+    _argument(
+        "--chat_template",
+        metavar="FILE_OR_NAME",
+        help="a template's file, or the name of one of the tokenizer's (default: all of the tokenizer's)",
+    ),
+    _argument("--html", metavar="FILE", help="write a page for a browser to FILE"),
+    _JSON,
+    _NO_PAGER,
+    example=TEMPLATE_EXAMPLE,
+)
+def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _import_beam()
+    from beam_prep.template import template
+
+    pager = not given.no_pager
+    template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
+    return 0
+
+
+@_command(
+    "print rows of an output as JSON lines",
+    _OUTPUT,
+    _argument("--count", type=int, help="rows to print (default: all)"),
+    _argument("--domain", help="only rows of this domain"),
+    _argument("--split", help="only rows of this split (default: of all)"),
+)
+def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.inspect.output import cat
+
+    cat(given.output, given.count, given.domain, given.split)
+    return 0
+
+
+@_command(
+    "write the report of an output again",
+    _OUTPUT,
+    _argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)"),
+)
+def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import REPORT
+    from beam_prep.readers.open import ALL, open_dataset
+    from beam_prep.report_page import page
+
+    if "://" in given.output and given.to is None:
+        print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
+        return 2
+    rows = open_dataset(given.output, split=ALL)
+    target = given.to or os.path.join(rows.path, REPORT)
+    title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
+    text = page(rows.manifest, rows.run, rows.tokenizer, title)
+    with open(target, "wb") as file:
+        file.write(text)
+    print(f"{target}: open it in a browser")
+    return 0
+
+
+@_command(
+    "check every file, count and row of an output against its manifest",
+    _OUTPUT,
+    _JSON,
+    _argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there"),
+    beams=True,
+)
+def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.formats.manifest import MANIFEST
+
+    found, wrong = _compared(given, beam_options)
+    if given.json:
+        print(json.dumps({**found, "problems": wrong}))
+        return bool(wrong)
+    for problem in wrong:
+        print(problem, file=sys.stderr)
+    if wrong and "://" not in given.output and not os.path.isdir(given.output):
+        return 1  # there is no manifest that it could differ from
+    if wrong:
+        count = _counted(len(wrong), "problem")
+        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
+        return 1
+    line = f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says"
+    if given.inputs:
+        compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
+        line += f"; {_counted(compared, 'input')} read again"
+        line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
+    print(line)
+    return 0
+
+
+def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """What `verify` tells of an output, and what is wrong with it."""
+    from beam_prep.formats.manifest import MANIFEST, load
+    from beam_prep.readers.open import ALL, open_dataset
+    from beam_prep.verify.files import LocalFiles, OutputFiles
+    from beam_prep.verify.output import numbers, problems
+
+    found: dict[str, Any] = {"output": given.output}
     try:
-        _, unknown = _options_of_beam().parse_known_args(list(beam_options))
-    except _UsageError as error:
-        return str(error)
-    return f"unknown argument {unknown[0]!r}" if unknown else None
+        if "://" in given.output:
+            _reach_stores(beam_options)
+            from beam_prep.storage.files import join
+            from beam_prep.storage.stored import StoredFiles
+            from beam_prep.storage.versions import Versions
+
+            latest = Versions(given.output).latest()
+            stored = StoredFiles(given.output if latest is None else join(given.output, latest))
+            files: OutputFiles = stored
+            text = stored.manifest()
+        else:
+            folder = open_dataset(given.output, split=ALL).path
+            files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
+        manifest = load(text, f"{given.output}/{MANIFEST}")
+        wrong = list(problems(files, manifest))
+        found |= numbers(text)
+        if given.inputs:
+            _import_beam()
+            from beam_prep.storage.input_digests import compare_inputs
+
+            inputs = compare_inputs(manifest["inputs"])
+            wrong += inputs.problems
+            found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
+    except BeamPrepError as error:
+        wrong = [str(error)]
+    return found, wrong
+
+
+@_command(
+    "remove the blocks of token caches that were not used for a time",
+    _argument("caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir"),
+    _argument(
+        "--older_than",
+        type=_seconds,
+        default="7d",
+        metavar="TIME",
+        help="only blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
+    ),
+    _argument(
+        "--max_bytes",
+        type=_bytes,
+        metavar="SIZE",
+        help="remove younger ones, too, the oldest first, while the token cache is larger: 500MB, 2.5GB, 1TB",
+    ),
+    _argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing"),
+    beams=True,
+)
+def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
+    _reach_stores(beam_options)
+    from beam_prep.storage.token_cache import collect
+
+    for path in given.caches:
+        found = collect(path, given.older_than, given.max_bytes, given.dry_run)
+        print(found.line(given.dry_run))
+    return 0
+
+
+@_command("print the presets of configs: the settings of trainers, under one name")
+def _presets(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.config.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        print(f"{name}\n  for {preset.reads}")
+        for place, value in preset.settings.items():
+            print(f"  {place}: {json.dumps(value)}")
+        for column, new in preset.names.items():
+            print(f"  output.names: {column} -> {new}, if it is written")
+        for place, (values, why) in preset.only.items():
+            print(f"  {place} must be {' or '.join(map(json.dumps, values))}: {why}")
+    return 0
+
+
+@_command("print the JSON Schema of configs, for editors")
+def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
+    from beam_prep.config import PipelineConfig
+
+    print(json.dumps(PipelineConfig.json_schema(), indent=2))
+    return 0
 
 
 _NAMED = 12
@@ -518,232 +756,6 @@ def _size(totals: dict[str, Any], shards: int) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _presets(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.config.presets import PRESETS
-
-    for name, preset in PRESETS.items():
-        print(f"{name}\n  for {preset.reads}")
-        for place, value in preset.settings.items():
-            print(f"  {place}: {json.dumps(value)}")
-        for column, new in preset.names.items():
-            print(f"  output.names: {column} -> {new}, if it is written")
-        for place, (values, why) in preset.only.items():
-            print(f"  {place} must be {' or '.join(map(json.dumps, values))}: {why}")
-    return 0
-
-
-def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.config import PipelineConfig
-
-    print(json.dumps(PipelineConfig.json_schema(), indent=2))
-    return 0
-
-
-def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
-    if problem := _wrong_inspect(given):
-        print(f"beam-prep inspect: {problem}", file=sys.stderr)
-        return 2
-    names = ("random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
-    chosen = {name: getattr(given, name) for name in names}
-    if given.config is None:
-        from beam_prep.inspect.output import inspect
-
-        options = {**chosen, "split": given.split, "pager": not given.no_pager, "source": given.source}
-        inspect(given.paths[0], given.record, given.count, given.domain, **options)
-        return 0
-    _import_beam()
-    from beam_prep.preview import preview
-
-    preview(given.paths, given.config, given.tokenizer_path, given.count, **chosen, pager=not given.no_pager)
-    return 0
-
-
-def _wrong_inspect(given: argparse.Namespace) -> str | None:
-    """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
-    output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
-    file = next((path for path in given.paths if os.path.isfile(path)), None)
-    if given.ids and given.html is not None:
-        return "--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids"
-    before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"
-    if given.config is None:
-        if given.tokenizer_path is not None and output is not None:
-            return f"{output} is an output and keeps its tokenizer; type: beam-prep inspect {output}"
-        if given.tokenizer_path is not None:
-            return f"--tokenizer_path without --config; to see files before a run, type: {before}"
-        if file is not None and not os.path.isfile(os.path.join(os.path.dirname(file), "manifest.json")):
-            return f"{file} is a file, not an output; to see it before a run, type: {before}"
-        if len(given.paths) != 1:
-            return f"found {len(given.paths)} paths, wanted one output; to see files before a run, type: {before}"
-        return None
-    if output is not None:
-        return f"--config is for files before a run, and {output} is an output; type: beam-prep inspect {output}"
-    if given.tokenizer_path is None:
-        return f"--config without --tokenizer_path; type: {before}"
-    if given.source:
-        return "--source is for outputs; a file before a run is shown with the place of each record"
-    if given.record is not None or given.domain is not None or given.split is not None:
-        return "--record, --domain and --split are for outputs; with --config, use --count N"
-    return None
-
-
-def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
-    from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit_groups
-
-    count = SAMPLE if given.sample is None else given.sample
-    found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
-    if given.json:
-        print(
-            json.dumps(
-                as_json(found[None])
-                if None in found
-                else {"groups": {group: as_json(each) for group, each in found.items()}}
-            )
-        )
-    else:
-        for group, each in found.items():
-            if group is not None:
-                print(f"input.groups[{group}]:")
-            print("\n".join(as_lines(each)))
-    return int(any(each.findings for each in found.values()))
-
-
-def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
-    from beam_prep.starter.write import start
-
-    print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
-    return 0
-
-
-def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
-    from beam_prep.template import template
-
-    pager = not given.no_pager
-    template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
-    return 0
-
-
-def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.inspect.output import cat
-
-    cat(given.output, given.count, given.domain, given.split)
-    return 0
-
-
-def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """What `verify` tells of an output, and what is wrong with it."""
-    from beam_prep.formats.manifest import MANIFEST, load
-    from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.verify.files import LocalFiles, OutputFiles
-    from beam_prep.verify.output import numbers, problems
-
-    found: dict[str, Any] = {"output": given.output}
-    try:
-        if "://" in given.output:
-            _reach_stores(beam_options)
-            from beam_prep.storage.files import join
-            from beam_prep.storage.stored import StoredFiles
-            from beam_prep.storage.versions import Versions
-
-            latest = Versions(given.output).latest()
-            stored = StoredFiles(given.output if latest is None else join(given.output, latest))
-            files: OutputFiles = stored
-            text = stored.manifest()
-        else:
-            folder = open_dataset(given.output, split=ALL).path
-            files, text = LocalFiles(folder), (folder / MANIFEST).read_bytes()
-        manifest = load(text, f"{given.output}/{MANIFEST}")
-        wrong = list(problems(files, manifest))
-        found |= numbers(text)
-        if given.inputs:
-            _import_beam()
-            from beam_prep.storage.input_digests import compare_inputs
-
-            inputs = compare_inputs(manifest["inputs"])
-            wrong += inputs.problems
-            found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
-    except BeamPrepError as error:
-        wrong = [str(error)]
-    return found, wrong
-
-
-def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.formats.manifest import MANIFEST
-
-    found, wrong = _compared(given, beam_options)
-    if given.json:
-        print(json.dumps({**found, "problems": wrong}))
-        return bool(wrong)
-    for problem in wrong:
-        print(problem, file=sys.stderr)
-    if wrong and "://" not in given.output and not os.path.isdir(given.output):
-        return 1  # there is no manifest that it could differ from
-    if wrong:
-        count = _counted(len(wrong), "problem")
-        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
-        return 1
-    line = f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says"
-    if given.inputs:
-        compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
-        line += f"; {_counted(compared, 'input')} read again"
-        line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
-    print(line)
-    return 0
-
-
-def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.formats.manifest import REPORT
-    from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.report_page import page
-
-    if "://" in given.output and given.to is None:
-        print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
-        return 2
-    rows = open_dataset(given.output, split=ALL)
-    target = given.to or os.path.join(rows.path, REPORT)
-    title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
-    text = page(rows.manifest, rows.run, rows.tokenizer, title)
-    made = f"{target}.{os.getpid()}"
-    try:
-        with open(made, "wb") as file:
-            file.write(text)
-        os.replace(made, target)  # whoever looks at the page sees the old one or the new one
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(made)
-    print(f"{target}: open it in a browser")
-    return 0
-
-
-def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _reach_stores(beam_options)
-    from beam_prep.storage.token_cache import collect
-
-    for path in given.caches:
-        found = collect(path, given.older_than, given.max_bytes, given.dry_run)
-        print(found.line(given.dry_run))
-    return 0
-
-
-_COMMANDS = {
-    "run": _run,
-    "replay": _replay,
-    "gc": _gc,
-    "inspect": _inspect,
-    "audit": _audit,
-    "init": _init,
-    "template": _template,
-    "cat": _cat,
-    "report": _report,
-    "verify": _verify,
-    "presets": _presets,
-    "schema": _schema,
-}
-_TAKE_BEAM_OPTIONS = ("run", "replay", "verify", "gc")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ from beam_prep.storage.versions import check_name
 from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.check import CachePolicy
 from beam_prep.transforms.records import ReadJSONL
-from beam_prep.transforms.shard import Shard
 
 log = logging.getLogger("beam_prep")
 
@@ -303,18 +302,13 @@ class Pipeline:
                 pipeline
                 | ReadJSONL(self.inputs, options.block_bytes, token_cache, options.max_line_bytes, workers)
                 | recipe.Prepare(config, self.tokenizer, self._backend, options.check, self.references, releases=True)
-                | Shard(
+                | recipe.shard(
+                    config,
+                    self.tokenizer,
                     self.output,
-                    config.output.max_tokens_per_shard,
-                    config.output.formats,
-                    max_items=config.preprocessing.max_items,
-                    pack=recipe.layout(config, self.tokenizer),
-                    rows_without_loss=config.preprocessing.rows_without_loss,
-                    dtype=config.columns(),
                     max_reject_rate=options.max_reject_rate,
                     max_no_loss_rate=options.max_no_loss_rate,
                     max_reject_chars=options.max_reject_chars,
-                    tokenizer=self.tokenizer,
                     overwrite=options.overwrite,
                     token_cache=token_cache,
                     staging=self.staging,

@@ -1,7 +1,7 @@
 """Progress of a run: bars in a terminal, plain lines in a log.
 
-Workers append a short line to a report for each block, and while they write shards; the launcher reads what is new in
-them. A runner whose workers share no folder with the launcher is asked for the job's counters instead.
+Workers append a short line to a report for each block, and while they write shards; the launcher adds them
+up. A runner whose workers share no folder with the launcher is asked for the job's counters instead.
 """
 
 import contextlib
@@ -14,10 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+
+import numpy as np
 
 from beam_prep.data.block import InputFile
 
@@ -64,18 +66,6 @@ class Counts:
         """As a line of a report."""
         return " ".join(str(getattr(self, name)) for name in _NAMES)
 
-    def add(self, line: str) -> None:
-        """Adds a line of a report. Of plans, one counts."""
-        words = line.split()
-        if len(words) != len(_NAMES):
-            return
-        for name, word in zip(_NAMES, words, strict=True):
-            now = getattr(self, name)
-            if name in ("planned", "plans"):  # an engine may repeat the step
-                setattr(self, name, max(now, int(word)))
-            else:
-                setattr(self, name, now + int(word))
-
 
 _NAMES = tuple(field.name for field in fields(Counts))
 
@@ -105,35 +95,17 @@ def reported_rows(folder: str | None) -> Iterator[Callable[[int], None]]:
         report_block(folder, Counts(written=pending))
 
 
-class Reports:
-    """The reports of all workers. Each look reads only what is new."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._read: dict[str, int] = {}
-        self._sums = Counts()
-
-    def counts(self) -> Counts:
-        """The sums of all lines."""
-        with contextlib.suppress(OSError):  # the folder is removed at the end
-            for path in sorted(self._folder.glob("*")):
-                self._read_more(path)
-        return self._sums
-
-    def _read_more(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            file.seek(self._read.get(path.name, 0))
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
-        self._read[path.name] = self._read.get(path.name, 0) + len(data)
-        for line in data.decode("ascii", "replace").splitlines():
-            with contextlib.suppress(ValueError):
-                self._sums.add(line)
-
-
 def reported(folder: str) -> Counts:
-    """The sums of all reports."""
-    return Reports(folder).counts()
+    """The sums of all reports. Of plans, one counts: an engine may repeat the step."""
+    parts = [np.zeros((1, len(_NAMES)), np.int64)]
+    for path in Path(folder).glob("*"):
+        with contextlib.suppress(OSError):  # the folder is removed at the end
+            data = path.read_bytes()
+            complete = data[: data.rfind(b"\n") + 1].decode("ascii")
+            parts.append(np.fromstring(complete, np.int64, sep=" ").reshape(-1, len(_NAMES)))
+    lines = np.concatenate(parts)
+    found, most = Counts(*lines.sum(axis=0).tolist()), Counts(*lines.max(axis=0).tolist())
+    return replace(found, planned=most.planned, plans=most.plans)
 
 
 @contextlib.contextmanager
@@ -225,7 +197,7 @@ class Progress:
         limited: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reports = None if folder is None else Reports(folder)
+        self._folder = folder
         self._goal = sum(file.size for file in inputs)
         self._limited = limited
         self._clock = clock
@@ -255,7 +227,7 @@ class Progress:
 
     def state(self) -> State:
         """How far the run is now."""
-        counts = Counts() if self._reports is None else self._reports.counts()
+        counts = Counts() if self._folder is None else reported(self._folder)
         tasks: tuple[int, int] | None = None
         if self._ask is not None and not counts.bytes:
             asked = self._ask()

@@ -40,6 +40,7 @@ from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.records import ByGroup
+from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.steps import (
     AdaptRecords,
     AnyBackend,
@@ -413,6 +414,30 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         if preprocessing.chunks
         else None,
         config.output.provenance,
+    )
+
+
+def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any) -> Shard:
+    """The last transform of a config.
+
+    Args:
+        config, tokenizer, output: of the job.
+        more: what else `Shard` takes.
+
+    Raises:
+        ConfigError: see `pad_id_of`.
+        ValueError, OutputError: see `Shard`.
+    """
+    return Shard(
+        output,
+        config.output.max_tokens_per_shard,
+        config.output.formats,
+        max_items=config.preprocessing.max_items,
+        pack=layout(config, tokenizer),
+        rows_without_loss=config.preprocessing.rows_without_loss,
+        dtype=config.columns(),
+        tokenizer=tokenizer,
+        **more,
     )
 
 

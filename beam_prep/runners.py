@@ -1,6 +1,5 @@
 """The runner of a job: which one, with which options; its job's id and counters, its end, and what a worker raised."""
 
-import argparse
 import concurrent.futures
 import contextlib
 import json
@@ -60,7 +59,7 @@ class FlinkOptions(PipelineOptions):
     """An option of Beam's job server for Flink that Beam's Python does not know before it has asked the server."""
 
     @classmethod
-    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+    def _add_argparse_args(cls, parser: Any) -> None:
         modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
         parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
 
@@ -69,7 +68,7 @@ class JobOptions(PipelineOptions):
     """Our own options, as texts. A runner shows them with Beam's, for example in Dataflow's console."""
 
     @classmethod
-    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+    def _add_argparse_args(cls, parser: Any) -> None:
         for option in OPTIONS:
             if not option.not_in_template:  # they are about the launch, and Beam has a `dry_run` of its own
                 parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
@@ -265,6 +264,7 @@ _GROUPS: dict[str, tuple[type[PipelineOptions], ...]] = {
     "SparkRunner": (SparkRunnerOptions,),
     "DataflowRunner": (WorkerOptions,),  # and of them those that are not in `_FOR_ALL`
     "DirectRunner": (DirectOptions,),
+    "a runner with a job server": (PortableOptions,),
 }
 """Options that one runner alone reads."""
 _FOR_ALL = (
@@ -290,21 +290,21 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
     name = "DirectRunner" if name == "FnApiRunner" else name
     if name not in {*_GROUPS, *_PORTABLE}:
         return []  # nobody knows what it reads
-    given, found = _given(options), []
+    read = {name, *(["a runner with a job server"] if name in _PORTABLE else [])}
+    read |= {*_GROUPS} - {"DirectRunner"} if name == "PortableRunner" else set()
+    given, found = _given(options) - {*_FOR_ALL}, []
     for runner, groups in _GROUPS.items():
-        other = [f"--{each}" for each in _names_of(groups) if each in given]
-        if runner == name or not other or (name == "PortableRunner" and runner != "DirectRunner"):
+        known = [each for group in groups for each in options.view_as(group).get_all_options(current_only=True)]
+        other = " and ".join(f"--{each}" for each in known if each in given)
+        if runner in read or not other:
             continue
-        text = f"{' and '.join(other)} without effect: for {runner}, and this is {name}"
+        text = f"{other} without effect: for {runner}, and this is {name}"
         if name == "DirectRunner" and "num_workers" in given and runner == "DataflowRunner":
             number = options.view_as(WorkerOptions).num_workers
             text += f"; for worker processes on this machine, type --direct_num_workers={number}"
-        elif name == "DirectRunner":
+        elif name == "DirectRunner" and runner.endswith("Runner"):
             text += f"; type --runner={runner} to run there"
         found.append(text)
-    other = [f"--{each}" for each in _names_of((PortableOptions,)) if each in given]
-    if other and name not in _PORTABLE:
-        found.append(f"{' and '.join(other)} without effect: for runners with a job server, and this is {name}")
     if name == "DirectRunner":
         direct = options.view_as(DirectOptions)
         alone = direct.direct_running_mode == "in_memory" and "direct_running_mode" in given
@@ -316,14 +316,6 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
         if not wait:
             found.append(f"--wait=false without effect: {name} works in this process, and ends with it")
     return found
-
-
-def _names_of(groups: tuple[type[PipelineOptions], ...]) -> list[str]:
-    """The names of the options of a few groups."""
-    known = argparse.ArgumentParser(add_help=False)
-    for group in groups:
-        group._add_argparse_args(known)
-    return list(dict.fromkeys(action.dest for action in known._actions if action.dest not in _FOR_ALL))
 
 
 def _given(options: PipelineOptions) -> set[str]:

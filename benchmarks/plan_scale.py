@@ -12,7 +12,7 @@ that the peak of its memory (`VmHWM`) is its own:
 
 * `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers' work.
 * `plan`: the parts -> `MakePlan`; each element that it hands on goes through the coder that Beam takes. One worker's.
-* `shards` (with `--compose`): the counts of all runs -> `PlanShards`. One worker's. What many workers do before is not
+* `shards` (with `--compose`): the counts of all runs -> `plan_shards`. One worker's. What many workers do before is not
   measured here: they sort and merge the rows.
 * `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker's.
 
@@ -63,7 +63,7 @@ from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.merge_runs import PlanShards
+from beam_prep.transforms.merge_runs import plan_shards
 from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
 
 SEED = 20250811
@@ -318,10 +318,10 @@ def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     assert runs is not None
     samples, counts = drawn_counts(runs)
     make = maker(CACHE, given, folder)
-    fn = PlanShards(make.arranger, make.publisher)
     sizes, listed = [], []
     with clock.part("shards"):
-        for element in fn.process(found, samples, counts, sum(1 for _ in runs.tasks())):
+        merged = sum(1 for _ in runs.tasks())
+        for element in plan_shards(found, samples, counts, merged, make.arranger, make.publisher):
             if isinstance(element, beam.pvalue.TaggedOutput):
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             else:

@@ -341,10 +341,9 @@ def options_of_beam() -> set[str]:
 
 
 def _problem_of_ours(words: list[str], names: list[str]) -> str | None:
-    _, commands = cli._parsers()
-    if words[0] not in commands:
+    if words[0] not in cli.COMMANDS:
         return f"no command {words[0]}"
-    actions = commands[words[0]]._actions
+    actions = cli.COMMANDS[words[0]]._actions
     known = {name for action in actions for name in action.option_strings}
     unknown = [name for name in names if name not in known | options_of_beam()]
     if unknown:

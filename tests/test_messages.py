@@ -324,7 +324,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     (("replay", "out", "--tokenizer", TOKENIZER), "did you mean --tokenizer_path?"),
     (("presets", "--list"), "unknown option '--list'"),
     (("schema", "--jsn"), "unknown option '--jsn'"),
-    (("rnu", "x.jsonl"), "unknown command 'rnu'; did you mean run? commands: run, "),
+    (("rnu", "x.jsonl"), "unknown command 'rnu'; did you mean 'run'? known: run, "),
     ((), "the following arguments are required: COMMAND"),
 ]
 
@@ -354,7 +354,7 @@ def told_by(*words: str) -> list[str]:
         (["--num_workers=4"], "processes on this machine, type --direct_num_workers=4"),
         (["--parallelism=3", "--flink_master=x:1"], "--flink_master and --parallelism without effect: for FlinkRunner"),
         (["--parallelism=3"], "type --runner=FlinkRunner to run there"),
-        (["--environment_type=LOOPBACK"], "for runners with a job server, and this is DirectRunner"),
+        (["--environment_type=LOOPBACK"], "for a runner with a job server, and this is DirectRunner"),
         (["--direct_running_mode=in_memory", "--direct_num_workers=3"], "--direct_num_workers=3 without effect"),
         (["--wait=false"], "--wait=false without effect"),
         (["--runner=FlinkRunner", "--direct_num_workers=2"], "for DirectRunner, and this is FlinkRunner"),

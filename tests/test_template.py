@@ -139,7 +139,7 @@ def test_the_launch_without_the_template_has_options_that_exist() -> None:
     text = (ROOT / "docs" / "dataflow.md").read_text()
     (command,) = re.findall(r"^beam-prep (run (?:.*\\\n)*.*)", text, re.M)
     words = shlex.split(re.sub(r"\$\w+", "it", command.replace("\\\n", " ")))
-    given, beams = cli._parsers()[0].parse_known_args(words)
+    given, beams = cli.PARSER.parse_known_args(words)
     assert options.complete(given) is None
     assert cli.unknown_beam_options([*beams, *re.findall(r"`(--setup_file=\S+)", text)]) is None
     assert {"--runner=DataflowRunner", "--sdk_container_image=it"} <= {*beams}

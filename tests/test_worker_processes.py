@@ -214,7 +214,7 @@ def test_a_thread_of_an_engine_that_never_ends_keeps_no_process_alive() -> None:
     code = "import sys, threading, time; from beam_prep import cli; cli._UNTIL_ENDED = 0.2; "
     code += "wait = lambda *_: (threading.Thread(target=time.sleep, args=(600,)).start(), print(flush=True), "
     # Python sees a signal that comes just before a sleep when that ends.
-    code += "[time.sleep(0.01) for _ in range(60000)]); cli._COMMANDS['presets'] = wait; "
+    code += "[time.sleep(0.01) for _ in range(60000)]); cli.COMMANDS['presets'].set_defaults(run=wait); "
     code += "sys.argv[1:] = ['presets']; sys.exit(cli.main())"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:

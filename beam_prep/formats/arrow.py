@@ -24,10 +24,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats.batches import Batches, BatchReader, check_types, features
 from beam_prep.formats.contract import FileFormat, FilesOfShard, OpenFile
@@ -161,14 +160,6 @@ class ArrowReader(BatchReader):
 
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]
-
-    def lengths(self, name: str) -> Array:
-        """int64 [rows]: see `contract.ShardReader`."""
-        column = next(column for column in self._columns if column.name == name)
-        if column.depth == 0:
-            return np.array([len(self.row(row)[name]) for row in range(len(self))], np.int64)
-        lengths = [np.diff(batch.column(name).offsets.to_numpy()).astype(np.int64) for batch in self._batches]
-        return np.concatenate([np.zeros(0, np.int64), *lengths])
 
 
 def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import FormatError
-from beam_prep.formats.batches import array_of, unpacked
+from beam_prep.formats.batches import array_of, rows_of
 from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.reading.records import Drop, drops, marks
@@ -117,14 +117,6 @@ def _arrow_values(values: Array) -> pa.Array:
     return array_of(values, pa.bool_()) if values.dtype == bool else pa.array(values)
 
 
-def _values(array: pa.Array) -> Array:
-    """The values of an array without nulls: a view of its memory, except for bits."""
-    if not pa.types.is_boolean(array.type):
-        return np.asarray(array.to_numpy())
-    bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)
-    return unpacked(bits, array.offset, array.offset + len(array))
-
-
 def _row_index(
     batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, text_limit: int, block: str
 ) -> tuple[Data, bytes]:
@@ -201,7 +193,7 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
     """
     sealed, rows_of_domain = _batch(source, name, domain, stop)
     batch = rows_of_domain.slice(start, stop - start)
-    return decode_rows(batch), len(batch) == len(rows_of_domain) and sealed.batches == 1
+    return rows_of(batch), len(batch) == len(rows_of_domain) and sealed.batches == 1
 
 
 def _batch(source: pa.NativeFile, name: str, domain: int, rows: int) -> tuple[Sealed, pa.RecordBatch]:
@@ -225,18 +217,7 @@ def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array) -> dic
         FormatError: the file is cut or damaged, as far as this domain goes; or it does not have them.
     """
     _, batch = _batch(source, name, domain, int(rows.max(initial=-1)) + 1)
-    return {key: column.take(rows) for key, column in decode_rows(batch).items()}
-
-
-def decode_rows(batch: pa.RecordBatch, beside: Sequence[str] = ()) -> dict[str, Ragged]:
-    """The rows of a record batch that `encode_rows` wrote, without the numbers `beside` them."""
-    return {key: _ragged(batch.column(key)) for key in batch.schema.names if key not in beside}
-
-
-def _ragged(array: pa.ListArray) -> Ragged:
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    return Ragged(_ragged(values) if pa.types.is_list(values.type) else _values(values), offsets - offsets[0])
+    return {key: column.take(rows) for key, column in rows_of(batch).items()}
 
 
 def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:

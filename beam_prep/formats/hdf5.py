@@ -14,33 +14,37 @@ compressed: its values lie in one piece of the file, which our reader maps. (Chu
 complete chunks.)
 
 HDF5 needs a file to seek in, and a dataset in one piece needs its size before its values. So values wait in temporary
-files; at the end the HDF5 library lays out a file without values (temporary, too, and sparse), and our writer copies
-that file and the values, each in its place, to the output. The bytes are a function of the rows: no times, no order of
-creation, and `libver` begins with the oldest version, in which groups have no times either.
+files; at the end the HDF5 library makes the file of them, temporary, too, which is copied to the output. The bytes are
+a function of the rows: no times, no order of creation, and `libver` begins with the oldest version, in which groups
+have no times either.
 
 Source: HDF5 File Format Specification 3.0, IV.A.2.i "The Data Layout Message", contiguous storage.
 """
 
 import io
-import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, map_file
+from beam_prep.formats.contract import FilesOfShard, OpenFile, in_temporary_folder, map_file
 from beam_prep.formats.flat import INNER, LISTS, OFFSETS, FlatFormat, FlatWriter, rows_over
 
 __all__ = ["HDF5", "HDF5Writer"]
 
 PIECE = 1 << 20
-"""Bytes that are copied at once, and that a dataset may take before it moves from memory to disk."""
+"""Bytes that are copied and values that are written at once; bytes of a dataset before it moves from memory to disk."""
+
+
+_GROUPS = (OFFSETS, LISTS, INNER)
+"""In the order in which they are in a file."""
 
 
 class HDF5(FlatFormat):
@@ -57,7 +61,7 @@ class HDF5(FlatFormat):
             ValueError: a column has the name of one of the format's own groups.
         """
         _h5py()
-        if taken := sorted({column.name for column in columns} & {OFFSETS, LISTS, INNER}):
+        if taken := sorted({column.name for column in columns} & {*_GROUPS}):
             raise ValueError(f"the format h5 has groups of its own named {', '.join(taken)}: rename these columns")
         return HDF5Writer(self, open_file, columns, shard, shards)
 
@@ -98,15 +102,6 @@ def _h5py() -> Any:
         raise ImportError(f"the format h5 needs h5py ({error}): pip install 'beam-prep[hdf5]'") from None
 
 
-class _Dataset(NamedTuple):
-    """A dataset, and where its values wait."""
-
-    name: str
-    dtype: np.dtype[Any]
-    size: int
-    file: IO[bytes]
-
-
 def _waiting(name: str) -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(max_size=PIECE)  # closed by the writer
 
@@ -119,60 +114,33 @@ class HDF5Writer(FlatWriter):
         super().__init__(format, _waiting, columns, shard, shards)
 
     def close(self) -> None:
-        """Writes the file and closes it; removes the temporary files."""
-        datasets = [
-            _Dataset(each.column.name, np.dtype(each.column.dtype).newbyteorder("<"), each.size, each.file)
-            for each in self._columns
-        ]
-        for each in self._columns:
-            found = each.borders()
-            for group in [name for name in (OFFSETS, LISTS, INNER) if name in found]:
-                borders = found[group].astype("<i8", copy=False)
-                name = f"{group}/{each.column.name}"
-                datasets.append(_Dataset(name, borders.dtype, len(borders), io.BytesIO(borders.data)))
-        with tempfile.TemporaryFile() as empty:
-            at = 0
-            for offset, dataset in _lay_out(empty, datasets):
-                self._copy(empty, at, offset)
-                self._copy(dataset.file, 0, dataset.size * dataset.dtype.itemsize)
-                at = offset + dataset.size * dataset.dtype.itemsize
-            self._copy(empty, at, empty.seek(0, os.SEEK_END))
-        for dataset in datasets:
-            dataset.file.close()
+        """Makes the HDF5 file, a temporary one, too, and copies it; removes the temporary files."""
+        # Aligned for mapped arrays of 8-byte numbers.
+        how = {"libver": ("earliest", "v110"), "alignment_threshold": 1, "alignment_interval": 8}
+        with tempfile.TemporaryFile() as made:
+            with in_temporary_folder(), _h5py().File(made, "w", track_order=False, **how) as file:
+                for each in self._columns:
+                    _add(file, each.column.name, each.column.dtype, each.size, each.file)
+                    each.file.close()
+                for each in self._columns:
+                    found = each.borders()
+                    for group in (name for name in _GROUPS if name in found):
+                        values = io.BytesIO(found[group].astype("<i8", copy=False).data)
+                        _add(file, f"{group}/{each.column.name}", "int64", len(found[group]), values)
+            made.seek(0)
+            shutil.copyfileobj(made, self._file, PIECE)
         self._file.close()
 
-    def _copy(self, source: IO[bytes], start: int, stop: int) -> None:
-        """Copies bytes `start` to `stop` of a temporary file into the output."""
-        source.seek(start)
-        for at in range(start, stop, PIECE):
-            self._file.write(source.read(min(PIECE, stop - at)))
 
-
-def _lay_out(file: IO[bytes], datasets: Sequence[_Dataset]) -> list[tuple[int, _Dataset]]:
-    """Makes `file` an HDF5 file with these datasets, without their values.
-
-    Returns:
-        Where values belong (in bytes from the file's start), in order. Datasets without values have no place.
-    """
-    h5py = _h5py()
+def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes]) -> None:
+    """Adds a dataset in one piece to an HDF5 file."""
+    h5py, stored = _h5py(), np.dtype(dtype).newbyteorder("<")
     storage = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    storage.set_layout(h5py.h5d.CONTIGUOUS)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    storage.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    storage.set_obj_track_times(False)
-    link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    link.set_create_intermediate_group(True)
-    places = []
-    # Aligned for mapped arrays of 8-byte numbers.
-    aligned = {"alignment_threshold": 1, "alignment_interval": 8}
-    with h5py.File(file, "w", libver=("earliest", "v110"), track_order=False, **aligned) as made:
-        for dataset in datasets:
-            kind = h5py.h5t.py_create(dataset.dtype, logical=True)
-            space = h5py.h5s.create_simple((dataset.size,))
-            offset = h5py.h5d.create(made.id, dataset.name.encode(), kind, space, storage, link).get_offset()
-            if dataset.size:
-                places.append((offset, dataset))
-    return sorted(places, key=lambda place: place[0])
+    dataset = file.create_dataset(name, (size,), stored, dcpl=storage, fill_time="never", track_times=False)
+    values.seek(0)
+    for at in range(0, size, PIECE):
+        dataset[at : at + PIECE] = np.frombuffer(values.read(PIECE * stored.itemsize), stored)
 
 
 def _open_column(data: Array, file: Any, column: Column) -> Ragged:

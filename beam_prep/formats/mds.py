@@ -21,9 +21,10 @@ Source: streaming/base/format/mds, `MDSWriter` (size_limit=None, hashes=["sha256
 import itertools
 import json
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class MDSWriter:
         self._file = open_file(name)
         with in_temporary_folder():
             self._rows = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `close`)
-        self._sizes: list[Array] = []
+        self._sizes: list[int] = []
         self._bytes = len(self._description) + 8
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
@@ -159,37 +160,30 @@ class MDSWriter:
         rows = check_rows(self._columns, columns)
         if not rows:
             return
-        arrays = [_array(columns[column.name], column, name) for name, (column, _) in self._fields.items()]
-        heads = [
-            [b""] * rows if column.depth == 0 else [_head(length) for length in array.lengths.tolist()]
-            for array, (column, _) in zip(arrays, self._fields.values(), strict=True)
-        ]
-        sizes = [
-            array.lengths * array.flat.itemsize + np.fromiter(map(len, head), np.int64, rows)
-            for array, head in zip(arrays, heads, strict=True)
-        ]
+        fields = [_encoded(columns[column.name], column, name) for name, (column, _) in self._fields.items()]
         # A field that has as many bytes in every row does not say them.
-        said = [each for each, field in zip(sizes, self._fields.values(), strict=True) if _size(*field) is None]
-        of_rows = np.sum(sizes, axis=0) + _U4.itemsize * len(said)
-        self._bytes += int(of_rows.sum()) + _U4.itemsize * rows
+        said = [_size(*field) is None for field in self._fields.values()]
+        pack = struct.Struct(f"<{sum(said)}I").pack
+        parts: list[bytes] = []
+        for row in zip(*fields, strict=True):
+            sizes = [len(field) for field in row]
+            head = pack(*compress(sizes, said))
+            parts += [head, *row]
+            self._sizes.append(len(head) + sum(sizes))
+        self._bytes += sum(self._sizes[-rows:]) + _U4.itemsize * rows
         if self._bytes > _MAX_BYTES:
             raise ValueError(
                 f"a shard of more than {_MAX_BYTES} bytes, which the format mds cannot hold: "
                 "lower output.max_tokens_per_shard"
             )
-        self._sizes.append(of_rows)
-        of_fields = np.stack(said, axis=1).astype(_U4).reshape(-1)
-        parts: list[Sequence[bytes | memoryview]] = [_slices(of_fields, np.full(rows, len(said)))]
-        for array, head in zip(arrays, heads, strict=True):
-            parts += [head, _slices(array.flat, array.lengths)]
         with in_temporary_folder():
-            self._rows.write(b"".join(chain.from_iterable(zip(*parts, strict=True))))
+            self._rows.write(b"".join(parts))
 
     def close(self) -> None:
         """Writes the offsets, and after them the rows; closes the file."""
-        sizes = np.concatenate([np.zeros(0, np.int64), *self._sizes])
-        offsets = offsets_of(sizes) + _rows_begin(len(sizes), len(self._description))
-        self._file.write(np.concatenate([[len(sizes)], offsets]).astype(_U4).tobytes() + self._description)
+        rows = len(self._sizes)
+        offsets = offsets_of(np.array(self._sizes, np.int64)) + _rows_begin(rows, len(self._description))
+        self._file.write(np.concatenate([[rows], offsets]).astype(_U4).tobytes() + self._description)
         with in_temporary_folder():
             self._rows.seek(0)  # writes what waits
         shutil.copyfileobj(self._rows, self._file, _COPY_BYTES)
@@ -201,24 +195,23 @@ def _rows_begin(rows: int, description: int) -> int:
     return _U4.itemsize * (rows + 2) + description
 
 
-def _array(rows: Ragged, column: Column, field: str) -> Ragged:
-    """A field of all rows, as it is stored."""
+def _encoded(rows: Ragged, column: Column, field: str) -> list[bytes]:
+    """A field of each row, as it is stored."""
     if field != column.name and isinstance(rows.values, Ragged):
-        return Ragged(rows.values.lengths.astype("<i8"), rows.offsets)
-    values = cast(rows.flat, column.dtype, column.name)
-    return Ragged.from_lengths(values.view(np.uint8) if column.dtype == "bool" else values, rows.flat_lengths)
+        values, lengths = rows.values.lengths.astype("<i8"), rows.lengths
+    else:
+        values, lengths = cast(rows.flat, column.dtype, column.name), rows.flat_lengths
+    data, borders = values.tobytes(), (offsets_of(lengths) * values.itemsize).tolist()
+    found = [data[start:stop] for start, stop in pairwise(borders)]
+    if column.depth == 0:
+        return found
+    return [_head(length) + each for length, each in zip(lengths.tolist(), found, strict=True)]
 
 
 def _head(length: int) -> bytes:
     """What is before the values of an ndarray."""
     width = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
     return bytes([_ONE_DIMENSION | width]) + length.to_bytes(1 << width, "little")
-
-
-def _slices(values: Array, lengths: Array) -> list[memoryview]:
-    """The bytes of each row."""
-    data = values.view(np.uint8).data
-    return [data[start:stop] for start, stop in pairwise((offsets_of(lengths) * values.itemsize).tolist())]
 
 
 class MDSReader(FileReader):

@@ -19,10 +19,10 @@ For random rows `bin` and `arrow` are better: a row costs the reading of its row
 Source: parquet.apache.org/docs/file-format.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -64,18 +64,18 @@ class ParquetWriter:
 
         self._batches = Batches(columns, GROUP_ROWS, GROUP_BYTES, self._put)
         self._file = open_file(name)
-        self._sink = _Sink(self._file)
-        with self._sink:
-            self._writer = pq.ParquetWriter(
-                pa.PythonFile(self._sink, mode="w"),
-                self._batches.schema,
-                version="2.6",
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=False,
-                write_statistics=False,  # of token ids they say nothing
-                write_page_checksum=True,
-            )
+        # Not the file: after an exception pyarrow still writes a footer, when it frees its writer.
+        self._waiting = io.BytesIO()
+        self._writer = pq.ParquetWriter(
+            self._waiting,
+            self._batches.schema,
+            version="2.6",
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            write_statistics=False,  # of token ids they say nothing
+            write_page_checksum=True,
+        )
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
         """See `ShardWriter.write`.
@@ -86,50 +86,20 @@ class ParquetWriter:
         self._batches.add(columns)
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        with self._sink:
-            self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
+        self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._file.write(self._waiting.getvalue())
+        self._waiting.seek(0)
+        self._waiting.truncate()
 
     def close(self) -> None:
         """Writes the last row group and the footer, and closes the file."""
         self._batches.flush()
-        with self._sink:
-            self._writer.close()
+        self._writer.close()
+        self._pass_on()
         self._file.close()
-
-
-class _Sink:
-    """What pyarrow needs of a file; ours need only write.
-
-    It writes while it is entered. After an exception pyarrow would still write a footer, when it frees its writer.
-    """
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._entered = False
-        self._at = 0
-
-    def __enter__(self) -> None:
-        self._entered = True
-
-    def __exit__(self, *raised: object) -> None:
-        self._entered = False
-
-    def write(self, data: bytes) -> int:
-        if self._entered:
-            self._file.write(data)
-        self._at += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._at
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing: our writer closes the file."""
 
 
 class ParquetReader(BatchReader):
@@ -139,6 +109,7 @@ class ParquetReader(BatchReader):
     """
 
     kind = "Parquet"
+    _last: tuple[int, pa.RecordBatch] | None = None
 
     def _open(self) -> None:
         import pyarrow.parquet as pq
@@ -151,6 +122,11 @@ class ParquetReader(BatchReader):
             raise ValueError(f"its row groups have {self._starts[-1]} rows of {self._metadata.num_rows}")
 
     def _batch(self, group: int) -> pa.RecordBatch:
+        if self._last is None or self._last[0] != group:
+            self._last = group, self._read(group)
+        return self._last[1]
+
+    def _read(self, group: int) -> pa.RecordBatch:
         import pyarrow.parquet as pq
 
         rows = self._starts[group + 1] - self._starts[group]
@@ -162,16 +138,8 @@ class ParquetReader(BatchReader):
             check_types(table.schema, self._columns)
             (batch,) = table.combine_chunks().to_batches()
             batch.validate()
-            if batch.num_rows != rows or any(_nulls(array) for array in batch.columns):
-                raise ValueError(f"found {batch.num_rows} rows of {rows}, or nulls")
+            if batch.num_rows != rows:
+                raise ValueError(f"found {batch.num_rows} rows of {rows}")
         except (pa.ArrowException, OSError, ValueError) as error:
             raise FormatError(f"{self._path}: row group {group} is damaged: {error}") from None
         return batch
-
-
-def _nulls(array: pa.Array) -> bool:
-    while pa.types.is_list(array.type):
-        if array.null_count:
-            return True
-        array = array.values
-    return bool(array.null_count)

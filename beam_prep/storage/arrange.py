@@ -13,7 +13,8 @@ from beam_prep.data.metadata import placed
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
-from beam_prep.formats.cached_block import decode_rows, encode_rows, joined
+from beam_prep.formats.batches import rows_of
+from beam_prep.formats.cached_block import encode_rows, joined
 from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, ranges_of, view
 from beam_prep.shards.layout import CUT
@@ -105,7 +106,7 @@ class RunReader:
         if number is None:
             return None
         batch = self._sealed.batch(number)
-        return RunRows(decode_rows(batch, _BESIDE), *(batch.column(key).to_numpy() for key in _BESIDE))
+        return RunRows(rows_of(batch, _BESIDE), *(batch.column(key).to_numpy() for key in _BESIDE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def test_after_an_exception_nothing_more_is_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="found columns"):
             writer.write({})
         del writer
-    assert (tmp_path / "file").read_bytes() == b"PAR1"
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 # Its reader.
@@ -130,5 +130,5 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_nulls_are_refused(tmp_path: Path) -> None:
     for rows in ([[1], None], [[1, None]]):
         pq.write_table(pa.table({"sequence": pa.array(rows, pa.list_(pa.int32()))}), tmp_path / "shard_0000.parquet")
-        with pytest.raises(FormatError, match=r"row group 0 is damaged: .* or nulls"):
-            read(tmp_path, [SEQUENCE]).row(0)
+        with pytest.raises(FormatError, match=r"row \d is damaged: it has nulls"):
+            read(tmp_path, [SEQUENCE]).row(-1)

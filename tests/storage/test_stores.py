@@ -1,8 +1,10 @@
 """Object stores, as far as none is needed: tests/engines/test_storage.py has the rest."""
 
+import inspect
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -20,13 +22,14 @@ from beam_prep.storage.stores.client import StoreOptions, options_here
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.tokenizers import TokenizerFolder
 from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
-from beam_prep.transforms.merge_runs import MakeRun, MergeRuns, PlanShards, Survey
+from beam_prep.transforms.merge_runs import make_run, merge_runs, plan_shards, survey
 from beam_prep.transforms.records import ReadSplits
 from beam_prep.transforms.shard import CacheBlocks, MakePlan, Publish, Write
 from tests.conftest import ROOT
 
 WITHOUT = """
 import sys
+from typing import Any
 
 for name in ("boto3", "google.cloud"):
     sys.modules[name] = None  # as if it were not installed
@@ -102,8 +105,6 @@ def steps_with_stores() -> list[beam.DoFn]:
         Publish(publisher=publisher),
         ReadDigests(token_cache, 1),
         ViewBlock(token_cache, arranger.scratch, None),
-        *(step(arranger) for step in (Survey, MakeRun, MergeRuns)),
-        PlanShards(arranger, publisher),
     ]
 
 
@@ -116,6 +117,23 @@ def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step
         assert StoreOptions.current().given == ()
         received.setup()
         assert StoreOptions.current().given == (("s3_endpoint_url", "http://launcher:2"),)
+    finally:
+        FileSystems._pipeline_options = before
+
+
+@pytest.mark.parametrize("step", [survey, make_run, merge_runs, plan_shards], ids=lambda step: step.__name__)
+def test_so_does_every_step_of_a_shuffle(step: Any) -> None:
+    before = FileSystems._pipeline_options
+    given = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
+    values: dict[str, Any] = dict.fromkeys(inspect.signature(step).parameters)
+    values["arranger"] = Arranger(
+        TokenCache("s3://bucket/token_cache", "recipe", given), Scratch("s3://bucket/scratch")
+    )
+    try:
+        FileSystems.set_options(PipelineOptions([]))
+        with pytest.raises((AssertionError, AttributeError, TypeError)):  # nothing else was given
+            list(step(**values))
+        assert StoreOptions.current() == given
     finally:
         FileSystems._pipeline_options = before
 
