@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -29,7 +27,7 @@ class TokenBytes:
     """How many bytes of text each token represents.
 
     Attributes:
-        lengths: uint8 [ids]; int32 where that is too small for one of them.
+        lengths: int32 [ids].
         normalised: the tokenizer normalises to NFC.
         blank: it writes `▁` for a blank. So a text may not have one of its own.
         prefix: before which texts it puts a blank. `parts`: each part of a text between two added tokens; `text`: the
@@ -50,12 +48,12 @@ class TokenBytes:
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
-        """uint8 or int32 [tokens]: how many bytes of its text each token represents."""
-        found = _taken(self.lengths, ids.flat)
+        """int32 [tokens]: how many bytes of its text each token represents."""
+        found: Array = self.lengths[ids.flat]
         if self.prefix == "none" or not len(found):
             return found
         assert self.added is not None
-        ends = _taken(self.added.view(np.uint8), ids.flat).view(bool)
+        ends = self.added[ids.flat]
         begins = np.zeros(len(found), bool)
         first = ids.offsets[:-1]
         if self.prefix == "text":
@@ -68,18 +66,6 @@ class TokenBytes:
         begins &= found > 0  # sums must not fall
         shorter: Array = found - begins
         return shorter
-
-
-def _taken(values: Array, places: Array) -> Array:
-    """The values at these places, int32; read-only. numpy would first make an index of eight bytes a token."""
-    if int(places.view(np.uint32).max(initial=0)) >= len(values):
-        raise IndexError(f"ids from {places.min()} to {places.max()}, and the vocabulary ends at {len(values) - 1}")
-    found: Array = pc.take(pa.array(values), pa.array(places), boundscheck=False).to_numpy()
-    return found
-
-
-def _smallest(lengths: Array) -> Array:
-    return lengths.astype(np.uint8) if int(lengths.max(initial=0)) <= np.iinfo(np.uint8).max else lengths
 
 
 @functools.lru_cache(maxsize=4)
@@ -113,7 +99,7 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     for token in added:
         vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
         lengths[token.id] = _NEVER if vague else len(token.content.encode())
-    return TokenBytes(_smallest(lengths), normaliser is not None)
+    return TokenBytes(lengths, normaliser is not None)
 
 
 def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
@@ -139,7 +125,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
         # Blanks around it may be in the token, or in its text the one that is put before it.
         if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
             lengths[token.id] = _NEVER
-    return TokenBytes(_smallest(lengths), blank=True, prefix=prefix, added=added)
+    return TokenBytes(lengths, blank=True, prefix=prefix, added=added)
 
 
 def _prefix(
