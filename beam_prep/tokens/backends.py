@@ -20,7 +20,7 @@ import importlib.metadata
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -71,20 +71,20 @@ def _loaded(tokenizer: Tokenizer) -> "WithGigatoken":
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unsupported(f"it does not take this tokenizer ({_first_line(error)})") from None
-    components = tokenizer.components
+    model: Any = tokenizer.reference.model
     normalising, splitting = normalisers(tokenizer), pre_tokenizers(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
-    _check_added(components.added, is_nfc, bool(normalising))
+    _check_added(tokenizer.added, is_nfc, bool(normalising))
     splits_words = any(step["type"] == "Split" for step in splitting)
     if any(step.get("use_regex") is False for step in splitting) and not splits_words:
         raise Unsupported("a byte-level tokenizer that splits no words")
-    if components.ignores_merges and components.byte_fallback:
+    if getattr(model, "ignore_merges", False) and getattr(model, "byte_fallback", False):
         raise Unsupported("a model with ignore_merges and byte_fallback")
     normalises, splits = (
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalising, splitting)
     )
-    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in components.added)
+    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added)
     return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
 
 

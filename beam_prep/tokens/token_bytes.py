@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer, state_of
 
 _BLANK = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -79,7 +79,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
 def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     backend = tokenizer.reference
     model: Any = backend.model
-    normaliser, steps = tokenizer.components.normaliser, pre_tokenizers(tokenizer)
+    normaliser, steps = state_of(backend.normalizer), pre_tokenizers(tokenizer)
     if normaliser not in (None, {"type": "NFC"}) or not any(step["type"] == "ByteLevel" for step in steps):
         return None
     if any(step["type"] not in ("Split", "Digits", "Punctuation", "ByteLevel") for step in steps):
@@ -94,7 +94,7 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
     if model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
         lengths[unknown] = _NEVER
-    added = tokenizer.components.added
+    added = tokenizer.added
     spaced = any(token.content != token.content.strip() for token in added)
     for token in added:
         vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
@@ -117,7 +117,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
         lengths[number] = len(content.encode()) - 2 * content.count(_BLANK)
     for content in (f"<0x{byte:02X}>" for byte in range(256)):
         lengths[vocabulary[content]] = 1
-    for token in tokenizer.components.added:
+    for token in tokenizer.added:
         content = token.content
         if _BLANK in content and content in vocabulary:
             continue  # `keeps` takes no text that has it; the same id stands for blanks elsewhere
@@ -150,12 +150,12 @@ def _prefix(
 
 def normalisers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps of its normaliser, as in `tokenizer.json`; [] of none."""
-    return [*_steps(tokenizer.components.normaliser, "normalizers")]
+    return [*_steps(state_of(tokenizer.reference.normalizer), "normalizers")]
 
 
 def pre_tokenizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps that split a text into words, as in `tokenizer.json`; [] of none."""
-    return [*_steps(tokenizer.components.pre_tokenizer, "pretokenizers")]
+    return [*_steps(state_of(tokenizer.reference.pre_tokenizer), "pretokenizers")]
 
 
 def _steps(state: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
