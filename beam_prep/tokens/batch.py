@@ -125,10 +125,7 @@ class Batch(Block):
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
         """The batch without the rows of a bool mask, which are rejected."""
-        left = self._without(self._of_same_records(rows))
-        for line in self.line[rows].tolist():
-            left.ledger.reject(line, reason, message)
-        return left
+        return self.reject_each(dict.fromkeys(np.flatnonzero(rows).tolist(), (reason, message)))
 
     def _of_same_records(self, rows: Array) -> Array:
         """These rows, and all others of their records."""
