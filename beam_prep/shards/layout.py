@@ -94,18 +94,8 @@ def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
     if values.dtype == target:
         return values, np.ones(1, bool)
     with np.errstate(over="ignore", invalid="ignore"):
-        # The bits are the same, and need no copy.
-        same = values.dtype.kind in "iu" and target.kind in "iu" and values.dtype.itemsize == target.itemsize
-        cast = values.view(target) if same else values.astype(target)
-    if target.kind == "f":
-        return cast, np.isfinite(cast)
-    limits = np.iinfo(target)
-    if values.dtype.kind == "f":
-        # 2**63 is a double, 2**63 - 1 is not: compare below the first that does not fit.
-        return cast, (values == np.floor(values)) & (values >= limits.min) & (values < float(limits.max) + 1)
-    if len(values) and (int(values.max()) > limits.max or int(values.min()) < limits.min):
-        return cast, (values <= limits.max) & (values >= limits.min)
-    return cast, np.ones(1, bool)
+        cast = values.astype(target)
+    return cast, np.isfinite(cast) if target.kind == "f" else np.asarray(cast == values)
 
 
 Rows = Mapping[str, Ragged]

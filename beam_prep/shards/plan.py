@@ -25,7 +25,7 @@ from beam_prep.shards.domains import folders
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, SplitRowIndexes, View
+from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, View
 from beam_prep.shards.runs import Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Rejects,
@@ -250,8 +250,8 @@ def _in_input_order(
     found = []
     for split, name in enumerate(splits.names):
         mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
-        seen = SplitRowIndexes(row_indexes, split, len(splits.names))
-        found.append(Shards(mine, shard_borders(mine, seen, max_tokens), splits, split))
+        borders = shard_borders(mine, row_indexes, max_tokens, split, len(splits.names))
+        found.append(Shards(mine, borders, splits, split))
     return found
 
 

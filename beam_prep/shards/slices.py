@@ -43,8 +43,10 @@ def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | No
     return receipts.until(block, last.updated(**values))
 
 
-def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int) -> list[Border]:
-    """Every flush but the last one, at the end."""
+def shard_borders(
+    receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, split: int = 0, splits: int = 1
+) -> list[Border]:
+    """Every flush but the last one, at the end, of the rows of one split of so many; `receipts` are of these alone."""
     ends = np.cumsum(receipts.tokens)
     borders: list[Border] = []
     over: list[int] = []
@@ -53,9 +55,11 @@ def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int) 
         goal = flushed + max_tokens
         ahead = () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
         row_index = row_indexes.get(block, ahead)
-        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens)
+        here = row_index.domain % splits == split
+        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
         rows = int(np.searchsorted(until, goal)) + 1
-        cut = np.bincount(row_index.domain[:rows], minlength=len(receipts.entry_domain[block]))
+        domain = row_index.domain[here][:rows] // splits
+        cut = np.bincount(domain, minlength=len(receipts.entry_domain[block]))
         borders.append(Border(block, rows, tuple(cut.tolist())))
         flushed = int(until[rows - 1])
         over.append(flushed - goal)

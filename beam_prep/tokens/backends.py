@@ -112,17 +112,13 @@ def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) ->
 
 def _sharing(some: Sequence[str], others: Sequence[str]) -> str | None:
     """The first of some texts that has a part in common with one of the others, where both can be in a text at once."""
-    # By the ends of all others, since there may be thousands of both.
-    first = {other[:size] for other in others for size in range(1, len(other) + 1)}
-    last = {other[-size:] for other in others for size in range(1, len(other) + 1)}
-    for text in some:
-        ends = (text[-size:] for size in range(1, len(text) + 1))
-        begins = (text[:size] for size in range(1, len(text) + 1))
-        if not first.isdisjoint(ends) or not last.isdisjoint(begins):
-            return text
-        if any(text in other or other in text for other in others):
-            return text
-    return None
+    return next((text for text in some if any(_overlap(text, other) for other in others)), None)
+
+
+def _overlap(one: str, other: str) -> bool:
+    ends = range(1, min(len(one), len(other)) + 1)
+    beside = any(one[-size:] == other[:size] or other[-size:] == one[:size] for size in ends)
+    return beside or one in other or other in one
 
 
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")

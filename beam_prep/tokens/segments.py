@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.rendered import UNSET
 
 NAME_LIMIT = 64
@@ -63,13 +63,24 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, kept: Array) -> "Segments":
-        """The segments of a bool mask [segments]."""
+    def of_rows(self, rows: Ragged, kept: Array) -> "Segments":
+        """The segments of some rows, in the coordinates of the tokens of these.
+
+        Args:
+            rows: the output's rows.
+            kept: bool [rows].
+        """
+        sequences = rows.values if isinstance(rows.values, Ragged) else rows
+        here = np.repeat(kept, rows.lengths) if isinstance(rows.values, Ragged) else kept
+        before = offsets_of(np.where(here, 0, sequences.lengths))
         columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, values in columns.items():
             if isinstance(values, np.ndarray):
-                columns[name] = values[kept]
-        return Segments(**columns)
+                columns[name] = values[here[self.sequence]]
+        sequence = columns["sequence"]
+        for name in ("start", "stop"):
+            columns[name] = columns[name] - before[sequence]
+        return Segments(**{**columns, "sequence": offsets_of(here)[sequence]})
 
     def is_role(self, name: str) -> Array:
         """bool [segments]: the segments of that role."""

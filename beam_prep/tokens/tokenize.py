@@ -284,29 +284,13 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     text = np.array([output.kind != "value" for output in batch.outputs])
     nothing = ~enough[text].any(axis=0)
     partial = ~enough.all(axis=0) & ~nothing
-    keep = ~(nothing | partial)
-    segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
-    batch.ledger = batch.ledger.copy()
-    batch.ledger.drop(np.setdiff1d(batch.line[nothing], batch.line[keep]), "empty")
-    for row in np.flatnonzero(partial).tolist():
-        name = batch.outputs[int(np.argmin(enough[:, row]))].name
-        batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")
-    kept = batch.take(keep)
-    kept.segments = segments
-    return kept
-
-
-def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
-    """Segments of the kept rows, in the coordinates of the kept tokens."""
-    lists = np.diff(rows.offsets) if isinstance(rows.values, Ragged) else np.ones(len(rows), np.int64)
-    keep_sequence = np.repeat(keep, lists)
-    inner = rows.values if isinstance(rows.values, Ragged) else rows
-    removed = offsets_of(np.where(keep_sequence, 0, inner.lengths))
-    picked = keep_sequence[segments.sequence]
-    kept = segments.take(picked)
-    before = removed[kept.sequence]
-    return replace(
-        kept, start=kept.start - before, stop=kept.stop - before, sequence=offsets_of(keep_sequence)[kept.sequence]
+    left = batch.drop(nothing, "empty")
+    first = np.argmin(enough[:, ~nothing], axis=0)
+    return left.reject_each(
+        {
+            row: ("missing_source", f"{batch.outputs[int(first[row])].name!r} has no token")
+            for row in np.flatnonzero(partial[~nothing]).tolist()
+        }
     )
 
 

@@ -47,20 +47,11 @@ class CharSpans:
         text: int64, ascending: index of the text.
         start, stop: int64: first character and one past the last. Characters count in the text as given, whatever the
             tokenizer's normaliser makes of it.
-
-    Raises:
-        ValueError: the columns are not equally long, or `text` does not ascend.
     """
 
     text: Array
     start: Array
     stop: Array
-
-    def __post_init__(self) -> None:
-        if not len(self.text) == len(self.start) == len(self.stop):
-            raise ValueError(f"columns of {len(self.text)}, {len(self.start)} and {len(self.stop)} entries")
-        if (self.text[1:] < self.text[:-1]).any():
-            raise ValueError("spans are not in the order of their texts")
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int, int]]) -> "CharSpans":
