@@ -256,7 +256,7 @@ _MARKUP = re.compile(
 
 def markup_of_chats(sample: Sample) -> Iterator[Finding]:
     """Messages that hold the markup of a chat format: they were rendered once already, by another template."""
-    controls = {token.content for token in sample.tokenizer.components.added}
+    controls = {token.content for token in sample.tokenizer.added}
     hits = Hits(sample, "messages")
     for chat, place, message in _messages(sample):
         match = next((match for match in _MARKUP.finditer(text_of(message)) if match[0] not in controls), None)

@@ -79,7 +79,7 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
     if rules.eos != "never" and "eos_token" not in tokens:
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     if rules.fim is not None:
-        added = tokenizer.components.added
+        added = tokenizer.added
         greedy = [each.content for each in added if each.lstrip or each.rstrip or each.single_word]
         fim = rules.fim.of([each.content for each in added if each.content not in greedy], greedy)
         _check_parts(tokenizer, fim.tokens[0])
@@ -128,7 +128,7 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
     """
     if rule == "keep":
         return Guard()
-    controls = control_tokens(tokenizer.components.added, "" if template is None else template.source)
+    controls = control_tokens(tokenizer.added, "" if template is None else template.source)
     parsed: list[str] = []
     if template is not None:
         written = {*template.special_tokens.values()}
@@ -142,7 +142,7 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
 
 def _check_escapes(guard: Guard, tokenizer: Tokenizer) -> None:
     """Raises TokenizerError if the tokenizer's normaliser takes the invisible character away before it looks."""
-    ids = {token.content: token.id for token in tokenizer.components.added}
+    ids = {token.content: token.id for token in tokenizer.added}
     # Without the tokens that are there in any case: a vocabulary may lack the character.
     texts = [f"a{JOINER}b", *(f"a{guard(token, 'text')}b" for token in guard.controls)]
     plain, *escaped = tokenizer.encode(texts, add_special_tokens=False).to_lists()

@@ -59,8 +59,8 @@ def control_tokens(added: Iterable[AddedToken], template: str = "") -> tuple[str
 
 def end_ids(tokenizer: Tokenizer) -> set[int]:
     """Ids of the tokens that may end a turn: the EOS token, and all control tokens."""
-    controls = control_tokens(tokenizer.components.added)
-    found = {token.id for token in tokenizer.components.added if token.content in controls}
+    controls = control_tokens(tokenizer.added)
+    found = {token.id for token in tokenizer.added if token.content in controls}
     return found | {number for number in (tokenizer.id_of("eos_token"),) if number is not None}
 
 
@@ -134,7 +134,7 @@ def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Sea
     normaliser = None if tokenizer is None else tokenizer.inside.normalizer
     if tokenizer is None or normaliser is None:
         return Search(_pattern(texts))
-    looked_for = [each.content for each in tokenizer.components.added if each.normalized and each.content in texts]
+    looked_for = [each.content for each in tokenizer.added if each.normalized and each.content in texts]
     behind = {*map(normaliser.normalize_str, looked_for)} - {""}
     return Search(_pattern(texts), _pattern(behind) if behind else None, normaliser.normalize_str)
 

@@ -1,7 +1,7 @@
 """`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, Union, overload
 
@@ -73,6 +73,22 @@ def take_rows(values: Array, offsets: Array, rows: Array) -> Array:
     if data is None:
         return values[:0]
     return np.frombuffer(data, values.dtype, wanted * size // values.itemsize).reshape(-1, *values.shape[1:])
+
+
+def join_pieces(values: Array, starts: Array, lengths: Array) -> Array:
+    """`values[start:start + length]` of each, one after the other.
+
+    Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and
+    more time from about 100 tokens a piece on.
+    """
+    stops, order = starts + lengths, np.argsort(starts, kind="stable")
+    borders = np.column_stack([starts[order], stops[order]]).ravel()
+    if (borders[1:] >= borders[:-1]).all():  # the pieces, and what is between them, are rows
+        rows = np.empty_like(order)
+        rows[order] = np.arange(0, len(borders), 2)
+        return take_rows(values, borders, rows)
+    pieces = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.concatenate([values[:0], *pieces])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,49 +197,22 @@ class Ragged:
     def take(self, rows: Array) -> "Ragged":
         """The rows of a bool mask [n] or of an index array, in that order."""
         rows = np.asarray(rows)
-        lengths = self.lengths
         if rows.dtype == bool:
-            if rows.all():
-                return self
-            # One byte a value instead of the eight of an index.
-            picked = np.repeat(rows, lengths)
-            values = self.values.take(picked) if isinstance(self.values, Ragged) else self.values[picked]
-            return Ragged.from_lengths(values, lengths[rows])
+            rows = np.flatnonzero(rows)
+        lengths = self.lengths[rows]
         if isinstance(self.values, Ragged):
-            return self._gather(self.offsets[:-1][rows], lengths[rows])
-        return Ragged(take_rows(self.values, self.offsets, rows), offsets_of(lengths[rows]))
-
-    def head(self, length: int) -> "Ragged":
-        """Every row cut to its first `length` values."""
-        lengths = self.lengths
-        if not (lengths > length).any():
-            return self
-        return self._cut(self.offsets[:-1], np.minimum(lengths, length))
-
-    def tail(self, length: int) -> "Ragged":
-        """Every row cut to its last `length` values."""
-        lengths = self.lengths
-        if not (lengths > length).any():
-            return self
-        kept = np.minimum(lengths, length)
-        return self._cut(self.offsets[1:] - kept, kept)
+            return self._gather(self.offsets[:-1][rows], lengths)
+        return Ragged(take_rows(self.values, self.offsets, rows), offsets_of(lengths))
 
     def cut(self, begin: Array | int, lengths: Array) -> "Ragged":
         """Of every row so many values, from its `begin`-th on."""
-        return self._cut(self.offsets[:-1] + begin, lengths) if len(self) else self
-
-    def _cut(self, starts: Array, lengths: Array) -> "Ragged":
-        """A part of every row, of which there is at least one."""
+        starts = self.offsets[:-1] + begin
         if isinstance(self.values, Ragged):
             return self._gather(starts, lengths)
-        # Most rows are complete, and are copied with their neighbours.
-        stops = starts + lengths
-        apart = np.flatnonzero(starts[1:] != stops[:-1])
-        borders = zip([starts[0], *starts[apart + 1].tolist()], [*stops[apart].tolist(), stops[-1]], strict=True)
-        return Ragged(np.concatenate([self.values[start:stop] for start, stop in borders]), offsets_of(lengths))
+        return Ragged(join_pieces(self.values, starts, lengths), offsets_of(lengths))
 
     def _gather(self, starts: Array, lengths: Array) -> "Ragged":
-        """`_cut` of rows of lists, in any order."""
+        """Of rows of lists those from each start on."""
         offsets = offsets_of(lengths)
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         assert isinstance(self.values, Ragged)
@@ -275,27 +264,6 @@ class Aligned:
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
-
-
-_PART = 1 << 17
-"""Bytes that are looked at at once. They stay in the cache of a core, and so does what is made of them: arrays as large
-as a block would be cleared by the system, page by page, each time."""
-
-
-def places_of(data: Array, test: Callable[[Array], Array]) -> Array:
-    """int64, ascending: the places of the bytes for which a test is true.
-
-    >>> places_of(np.frombuffer(b"a,b,", np.uint8), lambda part: part == ord(","))
-    array([1, 3])
-
-    Args:
-        data: uint8 [bytes].
-        test: a part of them -> bool, one each.
-    """
-    found = [np.flatnonzero(test(data[start : start + _PART])) for start in range(0, len(data), _PART)]
-    for number, places in enumerate(found):
-        places += number * _PART
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def characters(texts: Sequence[str]) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from beam_prep.data.block import ALIVE, Block, Ledger, Origin, Reject, without_collector
-from beam_prep.data.ragged import Array, places_of
+from beam_prep.data.ragged import Array
 from beam_prep.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.reading.json_line import BEYOND, describe, parse_json
 
@@ -188,7 +188,7 @@ def lines_beyond_json(ledger: Ledger) -> set[int]:
 
 def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
     view = np.frombuffer(data, np.uint8)
-    newlines = places_of(view, lambda part: part == ord("\n"))
+    newlines = np.flatnonzero(view == ord("\n"))
     starts = np.concatenate([np.zeros(1, np.int64), newlines + 1])
     ends = np.concatenate([newlines, np.array([len(data)], np.int64)])
     if starts[-1] == len(data):

@@ -10,25 +10,14 @@ rows again when a shard is written.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from typing import Self
+from dataclasses import dataclass
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, join_pieces, offsets_of
 from beam_prep.data.schema import NO_LOSS, Column
-from beam_prep.shards.pack import join_pieces
+from beam_prep.shards.pack import Stats
 from beam_prep.tokens.batch import Batch
-
-
-class Stats:
-    """The base of dataclasses of counts, which add up over parts of a shard."""
-
-    __slots__ = ()
-
-    def __add__(self, other: Self) -> Self:
-        mine, theirs = astuple(self), astuple(other)  # type: ignore[call-overload]
-        return type(self)(*(a + b for a, b in zip(mine, theirs, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,8 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
     found = []
     for copy in range(int(copies.max(initial=0)) + 1):
         rows = np.flatnonzero(copies > copy)
-        found.append(Arranged(part[rows], shuffle_keys(seed, place.file, line[rows], copy), _nothing(rows), rows))
+        keys = shuffle_keys(seed, place.file, line[rows], copy)
+        found.append(Arranged(part[rows], keys, np.zeros(len(rows), np.uint64), rows))
         rows = np.flatnonzero((copies == copy) & (most > 0))
         keys = shuffle_keys(seed, place.file, line[rows], copy)
         samples = sample_keys(keys)
@@ -200,10 +201,6 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
     made = Arranged.concat(found)
     # Rows with the same key stay in this order, which no border of a block may change: by line, then by copy.
     return made.take(np.argsort(made.row, kind="stable"))
-
-
-def _nothing(rows: Array) -> Array:
-    return np.zeros(len(rows), np.uint64)
 
 
 def ranges_of(keys: Array, part: Array, counts: Array) -> Array:

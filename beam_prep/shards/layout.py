@@ -12,8 +12,17 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import IGNORE_INDEX, Column, Packing, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
-from beam_prep.shards.chunk import ROW_LENGTHS, Chunking, ChunkStats, TurnStats, join_rows, lengths_of, split_rows
-from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, PackStats, Positions, cuts_rows, pack_columns, plan_packs
+from beam_prep.shards.chunk import ROW_LENGTHS, Chunking, join_rows, lengths_of, split_rows
+from beam_prep.shards.pack import (
+    POSITION_IDS,
+    SEQ_LENS,
+    PackStats,
+    Positions,
+    Stats,
+    cuts_rows,
+    pack_columns,
+    plan_packs,
+)
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
 from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate
@@ -31,13 +40,9 @@ def add_metadata(batch: Batch, provenance: bool = False) -> Batch:
     """
     metadata = batch.ledger.metadata
     if metadata is not None:
-        wrong = np.array([line in metadata.problems for line in batch.line.tolist()], bool)
-        if wrong.any():
-            left = batch.take(~wrong)
-            left.ledger = batch.ledger.copy()
-            for line in batch.line[wrong].tolist():
-                left.ledger.reject(line, "keep_fields", metadata.problems[line])
-            batch = left
+        lines = enumerate(batch.line.tolist())
+        wrong = {row: ("keep_fields", why) for row, line in lines if (why := metadata.problems.get(line))}
+        batch = batch.reject_each(wrong)
         columns = {column.name: metadata.values[column.name].take(batch.line) for column in metadata.columns}
         schema = {column.name: column for column in metadata.columns}
         batch = batch._with(columns={**batch.columns, **columns}, schema={**batch.schema, **schema})
@@ -89,22 +94,11 @@ def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
     if values.dtype == target:
         return values, np.ones(1, bool)
     with np.errstate(over="ignore", invalid="ignore"):
-        # The bits are the same, and need no copy.
-        same = values.dtype.kind in "iu" and target.kind in "iu" and values.dtype.itemsize == target.itemsize
-        cast = values.view(target) if same else values.astype(target)
-    if target.kind == "f":
-        return cast, np.isfinite(cast)
-    limits = np.iinfo(target)
-    if values.dtype.kind == "f":
-        # 2**63 is a double, 2**63 - 1 is not: compare below the first that does not fit.
-        return cast, (values == np.floor(values)) & (values >= limits.min) & (values < float(limits.max) + 1)
-    if len(values) and (int(values.max()) > limits.max or int(values.min()) < limits.min):
-        return cast, (values <= limits.max) & (values >= limits.min)
-    return cast, np.ones(1, bool)
+        cast = values.astype(target)
+    return cast, np.isfinite(cast) if target.kind == "f" else np.asarray(cast == values)
 
 
 Rows = Mapping[str, Ragged]
-Stats = PackStats | ChunkStats | TurnStats
 
 CUT = "truncated_to_pack"
 """The counter of tokens that were cut because a packed row cannot hold them."""

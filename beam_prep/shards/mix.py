@@ -116,11 +116,6 @@ def _exact(number: float | None) -> Fraction:
     return Fraction(str(number))
 
 
-def copies_of(wanted: int, there: int) -> tuple[int, int]:
-    """(complete copies of a domain, tokens that are wanted of one more)."""
-    return divmod(wanted, there)
-
-
 def cutoff(keys: Array, tokens: Array, wanted: int) -> int | None:
     """The sample key of the last row that is taken: by rising key, rows are taken until they have the tokens wanted.
 

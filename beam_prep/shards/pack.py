@@ -9,11 +9,11 @@ training data, long documents cut into pieces first: Ding et al., "Fewer Truncat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of, take_rows
+from beam_prep.data.ragged import Array, Ragged, join_pieces, offsets_of
 from beam_prep.data.schema import Strategy
 
 Positions = Literal["none", "doc_reset", "continuous"]
@@ -22,12 +22,21 @@ SEQ_LENS = "seq_lens"
 POSITION_IDS = "position_ids"
 
 
+class Stats:
+    """The base of dataclasses of counts, which add up over parts of a shard."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        mine, theirs = astuple(self), astuple(other)  # type: ignore[call-overload]
+        return type(self)(*(a + b for a, b in zip(mine, theirs, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
-class PackStats:
-    """Statistics of packing. They add up over groups and shards: `sum(parts, PackStats(capacity))`.
+class PackStats(Stats):
+    """Statistics of packing.
 
     Attributes:
-        capacity: tokens that a pack may hold.
         rows: rows that came in.
         rows_empty: of these, without a token: in no pack.
         rows_cut: of these, in a pack with only a part of their tokens.
@@ -38,7 +47,6 @@ class PackStats:
         tokens_cut: in no pack.
     """
 
-    capacity: int
     rows: int = 0
     rows_empty: int = 0
     rows_cut: int = 0
@@ -48,20 +56,6 @@ class PackStats:
     tokens: int = 0
     tokens_cut: int = 0
 
-    @property
-    def fill_rate(self) -> float:
-        """Tokens over what the packs could hold, 0 to 1; 0 without packs."""
-        return self.tokens / (self.packs * self.capacity) if self.packs else 0.0
-
-    def __add__(self, other: "PackStats") -> "PackStats":
-        """Raises ValueError if the capacities differ: their fill rates have no common meaning."""
-        if not isinstance(other, PackStats):
-            return NotImplemented
-        if self.capacity != other.capacity:
-            raise ValueError(f"cannot add packs of {self.capacity} and of {other.capacity} tokens")
-        counts = zip(astuple(self)[1:], astuple(other)[1:], strict=True)
-        return PackStats(self.capacity, *(a + b for a, b in counts))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackPlan:
@@ -70,14 +64,12 @@ class PackPlan:
     Attributes:
         lengths: int64 [rows], tokens of each row as it came.
         cut: int64 [rows], tokens that were cut before, because no pack can hold them.
-        capacity: tokens that a pack may hold.
         piece_row, piece_start, piece_stop: int64 [pieces], in output order.
         packs: int64 [packs + 1], borders of the packs, counted in pieces.
     """
 
     lengths: Array
     cut: Array
-    capacity: int
     piece_row: Array
     piece_start: Array
     piece_stop: Array
@@ -99,7 +91,6 @@ class PackPlan:
         np.add.at(kept, self.piece_row, self.piece_lengths)
         tokens, original = int(kept.sum()), self.lengths + self.cut
         return PackStats(
-            capacity=self.capacity,
             rows=rows,
             rows_empty=int(np.count_nonzero(self.lengths == 0)),
             rows_cut=int(np.count_nonzero(kept < original)),
@@ -131,7 +122,7 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
     pieces, packs = STRATEGIES[strategy].place(lengths, cut, capacity)
-    return PackPlan(lengths, cut, capacity, *pieces, packs)
+    return PackPlan(lengths, cut, *pieces, packs)
 
 
 class _Pieces(NamedTuple):
@@ -353,22 +344,6 @@ def pack_columns(
 def metadata_lists(rows: Ragged, packs: Array) -> Ragged:
     """Metadata of each piece, as lists: of strings (uint8), or of numbers, of which a row is one."""
     return Ragged(rows if rows.flat.dtype == np.uint8 else rows.flat, packs)
-
-
-def join_pieces(values: Array, starts: Array, lengths: Array) -> Array:
-    """`values[start:start + length]` of each, one after the other.
-
-    Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and
-    more time from about 100 tokens a piece on.
-    """
-    stops, order = starts + lengths, np.argsort(starts, kind="stable")
-    borders = np.column_stack([starts[order], stops[order]]).ravel()
-    if (borders[1:] >= borders[:-1]).all():  # the pieces, and what is between them, are rows
-        rows = np.empty_like(order)
-        rows[order] = np.arange(0, len(borders), 2)
-        return take_rows(values, borders, rows)
-    pieces = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    return np.concatenate([values[:0], *pieces])
 
 
 def _check_column(name: str, rows: Ragged, plan: PackPlan) -> None:

@@ -6,6 +6,7 @@ that has rows since then gets a shard. `max_items` ends the input after that man
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from beam_prep.shards.domains import folders
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, SplitRowIndexes, View
+from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, View
 from beam_prep.shards.runs import Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Rejects,
@@ -32,7 +33,6 @@ from beam_prep.shards.slices import (
     RejectsPlan,
     ShardPlan,
     Shards,
-    ShardsOfSplits,
     Slice,
     first_items,
     first_lines,
@@ -134,8 +134,8 @@ class Plan:
         runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
     """
 
-    shards: Sequence[ShardPlan]
-    rejects: Sequence[RejectsPlan]
+    shards: Iterable[ShardPlan]
+    rejects: Iterable[RejectsPlan]
     ledger: LedgerTotals
     counters: dict[str, int]
     inputs: list[dict[str, Any]]
@@ -207,24 +207,24 @@ def make_plan(
     ledger, counters = _ledger(seen, int(receipts.lines.sum()))
     splits, runs = compose.splits, None
     groups: Iterable[RunGroup] = ()
-    shards: Shards | ShardsOfSplits
+    shards: list[Shards] = []
     if compose.shuffle is None:
         shards = _in_input_order(seen, row_indexes, max_tokens, splits)
     else:
         parts = Parts.of(seen, compose, max_tokens)
         runs, groups = plan_runs(seen, compose, parts, _facts(receipts, compose, max_items))
-        shards = ShardsOfSplits(())
+    shards_of = {part: count for each in shards for part, count in each.shards_of.items()}
     rejects = Rejects(seen, seen.counted("rejected"))
     marks = {name: counters[name] for name in _MARKS & counters.keys()}
     return Plan(
-        shards=shards,
+        shards=itertools.chain.from_iterable(shards),
         rejects=rejects,
         ledger=ledger,
         counters=counters,
         inputs=receipts.inputs(),
         columns=receipts.columns,
-        domains=_folders(shards.shards_of, splits),
-        shards_of=shards.shards_of,
+        domains=_folders(shards_of, splits),
+        shards_of=shards_of,
         blocks=len(receipts),
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made").items())),
@@ -243,16 +243,16 @@ def make_plan(
 
 def _in_input_order(
     receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, splits: Splits | None
-) -> Shards | ShardsOfSplits:
-    """The shards of rows in input order. The borders of each split are those of its rows alone."""
+) -> list[Shards]:
+    """The shards of rows in input order, by split. The borders of each split are those of its rows alone."""
     if splits is None:
-        return Shards(receipts, shard_borders(receipts, row_indexes, max_tokens))
+        return [Shards(receipts, shard_borders(receipts, row_indexes, max_tokens))]
     found = []
     for split, name in enumerate(splits.names):
         mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
-        seen = SplitRowIndexes(row_indexes, split, len(splits.names))
-        found.append(Shards(mine, shard_borders(mine, seen, max_tokens), splits, split))
-    return ShardsOfSplits(found)
+        borders = shard_borders(mine, row_indexes, max_tokens, split, len(splits.names))
+        found.append(Shards(mine, borders, splits, split))
+    return found
 
 
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -113,7 +114,7 @@ class Receipts:
             found[name].to_numpy().astype(np.int64) for name in ("file", "start", "size", "first_byte", "lines")
         )
         self.reused = found["reused"].true_count
-        self._paths, self._copies = (_Paths(found[name]) for name in ("path", "copies"))
+        self._paths, self._copies = found["path"], found["copies"]
         self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
@@ -180,11 +181,11 @@ class Receipts:
 
     def path(self, block: int) -> str:
         """The file of a block, as given."""
-        return self._paths[block]
+        return _path(self._paths[block])
 
     def copies(self, block: int) -> str:
         """The file of a block's copies, see `STATISTICS`."""
-        return self._copies[block]
+        return _path(self._copies[block])
 
     def of_parts(self, wanted: Array) -> "Receipts":
         """The same blocks with some of their domains alone; `wanted`: bool [domains]."""
@@ -212,15 +213,9 @@ def _sum(histograms: Ragged) -> Histogram:
     return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
-class _Paths:
-    """Paths of a dictionary: the same object for the same path, so that a pickle has it once."""
-
-    def __init__(self, texts: pa.DictionaryArray) -> None:
-        self._texts = [os.fsdecode(text) for text in texts.dictionary.to_pylist()]
-        self._codes: Array = texts.indices.to_numpy()
-
-    def __getitem__(self, block: int) -> str:
-        return self._texts[int(self._codes[block])]
+def _path(name: pa.Scalar) -> str:
+    """Equal names are the same object, so that a pickle has each once."""
+    return sys.intern(os.fsdecode(name.as_py()))
 
 
 def _values(column: pa.ChunkedArray) -> pa.Array:

@@ -166,25 +166,3 @@ class RowIndexes:
             for each, row_index in zip(new, found, strict=True):
                 self._found[each] = self._see(row_index, self._receipts.copies(each))
         return self._found[block]
-
-
-class SplitRowIndexes(RowIndexes):
-    """Row indexes of which only the rows of one split are seen.
-
-    Args:
-        row_indexes: those of all splits.
-        split, splits: the split's number, and how many there are.
-    """
-
-    def __init__(self, row_indexes: RowIndexes, split: int, splits: int) -> None:
-        self._all, self._split, self._splits = row_indexes, split, splits
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._all
-
-    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
-        found = self._all.view(block, ahead)
-        row_index = found.row_index
-        here = row_index.domain % self._splits == self._split
-        of_split = replace(row_index, domain=row_index.domain[here] // self._splits, tokens=row_index.tokens[here])
-        return View(of_split, found.row[here])

@@ -7,7 +7,7 @@ some runs at a time into files that have bins. It is an external merge sort (Knu
 volume 3, 5.4), with equal ranges of a uniform key in place of samples.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from beam_prep.data.ragged import Array, changes
 from beam_prep.data.schema import Column
 from beam_prep.shards.compose import Arranged, Compose, Place, domain_of, split_of
-from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, copies_of, cutoff
+from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, cutoff
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.slices import Merge, ShardPlan, first_lines, folders_of
 
@@ -66,7 +66,7 @@ class Parts:
         """Part to what is taken of its rows, where it is not yet known how many of one more copy: all of these."""
         found = {}
         for code, wanted in self.wanted.items():
-            copies, more = copies_of(wanted, int(self.tokens[code]))
+            copies, more = divmod(wanted, int(self.tokens[code]))
             found[code] = Taken(copies, ALL if more else None)
         return found
 
@@ -80,7 +80,7 @@ class Parts:
 
     def more(self, part: int) -> int:
         """The tokens that are wanted of one more copy of a part."""
-        return copies_of(self.wanted[part], int(self.tokens[part]))[1]
+        return self.wanted[part] % int(self.tokens[part])
 
 
 def places(receipts: Receipts) -> Callable[[int], Place]:
@@ -388,9 +388,3 @@ def batches_of(part: Array, keys: Array) -> list[tuple[int, int, int]]:
     first = changes(part, keys)
     rows = np.diff(np.append(first, len(part)))
     return list(zip(part[first].tolist(), keys[first].tolist(), rows.tolist(), strict=True))
-
-
-def merge_order(keys: Sequence[Array]) -> Array:
-    """int64 [rows]: the order of rows from several sources: by key, of equal keys those of the first source first."""
-    found: Array = np.argsort(np.concatenate(keys), kind="stable")
-    return found

@@ -1,8 +1,8 @@
 """Slices: the rows of blocks that make each shard, the rejects of blocks that make each file of rejects."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,6 @@ from beam_prep.shards.row_index import RowIndexes
 
 _PREFETCH = 512
 """Borders whose blocks are fetched at a time."""
-MIN_BORDERS_TO_EXTRAPOLATE = 32
-"""Borders that must be known before the next ones are extrapolated from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,10 @@ def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | No
     return receipts.until(block, last.updated(**values))
 
 
-def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int) -> list[Border]:
-    """Every flush but the last one, at the end."""
+def shard_borders(
+    receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, split: int = 0, splits: int = 1
+) -> list[Border]:
+    """Every flush but the last one, at the end, of the rows of one split of so many; `receipts` are of these alone."""
     ends = np.cumsum(receipts.tokens)
     borders: list[Border] = []
     over: list[int] = []
@@ -55,9 +55,11 @@ def shard_borders(receipts: Receipts, row_indexes: RowIndexes, max_tokens: int) 
         goal = flushed + max_tokens
         ahead = () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
         row_index = row_indexes.get(block, ahead)
-        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens)
+        here = row_index.domain % splits == split
+        until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
         rows = int(np.searchsorted(until, goal)) + 1
-        cut = np.bincount(row_index.domain[:rows], minlength=len(receipts.entry_domain[block]))
+        domain = row_index.domain[here][:rows] // splits
+        cut = np.bincount(domain, minlength=len(receipts.entry_domain[block]))
         borders.append(Border(block, rows, tuple(cut.tolist())))
         flushed = int(until[rows - 1])
         over.append(flushed - goal)
@@ -68,36 +70,12 @@ def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Se
     """Blocks that probably hold the next borders.
 
     The place of a border depends on all before it: each flush takes a few tokens more than it must, up to the end of a
-    record. After k of them that is k times the mean, give or take.
+    record.
     """
-    if len(over) < MIN_BORDERS_TO_EXTRAPOLATE:
-        mean = spread = float(ends[-1]) / max(1, int(receipts.rows[: len(ends)].sum()))
-    else:
-        mean, spread = float(np.mean(over)), float(np.std(over))
-    later = np.arange(_PREFETCH)
-    places = goal + later * (max_tokens + mean)
-    margin = 2 * spread * np.sqrt(later)
-    blocks = np.searchsorted(ends, np.stack([places - margin, places, places + margin]))
+    mean = np.mean(over) if over else ends[-1] / max(1, receipts.rows.sum())
+    blocks = np.searchsorted(ends, goal + np.arange(_PREFETCH) * (max_tokens + mean))
     found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
     return found
-
-
-T = TypeVar("T")
-
-
-class OnDemand(Sequence[T]):
-    """A subclass defines `__len__`, and `_at`, which makes the element at an index from 0 on."""
-
-    def _at(self, index: int) -> T:
-        raise NotImplementedError
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        places = range(len(self))
-        return [self._at(place) for place in places[index]] if isinstance(index, slice) else self._at(places[index])
 
 
 REJECTS_PER_FILE = 100_000
@@ -209,8 +187,9 @@ class RejectsPlan:
     slices: tuple[RejectSlice, ...]
 
 
-class Shards(OnDemand[ShardPlan]):
-    """The shards of a plan, in order of flush, then of domain. Those of 10 TB have millions of slices.
+class Shards:
+    """The shards of a plan, in order of flush, then of domain, each made when it is asked for: those of 10 TB have
+    millions of slices.
 
     Attributes:
         shards_of: domain -> how many shards it has.
@@ -239,10 +218,10 @@ class Shards(OnDemand[ShardPlan]):
                 self.shards_of[name] = len(here)
         self._folders = folders_of(self.shards_of, splits)
 
-    def __len__(self) -> int:
-        return len(self._domain)
+    def __iter__(self) -> Iterator[ShardPlan]:
+        return map(self._shard, range(len(self._domain)))
 
-    def _at(self, index: int) -> ShardPlan:
+    def _shard(self, index: int) -> ShardPlan:
         part = self._domains[self._domain[index]]
         block, place, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
         names = self._names.take(pa.array(block)).to_pylist()
@@ -255,25 +234,6 @@ class Shards(OnDemand[ShardPlan]):
         slices = tuple(map(Slice, names, *(column.tolist() for column in (place, *rest, *where)), copies))
         numbers = int(self._number[index]), self.shards_of[part]
         return ShardPlan(domain_of(part, self._splits), self._folders[part], *numbers, slices, split=split)
-
-
-class ShardsOfSplits(OnDemand[ShardPlan]):
-    """The shards of all splits, those of the first one first.
-
-    Attributes:
-        shards_of: see `Shards`.
-    """
-
-    def __init__(self, splits: Sequence[Shards]) -> None:
-        self._splits, self._first = splits, offsets_of([len(shards) for shards in splits])
-        self.shards_of = {part: count for shards in splits for part, count in shards.shards_of.items()}
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def _at(self, index: int) -> ShardPlan:
-        split = int(np.searchsorted(self._first, index, "right")) - 1
-        return self._splits[split][index - int(self._first[split])]
 
 
 def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
@@ -321,21 +281,18 @@ def first_lines(receipts: Receipts) -> Array:
     return found
 
 
-class Rejects(OnDemand[RejectsPlan]):
+class Rejects:
     """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order."""
 
     def __init__(self, receipts: Receipts, rejected: Array) -> None:
-        self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), REJECTS_PER_FILE
+        self._receipts, self._offsets = receipts, offsets_of(rejected)
         self._first_line = first_lines(receipts)
 
-    def __len__(self) -> int:
-        return -(-int(self._offsets[-1]) // self._most)
-
-    def _at(self, index: int) -> RejectsPlan:
-        first = index * self._most
-        last = min(first + self._most, int(self._offsets[-1]))
-        begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
-        return RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
+    def __iter__(self) -> Iterator[RejectsPlan]:
+        for index, first in enumerate(range(0, int(self._offsets[-1]), REJECTS_PER_FILE)):
+            last = min(first + REJECTS_PER_FILE, int(self._offsets[-1]))
+            begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
+            yield RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
 
     def of(self, blocks: Array, first: int = 0, last: int | None = None) -> tuple[RejectSlice, ...]:
         """The rejects of blocks: those from number `first` of the plan to before number `last`."""

@@ -27,7 +27,6 @@ from beam_prep.shards.runs import (
     SampleCounts,
     batches_of,
     limited,
-    merge_order,
 )
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
@@ -334,4 +333,9 @@ def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | No
             rows = source.rows(part, keys)
         if rows is not None:
             found.append(rows)
-    return RunRows.joined(found, merge_order([each.key for each in found])) if found else None
+    # Of rows with the same key, those of the first source come first.
+    return (
+        RunRows.joined(found, np.argsort(np.concatenate([each.key for each in found]), kind="stable"))
+        if found
+        else None
+    )

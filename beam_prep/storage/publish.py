@@ -105,7 +105,7 @@ def _written(
     columns = layout.columns(arranger.columns(plan))
     rows = 0
     counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
-    packed, chunked, turns = PackStats(layout.capacity), ChunkStats(), TurnStats()
+    packed, chunked, turns = PackStats(), ChunkStats(), TurnStats()
     with output.files() as files:
         writers = [
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
@@ -128,7 +128,7 @@ def _written(
         rows,
         dict(counts["tokens"]),
         dict(counts["trained"]),
-        asdict(packed) if layout.packing != "none" else None,
+        {"capacity": layout.capacity, **asdict(packed)} if layout.packing != "none" else None,
         files.written(),
         asdict(chunked) if layout.chunking is not None else None,
         plan.split,

@@ -18,14 +18,14 @@ beside them.
 import functools
 import importlib.metadata
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import MAX_NARROW, Array, Ragged, characters, offsets_of, sizes, take, utf8
+from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take, utf8
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.token_bytes import normalisers, pre_tokenizers, token_bytes
@@ -55,58 +55,6 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-_SAME, _OTHER = 1, 2
-
-
-class TriedCharacters:
-    """Tries each character that occurs in texts once.
-
-    Args:
-        ways: texts with `{0}`, for which the character is put in.
-        agree: says of each of some texts whether both encoders give the same ids.
-        trusted: true for characters that both treat alike, which are not tried. ASCII is among them.
-        doubtful: true for other characters that are not tried either, as what they do depends on what is beside them.
-    """
-
-    def __init__(
-        self,
-        ways: Sequence[str],
-        agree: Callable[[list[str]], Sequence[bool]],
-        trusted: Callable[[str], bool],
-        doubtful: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        self._ways, self._agree, self._trusted, self._doubtful = ways, agree, trusted, doubtful
-        self._tried = np.zeros(0x110000, np.uint8)  # of each character: 0, _SAME or _OTHER
-
-    def texts_with_others(self, texts: Sequence[str]) -> Array:
-        """int64, ascending: the texts with a character that the two treat in another way."""
-        data, borders = utf8(texts)
-        wide = data[data >= 0x80].tobytes().decode()  # the other characters are ASCII
-        points = np.frombuffer(wide.encode("utf-32-le"), np.uint32)
-        found = self._tried[points]
-        if not found.all():
-            self._try(np.unique(points[found == 0]).tolist())
-            found = self._tried[points]
-        if not (found == _OTHER).any():
-            return np.zeros(0, np.int64)
-        places = np.flatnonzero(data >= 0xC0)[found == _OTHER]
-        texts_of: Array = np.unique(np.searchsorted(borders, places, side="right") - 1)
-        return texts_of
-
-    def _try(self, points: list[int]) -> None:
-        new = []
-        for character in map(chr, points):
-            if self._trusted(character):
-                self._tried[ord(character)] = _SAME
-            elif self._doubtful(character):
-                self._tried[ord(character)] = _OTHER
-            else:
-                new.append(character)
-        texts = [way.format(character) for character in new for way in self._ways]
-        same = np.reshape(np.asarray(self._agree(texts), bool), (len(new), len(self._ways))).all(axis=1)
-        self._tried[[*map(ord, new)]] = np.where(same, _SAME, _OTHER)
-
-
 GIGATOKEN_VERSION = "0.10.0"
 
 
@@ -123,20 +71,20 @@ def _loaded(tokenizer: Tokenizer) -> "WithGigatoken":
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unsupported(f"it does not take this tokenizer ({_first_line(error)})") from None
-    components = tokenizer.components
+    model: Any = tokenizer.reference.model
     normalising, splitting = normalisers(tokenizer), pre_tokenizers(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
-    _check_added(components.added, is_nfc, bool(normalising))
+    _check_added(tokenizer.added, is_nfc, bool(normalising))
     splits_words = any(step["type"] == "Split" for step in splitting)
     if any(step.get("use_regex") is False for step in splitting) and not splits_words:
         raise Unsupported("a byte-level tokenizer that splits no words")
-    if components.ignores_merges and components.byte_fallback:
+    if getattr(model, "ignore_merges", False) and getattr(model, "byte_fallback", False):
         raise Unsupported("a model with ignore_merges and byte_fallback")
     normalises, splits = (
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalising, splitting)
     )
-    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in components.added)
+    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added)
     return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
 
 
@@ -164,22 +112,21 @@ def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) ->
 
 def _sharing(some: Sequence[str], others: Sequence[str]) -> str | None:
     """The first of some texts that has a part in common with one of the others, where both can be in a text at once."""
-    # By the ends of all others, since there may be thousands of both.
-    first = {other[:size] for other in others for size in range(1, len(other) + 1)}
-    last = {other[-size:] for other in others for size in range(1, len(other) + 1)}
-    for text in some:
-        ends = (text[-size:] for size in range(1, len(text) + 1))
-        begins = (text[:size] for size in range(1, len(text) + 1))
-        if not first.isdisjoint(ends) or not last.isdisjoint(begins):
-            return text
-        if any(text in other or other in text for other in others):
-            return text
-    return None
+    return next((text for text in some if any(_overlap(text, other) for other in others)), None)
+
+
+def _overlap(one: str, other: str) -> bool:
+    ends = range(1, min(len(one), len(other)) + 1)
+    beside = any(one[-size:] == other[:size] or other[-size:] == one[:size] for size in ends)
+    return beside or one in other or other in one
 
 
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
 """Steps that know no kinds of characters, unless they have a regular expression."""
 _TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316x")
+
+
+_UNTRIED, _SAME, _OTHER = range(3)
 
 
 class WithGigatoken:
@@ -197,8 +144,9 @@ class WithGigatoken:
         self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
     ) -> None:
         self._tokenizer, self._loaded = tokenizer, loaded
-        self._normalises, self._vague = normalises, vague
-        self._tried = TriedCharacters(_TRIED_AS, self._agree, _is_old, self._is_doubtful) if looks else None
+        self._looks, self._normalises, self._vague = looks, normalises, vague
+        self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # of each character
+        self._tried[:0x80] = _SAME
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, Array]:
         """Ids of each text, and which texts are the reference's.
@@ -208,10 +156,9 @@ class WithGigatoken:
             whose ids are not known to be the reference's, which encodes these.
         """
         left = np.zeros(0, np.int64)
-        if self._tried is not None and len(wide := _wide(texts)):
-            # Where nearly all are, they need not be copied.
-            some, wide = (texts, np.arange(len(texts))) if 2 * len(wide) > len(texts) else (take(texts, wide), wide)
-            left = wide[self._tried.texts_with_others(some)]
+        if self._looks and len(wide := _wide(texts)):
+            some = take(texts, wide)
+            left = wide[self._with_others(some)]
             if self._vague:
                 found = (not unicodedata.is_normalized("NFC", text) for text in some)
                 left = np.union1d(left, wide[np.fromiter(found, bool, len(wide))])
@@ -221,21 +168,25 @@ class WithGigatoken:
         # One by one: these are arrays of numpy, while a batch is one of awkward, whose import takes 0.3 s.
         rows = [self._loaded.encode(text) for text in texts]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
-        return Ragged(flat.view(np.int32), offsets_of(np.fromiter(map(len, rows), np.int64, len(rows))))
+        return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
-    def _agree(self, texts: list[str]) -> list[bool]:
-        mine, theirs = self._encode(texts).to_lists(), self._tokenizer.encode(texts, False).to_lists()
-        return [one == other for one, other in zip(mine, theirs, strict=True)]
+    def _with_others(self, texts: Sequence[str]) -> Array:
+        """int64, ascending: the texts with a character that the two treat in another way."""
+        points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        for point in np.unique(points[self._tried[points] == _UNTRIED]).tolist():
+            self._tried[point] = _SAME if self._treats_alike(chr(point)) else _OTHER
+        places = np.flatnonzero(self._tried[points] == _OTHER)
+        return np.unique(np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1)
 
-    def _is_doubtful(self, character: str) -> bool:
-        """True for what may be put in order, or composed with what is beside it: marks, letters, what is newer yet."""
+    def _treats_alike(self, character: str) -> bool:
+        """True if both give the same ids for a character."""
+        if unicodedata.ucd_3_2_0.category(character) != "Cn":  # it is in the tables of all
+            return True
         kind = unicodedata.category(character)
-        return self._normalises and (kind[0] in "LM" or kind == "Cn")
-
-
-def _is_old(character: str) -> bool:
-    """True for what Unicode 3.2 has, which is the same in every version of Python: it is in the tables of all."""
-    return unicodedata.ucd_3_2_0.category(character) != "Cn"
+        if self._normalises and (kind[0] in "LM" or kind == "Cn"):
+            return False  # it may be put in order, or composed, with what is beside it
+        texts = [way.format(character) for way in _TRIED_AS]
+        return self._encode(texts).to_lists() == self._tokenizer.encode(texts, False).to_lists()
 
 
 def _wide(texts: Sequence[str]) -> Array:
@@ -281,15 +232,12 @@ class FastEncoder:
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = take(texts, wide)
-        # Tokens rarely represent 2 GB of text, and sums of half the size take half the time.
-        most = len(ids.flat) * int(table.lengths.max(initial=0))
         lengths = table.of(ids, texts)
-        ends = np.cumsum(lengths, dtype=np.int32 if most <= MAX_NARROW else np.int64)
-        totals = np.zeros(len(ids) + 1, np.int64)
-        totals[ids.offsets > 0] = ends[ids.offsets[ids.offsets > 0] - 1]
+        ends = offsets_of(lengths)
+        totals = ends[ids.offsets]
         lossless = np.diff(totals) == in_bytes
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
-        tokens = _overlapping(ids, lengths, ends, totals, spans.text, *_in_bytes(texts, wide, spans))
+        tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, *_in_bytes(texts, wide, spans))
         if add_special_tokens:
             ids = self.with_special_tokens(ids)
             before = len((_around_text(self.tokenizer) or ([], []))[0])
@@ -356,31 +304,14 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     mine = np.flatnonzero(is_wide[spans.text])
     if not len(mine):
         return spans.start, spans.stop
-    some = texts if len(places) == len(texts) else take(texts, places)
+    some = take(texts, places)
     data, borders = utf8(some)
+    begins = np.append(np.flatnonzero(data.view(np.int8) >= -64), len(data))  # not 0b10xxxxxx, within a character
     first, text = offsets_of(characters(some)), np.searchsorted(places, spans.text[mine])
     start, stop = spans.start.copy(), spans.stop.copy()
     for border in (start, stop):
-        border[mine] = _bytes_before(data, first[text] + border[mine]) - borders[text]
+        border[mine] = begins[first[text] + border[mine]] - borders[text]
     return start, stop
-
-
-_WORD = 64
-
-
-def _bytes_before(data: Array, characters: Array) -> Array:
-    """int64: the bytes (UTF-8) of so many characters from the first on; uint8 [bytes] -> of each number."""
-    # Characters are counted by words of bytes, so that no place is kept for each of them.
-    bits = np.packbits(data.view(np.int8) >= -64)  # not 0b10xxxxxx, a byte that goes on with a character
-    words = np.concatenate([bits, np.zeros(-len(bits) % (_WORD // 8), np.uint8)])
-    until = offsets_of(np.bitwise_count(words.view(np.uint64)))
-    word = np.searchsorted(until, characters, side="right") - 1
-    found = np.full(len(characters), len(data), np.int64)
-    inside = np.flatnonzero(characters < until[-1])
-    word = word[inside]
-    begun = np.cumsum(np.unpackbits(words.reshape(-1, _WORD // 8)[word], axis=1), axis=1, dtype=np.uint8)
-    found[inside] = word * _WORD + (begun > (characters[inside] - until[word])[:, None]).argmax(axis=1)
-    return found
 
 
 def _overlapping(
@@ -390,13 +321,12 @@ def _overlapping(
 
     Args:
         ids: ids of the texts.
-        lengths: uint8 or int32 [tokens]: bytes of each.
-        ends: int32 or int64 [tokens]: bytes up to the end of each token, over all texts.
+        lengths: int32 [tokens]: bytes of each.
+        ends: int64 [tokens]: bytes up to the end of each token, over all texts.
         totals: int64 [texts + 1]: bytes before each text.
         text, start, stop: int64 [ranges]: index of the text, first byte, one past the last.
     """
-    # In the type of `ends`, which would be copied otherwise.
-    start, stop = (start + totals[text]).astype(ends.dtype), (stop + totals[text]).astype(ends.dtype)
+    start, stop = start + totals[text], stop + totals[text]
     first = np.searchsorted(ends, start, side="right")
     # A token of no bytes, a blank that the tokenizer put there, counts as one of the character behind it.
     before = np.maximum(first - 1, 0)

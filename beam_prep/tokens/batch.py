@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class Batch(Block):
         return self._with(columns={**self.columns, column.name: rows}, schema={**self.schema, column.name: column})
 
     def take(self, rows: Array) -> "Batch":
-        """The rows of a bool mask [rows]. Only after BuildMask."""
+        """The rows of a bool mask [rows]."""
         if rows.all():
             return self
         picked = np.flatnonzero(rows)
@@ -90,6 +91,7 @@ class Batch(Block):
             domain=[self.domain[row] for row in picked.tolist()],
             columns={name: column.take(rows) for name, column in self.columns.items()},
             counters={name: counts[rows] for name, counts in self.counters.items()},
+            segments={name: found.of_rows(self.columns[name], rows) for name, found in self.segments.items()},
         )
 
     def count(self, name: str, per_row: Array, once: bool = False) -> None:
@@ -125,10 +127,7 @@ class Batch(Block):
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
         """The batch without the rows of a bool mask, which are rejected."""
-        left = self._without(self._of_same_records(rows))
-        for line in self.line[rows].tolist():
-            left.ledger.reject(line, reason, message)
-        return left
+        return self.reject_each(dict.fromkeys(np.flatnonzero(rows).tolist(), (reason, message)))
 
     def _of_same_records(self, rows: Array) -> Array:
         """These rows, and all others of their records."""
@@ -143,14 +142,8 @@ class Batch(Block):
         return left
 
     def _with(self, **changes: object) -> "Batch":
-        values = {name: getattr(self, name) for name in _BATCH_FIELDS}
-        return Batch(**{**values, "counters": dict(self.counters), **changes})
-
-
-_BATCH_FIELDS = (
-    "origin", "ledger", "line", "receipt", "made", "outputs", "domain", "columns", "schema", "segments", "counters",
-    "roles", "row",
-)  # fmt: skip
+        values: dict[str, Any] = {"counters": dict(self.counters), **changes}
+        return replace(self, **values)
 
 
 @step

@@ -1,13 +1,13 @@
 """Comparison of a block with the reference: how much is compared, and which cached blocks are used again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from itertools import zip_longest
+from typing import Any, Literal
 
 import numpy as np
 
-from beam_prep.data.block import Ledger
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.tokens.batch import Batch
 
 Check = Literal["sample", "full"]
@@ -45,89 +45,56 @@ class CachePolicy:
 def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
     """The first line on which two batches of a block differ, and how they do; None: they hold the same.
 
-    What becomes of each line is compared, with the messages of rejects; then domains, counters, and every value of
-    every column, with its type. Neither may have segments left.
+    What becomes of each line is compared, with the messages of rejects; then domains, counters, metadata, and every
+    value of every column, with its type. Neither may have segments left.
     """
-    return min(_differences(batch, reference), default=None)
+    if len(batch) and len(reference) and batch.schema != reference.schema:
+        return int(batch.line[0]), f"found the columns {batch.schema}, wanted {reference.schema}"
+    metadata = batch.ledger.metadata is not None and reference.ledger.metadata is not None
+    lines = zip_longest(_lines(batch, metadata), _lines(reference, metadata), fillvalue={"": "no line"})
+    for line, (mine, theirs) in enumerate(lines):
+        for what in dict.fromkeys([*mine, *theirs]):
+            if how := _how(mine.get(what), theirs.get(what)):
+                return line, f"{what}: {how}" if what else how
+    return None
 
 
-def _differences(batch: Batch, reference: Batch) -> Iterator[tuple[int, str]]:
-    """The first one of each kind."""
-    mine, theirs = (np.array(_outcomes(each.ledger), object) for each in (batch, reference))
-    if len(mine) != len(theirs):
-        yield min(len(mine), len(theirs)), f"found {len(mine)} lines in the block, wanted {len(theirs)}"
-        return
-    if len(lines := np.flatnonzero(mine != theirs)):
-        yield int(lines[0]), f"found {mine[lines[0]]}, wanted {theirs[lines[0]]}"
-    places = [each.line.astype(np.int64) << 32 | (0 if each.row is None else each.row) for each in (batch, reference)]
-    shared, of_mine, of_theirs = np.intersect1d(places[0], places[1], return_indices=True)
-    shared >>= 32  # the lines
-    if len(shared) < max(len(batch), len(reference)):
-        line = int(np.setxor1d(places[0], places[1])[0]) >> 32
-        yield line, f"found {'a row' if line in batch.line else 'no row'}, wanted the other"
-    if not len(shared):
-        return
-    if batch.schema != reference.schema:
-        yield int(shared[0]), f"found the columns {batch.schema}, wanted {reference.schema}"
-        return
-    domains = [(batch.domain[one], reference.domain[other]) for one, other in zip(of_mine, of_theirs, strict=True)]
-    for row, (found, wanted) in enumerate(domains):
-        if found != wanted:
-            yield int(shared[row]), f"found the domain {found!r}, wanted {wanted!r}"
-            break
-    for name in sorted({*batch.counters, *reference.counters}):
-        counts = [
-            each.counters.get(name, np.zeros(len(each), np.int64))[rows]
-            for each, rows in ((batch, of_mine), (reference, of_theirs))
-        ]
-        for row in np.flatnonzero(counts[0] != counts[1])[:1].tolist():
-            yield int(shared[row]), f"counter {name!r}: found {counts[0][row]}, wanted {counts[1][row]}"
-    metadata = batch.ledger.metadata, reference.ledger.metadata
-    if metadata[0] is not None and metadata[1] is not None and batch.ledger is not reference.ledger:
-        for name, values in metadata[0].values.items():
-            pairs = values.take(shared), metadata[1].values[name].take(shared)
-            if not _same(*pairs):
-                row = next(row for row in range(len(shared)) if not _same(*(each[row : row + 1] for each in pairs)))
-                yield int(shared[row]), f"field {name!r}: another value is kept as metadata"
-    for name in batch.schema:
-        columns = batch[name].take(of_mine), reference[name].take(of_theirs)
-        if not _same(*columns):
-            row = next(row for row in range(len(shared)) if not _same(*(each[row : row + 1] for each in columns)))
-            yield int(shared[row]), f"column {name!r}: {_how(*(each[row : row + 1] for each in columns))}"
-
-
-def _outcomes(ledger: Ledger) -> list[str]:
-    """The outcome of each line as text."""
-    words = ["a row", *(f"{kind} ({reason})" for kind, reason in ledger.outcomes)]
-    found = [words[code] for code in ledger.status.tolist()]
+def _lines(batch: Batch, metadata: bool) -> list[dict[str, Any]]:
+    """Of each line: what became of it, under the name ""; and what its rows hold, by name."""
+    ledger = batch.ledger
+    rows = np.bincount(batch.line, minlength=len(ledger.status)).tolist()
+    words = [f"{kind} ({reason})" for kind, reason in ledger.outcomes]
+    found: list[dict[str, Any]] = [
+        {"": words[code - 1] if code else {0: "no row", 1: "a row"}.get(count, f"{count} rows")}
+        for code, count in zip(ledger.status.tolist(), rows, strict=True)
+    ]
     for line, message in ledger.messages.items():
-        found[line] += f": {message}"
+        found[line][""] += f": {message}"
+    kept = ledger.metadata.values if metadata and ledger.metadata is not None else {}
+    for row, line in enumerate(batch.line.tolist()):
+        of = "" if batch.row is None else f"row {batch.row[row]}, "
+        found[line][f"{of}domain"] = batch.domain[row]
+        found[line] |= {f"{of}counter {name!r}": int(counts[row]) for name, counts in batch.counters.items()}
+        found[line] |= {f"{of}metadata {name!r}": values[line : line + 1] for name, values in kept.items()}
+        found[line] |= {f"{of}column {name!r}": values[row : row + 1] for name, values in batch.columns.items()}
     return found
 
 
-def _same(one: Ragged, other: Ragged) -> bool:
-    if one.depth != other.depth or one.flat.dtype != other.flat.dtype:
-        return False
-    while isinstance(one.values, Ragged) and isinstance(other.values, Ragged):
-        if not np.array_equal(one.offsets, other.offsets):
-            return False
-        one, other = one.values, other.values
-    return np.array_equal(one.offsets, other.offsets) and _equal(one.flat, other.flat)
-
-
-def _equal(one: Array, other: Array) -> bool:
-    return len(one) == len(other) and one.tobytes() == other.tobytes()  # a NaN equals itself
-
-
-def _how(one: Ragged, other: Ragged) -> str:
-    """Describes how a row differs."""
-    mine, theirs = one.flat, other.flat
-    if mine.dtype != theirs.dtype:
-        return f"found {mine.dtype}, wanted {theirs.dtype}"
-    size = min(len(mine), len(theirs))
-    at = int(np.append(np.flatnonzero(mine[:size] != theirs[:size]), size)[0])
+def _how(one: Any, other: Any) -> str | None:
+    """Describes how two values differ; None: they are the same. Ids are shown from where they differ."""
+    if not isinstance(one, Ragged) or not isinstance(other, Ragged):
+        mine, theirs = one or 0, other or 0  # a counter that is not there is 0
+        return None if mine == theirs else f"found {mine!r}, wanted {theirs!r}"
+    ids, wanted = one.flat, other.flat
+    if ids.dtype != wanted.dtype:
+        return f"found {ids.dtype}, wanted {wanted.dtype}"
+    if ids.tobytes() == wanted.tobytes():  # a NaN equals itself
+        sizes = [row.values.lengths.tolist() if isinstance(row.values, Ragged) else [] for row in (one, other)]
+        return None if sizes[0] == sizes[1] else f"found lists of {sizes[0]}, wanted {sizes[1]}"
+    size = min(len(ids), len(wanted))
+    at = int(np.append(np.flatnonzero(ids[:size] != wanted[:size]), size)[0])
     near = slice(at, at + 5)
     return (
-        f"found {mine[near].tolist()} from token {at} on, wanted {theirs[near].tolist()} "
-        f"({len(mine)} and {len(theirs)} in all)"
+        f"found {ids[near].tolist()} from token {at} on, wanted {wanted[near].tolist()} "
+        f"({len(ids)} and {len(wanted)} in all)"
     )

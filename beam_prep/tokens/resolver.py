@@ -157,22 +157,6 @@ resolved_here: dict[str, Any] = {}
 """sha256 of its tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
 
 
-def check_texts(source: bytes, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
-    """Compares the ids of texts with transformers' own, once, where this process resolved the tokenizer.
-
-    Args:
-        source: its tokenizer.json.
-        mine: what encodes.
-        texts: what to compare.
-
-    Raises:
-        TokenizerError: they differ.
-    """
-    found = resolved_here.pop(hashlib.sha256(source).hexdigest(), None)
-    if found is not None:
-        _compare_ids(found, mine, texts)
-
-
 def _settings(found: Any) -> dict[str, Any]:
     """Those of a tokenizer's settings that its tokenizer.json does not hold, where they are not the usual ones."""
     settings: dict[str, Any] = {
@@ -341,7 +325,7 @@ def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, spe
     """Raises `TokenizerError` unless a copy gives transformers' ids and texts on probes."""
     tokens = [*special_tokens.values(), *found.get_added_vocab()]
     tokens = [*dict.fromkeys(tokens[:_TOKENS] + tokens[-_TOKENS:])]
-    _compare_ids(found, mine, [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)])
+    compare_ids(found, mine, [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)])
     if template is None or not isinstance(found.chat_template, dict):
         return
     for conversation, tools in itertools.product(_CONVERSATIONS, (None, _TOOLS)):
@@ -361,7 +345,8 @@ def _rendered(found: Any, conversation: Any, tools: Any, chat_template: str | No
         return None
 
 
-def _compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
+def compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
+    """Raises `TokenizerError` unless a Rust tokenizer gives the ids of transformers' own object, `found`."""
     for text in texts:
         for special in (False, True):
             try:

@@ -283,4 +283,5 @@ def _lost(rows: Ragged, length: int) -> Array:
 def _cut(rows: Ragged, length: int, mode: str) -> Ragged:
     if isinstance(rows.values, Ragged):
         return Ragged(_cut(rows.values, length, mode), rows.offsets)
-    return rows.head(length) if mode == "keep_start" else rows.tail(length)
+    kept = np.minimum(rows.lengths, length)
+    return rows.cut(0 if mode == "keep_start" else rows.lengths - kept, kept)

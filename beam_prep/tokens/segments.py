@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.rendered import UNSET
 
 NAME_LIMIT = 64
 """Characters of a role's name that are kept: every receipt has it."""
 
 
-TOKENS, TRAINED, BOTH = 0, 1, 2
-"""The counts to which a span adds: the tokens of its role, the trained ones, or both."""
+TOKENS, TRAINED = 0, 1
+"""The count to which a span adds: the tokens of its role, or the trained ones. A token that segments share counts for
+the first of them, and for the first that is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,24 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, kept: Array) -> "Segments":
-        """The segments of a bool mask [segments]."""
+    def of_rows(self, rows: Ragged, kept: Array) -> "Segments":
+        """The segments of some rows, in the coordinates of the tokens of these.
+
+        Args:
+            rows: the output's rows.
+            kept: bool [rows].
+        """
+        sequences = rows.values if isinstance(rows.values, Ragged) else rows
+        here = np.repeat(kept, rows.lengths) if isinstance(rows.values, Ragged) else kept
+        before = offsets_of(np.where(here, 0, sequences.lengths))
         columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, values in columns.items():
             if isinstance(values, np.ndarray):
-                columns[name] = values[kept]
-        return Segments(**columns)
+                columns[name] = values[here[self.sequence]]
+        sequence = columns["sequence"]
+        for name in ("start", "stop"):
+            columns[name] = columns[name] - before[sequence]
+        return Segments(**{**columns, "sequence": offsets_of(here)[sequence]})
 
     def is_role(self, name: str) -> Array:
         """bool [segments]: the segments of that role."""
@@ -95,7 +107,7 @@ class RoleSpans(NamedTuple):
         line, row, role: int64 [spans]; see `Block.row`, 0 where records have one row.
         start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
         size: int64 [spans]: the tokens of that sequence.
-        kind: int64 [spans]: the counts to which they add: `TOKENS`, `TRAINED` or `BOTH`.
+        kind: int64 [spans]: the count to which they add: `TOKENS` or `TRAINED`.
     """
 
     line: Array
@@ -154,19 +166,14 @@ class Roles:
             line = np.repeat(line, tokens.lengths)
         number = np.zeros(len(line), np.int64) if row is None else row.astype(np.int64)
         known = np.flatnonzero(segments.role != UNSET)
-        kinds = np.full(len(known), TOKENS) if trained is None else np.where(trained[known], BOTH, TOKENS)
-        start, stop = segments.start[known], segments.stop[known]
-        parts = [(known, start, stop, kinds)]
-        if (start[1:] < stop[:-1]).any():
-            # Segments share a token: it counts for the first of them, and for the first that is trained.
-            picks = [(known, TOKENS), (known[kinds == BOTH], TRAINED)]
-            parts = [(*disjoint(segments, places), np.full(len(places), kind)) for places, kind in picks]
+        picks = [(known, TOKENS)] if trained is None else [(known, TOKENS), (known[trained[known]], TRAINED)]
         spans = [self.spans]
-        for places, start, stop, kinds in parts:
+        for picked, kind in picks:
+            places, start, stop = disjoint(segments, picked)
             sequence = segments.sequence[places]
-            begin = sequences.offsets[sequence]
-            role, size = segments.role[places], sequences.lengths[sequence]
-            spans.append(RoleSpans(line[sequence], number[sequence], role, start - begin, stop - begin, size, kinds))
+            begin, size = sequences.offsets[sequence], sequences.lengths[sequence]
+            each = line[sequence], number[sequence], segments.role[places], start - begin, stop - begin, size
+            spans.append(RoleSpans(*each, np.full(len(places), kind)))
         return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
 
     def without(self, line: Array, row: Array) -> "Roles":
@@ -189,33 +196,22 @@ class Roles:
             lines: of the block.
         """
         roles = len(self.names)
-        messages = self.line * roles + self.role
-        found = None
-        if lines * roles > 2 * len(messages) + _FEW:
-            found, messages = np.unique(messages, return_inverse=True)
-        size = lines * roles if found is None else len(found)
+        found, messages = np.unique(self.line * roles + self.role, return_inverse=True)
         alive = np.zeros(lines, bool)
         alive[kept] = True
         spans = self.spans
-        of_spans = spans.line * roles + spans.role
-        of_spans = of_spans if found is None else np.searchsorted(found, of_spans)
+        of_spans = np.searchsorted(found, spans.line * roles + spans.role)
         sizes = np.where(alive[spans.line], spans.stop - spans.start, 0)
         counts = np.array(
             [
-                np.bincount(messages, minlength=size),
-                np.bincount(of_spans, np.where(spans.kind == TRAINED, 0, sizes), size),
-                np.bincount(of_spans, np.where(spans.kind == TOKENS, 0, sizes), size),
+                np.bincount(messages, minlength=len(found)),
+                np.bincount(of_spans, np.where(spans.kind == TOKENS, sizes, 0), len(found)),
+                np.bincount(of_spans, np.where(spans.kind == TRAINED, sizes, 0), len(found)),
             ],
             np.int64,
         )
-        if found is None:
-            found = np.flatnonzero(counts[0])
-            counts = counts[:, found]
         line, role = np.divmod(found, max(1, roles))
         return RoleCounts(_short(self.names), line, role, counts)
-
-
-_FEW = 1 << 16
 
 
 def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer, state_of
 
 _BLANK = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -29,7 +27,7 @@ class TokenBytes:
     """How many bytes of text each token represents.
 
     Attributes:
-        lengths: uint8 [ids]; int32 where that is too small for one of them.
+        lengths: int32 [ids].
         normalised: the tokenizer normalises to NFC.
         blank: it writes `▁` for a blank. So a text may not have one of its own.
         prefix: before which texts it puts a blank. `parts`: each part of a text between two added tokens; `text`: the
@@ -50,12 +48,12 @@ class TokenBytes:
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
-        """uint8 or int32 [tokens]: how many bytes of its text each token represents."""
-        found = _taken(self.lengths, ids.flat)
+        """int32 [tokens]: how many bytes of its text each token represents."""
+        found: Array = self.lengths[ids.flat]
         if self.prefix == "none" or not len(found):
             return found
         assert self.added is not None
-        ends = _taken(self.added.view(np.uint8), ids.flat).view(bool)
+        ends = self.added[ids.flat]
         begins = np.zeros(len(found), bool)
         first = ids.offsets[:-1]
         if self.prefix == "text":
@@ -70,18 +68,6 @@ class TokenBytes:
         return shorter
 
 
-def _taken(values: Array, places: Array) -> Array:
-    """The values at these places, int32; read-only. numpy would first make an index of eight bytes a token."""
-    if int(places.view(np.uint32).max(initial=0)) >= len(values):
-        raise IndexError(f"ids from {places.min()} to {places.max()}, and the vocabulary ends at {len(values) - 1}")
-    found: Array = pc.take(pa.array(values), pa.array(places), boundscheck=False).to_numpy()
-    return found
-
-
-def _smallest(lengths: Array) -> Array:
-    return lengths.astype(np.uint8) if int(lengths.max(initial=0)) <= np.iinfo(np.uint8).max else lengths
-
-
 @functools.lru_cache(maxsize=4)
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
@@ -93,7 +79,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
 def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     backend = tokenizer.reference
     model: Any = backend.model
-    normaliser, steps = tokenizer.components.normaliser, pre_tokenizers(tokenizer)
+    normaliser, steps = state_of(backend.normalizer), pre_tokenizers(tokenizer)
     if normaliser not in (None, {"type": "NFC"}) or not any(step["type"] == "ByteLevel" for step in steps):
         return None
     if any(step["type"] not in ("Split", "Digits", "Punctuation", "ByteLevel") for step in steps):
@@ -108,12 +94,12 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
     lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
     if model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
         lengths[unknown] = _NEVER
-    added = tokenizer.components.added
+    added = tokenizer.added
     spaced = any(token.content != token.content.strip() for token in added)
     for token in added:
         vague = (token.normalized and normaliser is not None) or (spaced and (token.lstrip or token.rstrip))
         lengths[token.id] = _NEVER if vague else len(token.content.encode())
-    return TokenBytes(_smallest(lengths), normaliser is not None)
+    return TokenBytes(lengths, normaliser is not None)
 
 
 def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
@@ -131,7 +117,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
         lengths[number] = len(content.encode()) - 2 * content.count(_BLANK)
     for content in (f"<0x{byte:02X}>" for byte in range(256)):
         lengths[vocabulary[content]] = 1
-    for token in tokenizer.components.added:
+    for token in tokenizer.added:
         content = token.content
         if _BLANK in content and content in vocabulary:
             continue  # `keeps` takes no text that has it; the same id stands for blanks elsewhere
@@ -139,7 +125,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
         # Blanks around it may be in the token, or in its text the one that is put before it.
         if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
             lengths[token.id] = _NEVER
-    return TokenBytes(_smallest(lengths), blank=True, prefix=prefix, added=added)
+    return TokenBytes(lengths, blank=True, prefix=prefix, added=added)
 
 
 def _prefix(
@@ -164,12 +150,12 @@ def _prefix(
 
 def normalisers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps of its normaliser, as in `tokenizer.json`; [] of none."""
-    return [*_steps(tokenizer.components.normaliser, "normalizers")]
+    return [*_steps(state_of(tokenizer.reference.normalizer), "normalizers")]
 
 
 def pre_tokenizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps that split a text into words, as in `tokenizer.json`; [] of none."""
-    return [*_steps(tokenizer.components.pre_tokenizer, "pretokenizers")]
+    return [*_steps(state_of(tokenizer.reference.pre_tokenizer), "pretokenizers")]
 
 
 def _steps(state: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:

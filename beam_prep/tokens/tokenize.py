@@ -1,6 +1,5 @@
 """`tokenize`: pieces of text -> `Batch`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,7 +153,6 @@ _WHOLE, _SPANS, _PARTS = range(3)
 
 
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
-    """Equal pieces (shared prompts, short answers) are encoded once; those with character spans each by itself."""
     part = _piece_of_segment(pieces)
     bounded = np.flatnonzero(pieces.segments["stop"] >= 0)
     begun = np.flatnonzero(pieces.prompt_end > 0)
@@ -183,7 +181,7 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
                 ids, tokens = encoder.encode_spans(texts, special, wanted)
                 from_token[mine], to_token[mine] = tokens.start, tokens.stop
             else:
-                ids = _encode_once(texts, special, encoder)
+                ids = encoder.encode(texts, special)
             parts.append(ids)
             order.append(members)
     encoded = Ragged.concat(parts or [Ragged.from_lists([])])
@@ -200,18 +198,6 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     return _Encoded(encoded, start, stop, prompted, border, is_prefix)
 
 
-_SHORT = 1000  # characters: longer texts are seldom equal, and take long to compare
-
-
-def _encode_once(texts: Sequence[str], special: bool, encoder: Encoder) -> Ragged:
-    if characters(texts).sum() > _SHORT * len(texts):
-        return encoder.encode(texts, special)
-    places: dict[str, int] = {}
-    index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(texts))
-    ids = encoder.encode(list(places), special)
-    return ids if len(places) == len(texts) else ids.take(index)
-
-
 def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array, Array]:
     """The pieces with a prompt, and `border` and `is_prefix` of `_Encoded`, an entry each piece.
 
@@ -222,7 +208,7 @@ def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, 
     for special in (True, False):
         chosen = owners[pieces.special[owners] == special]
         if len(chosen):
-            prompts = _encode_once([pieces.prompts[place] for place in chosen.tolist()], special, encoder)
+            prompts = encoder.encode([pieces.prompts[place] for place in chosen.tolist()], special)
             border[chosen] = _common(prompts, encoded.take(chosen))
             is_prefix[chosen] = border[chosen] == prompts.lengths
     has = pieces.prompt_end >= -1
@@ -298,29 +284,13 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     text = np.array([output.kind != "value" for output in batch.outputs])
     nothing = ~enough[text].any(axis=0)
     partial = ~enough.all(axis=0) & ~nothing
-    keep = ~(nothing | partial)
-    segments = {name: _take_segments(s, batch.columns[name], keep) for name, s in batch.segments.items()}
-    batch.ledger = batch.ledger.copy()
-    batch.ledger.drop(np.setdiff1d(batch.line[nothing], batch.line[keep]), "empty")
-    for row in np.flatnonzero(partial).tolist():
-        name = batch.outputs[int(np.argmin(enough[:, row]))].name
-        batch.ledger.reject(int(batch.line[row]), "missing_source", f"{name!r} has no token")
-    kept = batch.take(keep)
-    kept.segments = segments
-    return kept
-
-
-def _take_segments(segments: Segments, rows: Ragged, keep: Array) -> Segments:
-    """Segments of the kept rows, in the coordinates of the kept tokens."""
-    lists = np.diff(rows.offsets) if isinstance(rows.values, Ragged) else np.ones(len(rows), np.int64)
-    keep_sequence = np.repeat(keep, lists)
-    inner = rows.values if isinstance(rows.values, Ragged) else rows
-    removed = offsets_of(np.where(keep_sequence, 0, inner.lengths))
-    picked = keep_sequence[segments.sequence]
-    kept = segments.take(picked)
-    before = removed[kept.sequence]
-    return replace(
-        kept, start=kept.start - before, stop=kept.stop - before, sequence=offsets_of(keep_sequence)[kept.sequence]
+    left = batch.drop(nothing, "empty")
+    first = np.argmin(enough[:, ~nothing], axis=0)
+    return left.reject_each(
+        {
+            row: ("missing_source", f"{batch.outputs[int(first[row])].name!r} has no token")
+            for row in np.flatnonzero(partial[~nothing]).tolist()
+        }
     )
 
 

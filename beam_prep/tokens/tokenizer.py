@@ -24,7 +24,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
 from beam_prep.tokens.resolver import (
-    check_texts,
+    compare_ids,
     expected_files,
     resolve,
     resolved_here,
@@ -47,20 +47,11 @@ class CharSpans:
         text: int64, ascending: index of the text.
         start, stop: int64: first character and one past the last. Characters count in the text as given, whatever the
             tokenizer's normaliser makes of it.
-
-    Raises:
-        ValueError: the columns are not equally long, or `text` does not ascend.
     """
 
     text: Array
     start: Array
     stop: Array
-
-    def __post_init__(self) -> None:
-        if not len(self.text) == len(self.start) == len(self.stop):
-            raise ValueError(f"columns of {len(self.text)}, {len(self.start)} and {len(self.stop)} entries")
-        if (self.text[1:] < self.text[:-1]).any():
-            raise ValueError("spans are not in the order of their texts")
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int, int]]) -> "CharSpans":
@@ -138,35 +129,6 @@ class _Facts(NamedTuple):
     settings: dict[str, Any]
 
 
-def _contents(folder: str, fingerprint: str, digest: str) -> dict[str, bytes]:
-    """See `Tokenizer.contents`."""
-    try:
-        found = tokenizer_cache.read(Path(folder))
-    except OSError as error:
-        raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
-    if tokenizer_cache.digest_of(found) != digest:
-        raise TokenizerError(
-            f"the tokenizer in {folder} changed: its files are not those that were resolved "
-            f"(fingerprint {fingerprint}): run again"
-        )
-    return found
-
-
-@functools.lru_cache(maxsize=4)
-def _read_facts(folder: str, fingerprint: str, digest: str) -> _Facts:
-    contents = _contents(folder, fingerprint, digest)
-    facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
-    template = contents.get("chat_template.jinja")
-    text = None if template is None else template.decode("utf-8")
-    return _Facts(facts["special_tokens"], text, facts["max_id"], facts.get("settings", {}))
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(folder: str, fingerprint: str, digest: str) -> "tokenizers.Tokenizer":
-    source = _contents(folder, fingerprint, digest)["tokenizer.json"]
-    return rust_tokenizer(source, _read_facts(folder, fingerprint, digest).settings)
-
-
 class AddedToken(NamedTuple):
     """A token that was added to a vocabulary, with its rules: see `tokenizers.AddedToken`."""
 
@@ -179,60 +141,41 @@ class AddedToken(NamedTuple):
     rstrip: bool
 
 
-class TokenizerComponents(NamedTuple):
-    """What a tokenizer is made of, without its vocabulary.
-
-    Attributes:
-        added: tokens that were added, by id.
-        controls: texts of those that are marked special, the longest first.
-        special_ids: their ids.
-        named: ids of its named special tokens (`bos_token` ...); None where the vocabulary has none.
-        normaliser, pre_tokenizer: as in `tokenizer.json`; None: it has none.
-        ignores_merges, byte_fallback: settings of a BPE model.
-    """
-
-    added: tuple[AddedToken, ...]
-    controls: tuple[str, ...]
-    special_ids: frozenset[int]
-    named: dict[str, int | None]
-    normaliser: dict[str, Any] | None
-    pre_tokenizer: dict[str, Any] | None
-    ignores_merges: bool
-    byte_fallback: bool
+# What a process has loaded of the tokenizers that it used last.
 
 
 @functools.lru_cache(maxsize=4)
-def _components(tokenizer: "Tokenizer") -> TokenizerComponents:
-    backend = tokenizer.reference
-    model: Any = backend.model
-    added = tuple(
+def _facts(tokenizer: "Tokenizer") -> _Facts:
+    contents = tokenizer.contents()
+    facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
+    template = contents.get("chat_template.jinja")
+    text = None if template is None else template.decode("utf-8")
+    return _Facts(facts["special_tokens"], text, facts["max_id"], facts.get("settings", {}))
+
+
+@functools.lru_cache(maxsize=4)
+def _reference(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
+    return rust_tokenizer(tokenizer.contents()["tokenizer.json"], _facts(tokenizer).settings)
+
+
+@functools.lru_cache(maxsize=4)
+def _added(tokenizer: "Tokenizer") -> tuple[AddedToken, ...]:
+    return tuple(
         AddedToken(number, *(getattr(token, name) for name in AddedToken._fields[1:]))
-        for number, token in sorted(backend.get_added_tokens_decoder().items())
-    )
-    special = {token.id: token.content for token in added if token.special}
-    return TokenizerComponents(
-        added,
-        controls=tuple(sorted(special.values(), key=len, reverse=True)),
-        special_ids=frozenset(special),
-        named={name: backend.token_to_id(token) for name, token in tokenizer.special_tokens.items()},
-        normaliser=_state(backend.normalizer),
-        pre_tokenizer=_state(backend.pre_tokenizer),
-        ignores_merges=getattr(model, "ignore_merges", False),
-        byte_fallback=getattr(model, "byte_fallback", False),
+        for number, token in sorted(tokenizer.reference.get_added_tokens_decoder().items())
     )
 
 
 @functools.lru_cache(maxsize=4)
 def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
-    """See `Tokenizer.inside`."""
     backend = tokenizer.reference
-    before = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
+    before = [state_of(backend.normalizer), state_of(backend.pre_tokenizer)]
     after = [_without_prefix(state) for state in before]
     if before == after:
         return backend
     made = json.loads(backend.to_str())
     made["normalizer"], made["pre_tokenizer"] = after
-    return rust_tokenizer(json.dumps(made).encode(), tokenizer._facts.settings)
+    return rust_tokenizer(json.dumps(made).encode(), _facts(tokenizer).settings)
 
 
 def _without_prefix(state: Any) -> Any:
@@ -249,7 +192,8 @@ def _without_prefix(state: Any) -> Any:
     return None if kind == "Prepend" else state
 
 
-def _state(part: Any) -> dict[str, Any] | None:
+def state_of(part: Any) -> dict[str, Any] | None:
+    """The state of a normaliser or pre-tokenizer, as in `tokenizer.json`; None: there is none."""
     state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
     return state
 
@@ -319,7 +263,17 @@ class Tokenizer:
         Raises:
             TokenizerError: they were edited, or are damaged.
         """
-        return _contents(self.folder, self.fingerprint, self._digest)
+        folder = self.folder
+        try:
+            found = tokenizer_cache.read(Path(folder))
+        except OSError as error:
+            raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
+        if tokenizer_cache.digest_of(found) != self._digest:
+            raise TokenizerError(
+                f"the tokenizer in {folder} changed: its files are not those that were resolved "
+                f"(fingerprint {self.fingerprint}): run again"
+            )
+        return found
 
     def from_source(self, source: TokenizerSource) -> "Tokenizer":
         """This tokenizer for processes on other machines, which get its files from there."""
@@ -369,7 +323,7 @@ class Tokenizer:
 
         def derive() -> tokenizer_cache.ResolvedTokenizer:
             rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-            return write(rust, self.special_tokens, text, self._facts.settings)
+            return write(rust, self.special_tokens, text, _facts(self).settings)
 
         return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
 
@@ -394,17 +348,14 @@ class Tokenizer:
         )
 
     @property
-    def _facts(self) -> _Facts:
-        return _read_facts(self.folder, self.fingerprint, self._digest)
-
-    @property
     def special_tokens(self) -> dict[str, str]:
         """Named special tokens that are set: {"bos_token": "<s>", ...}."""
-        return self._facts.special_tokens
+        return _facts(self).special_tokens
 
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...), None where it is not set."""
-        return self.components.named.get(name)
+        token = self.special_tokens.get(name)
+        return None if token is None else self.reference.token_to_id(token)
 
     @property
     def bos_id(self) -> int | None:
@@ -420,12 +371,12 @@ class Tokenizer:
     @property
     def max_id(self) -> int:
         """The largest id, added tokens included."""
-        return self._facts.max_id
+        return _facts(self).max_id
 
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template."""
-        return self._facts.chat_template
+        return _facts(self).chat_template
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -433,19 +384,19 @@ class Tokenizer:
 
         `chat_template` renders as transformers does: with `tool_use` where a conversation has tools, else `default`.
         """
-        found: dict[str, str] = self._facts.settings.get("chat_templates", {})
+        found: dict[str, str] = _facts(self).settings.get("chat_templates", {})
         return found
 
     @property
     def model_max_length(self) -> int | None:
         """The most tokens that the model takes, as the tokenizer's settings say; None where they do not."""
-        return self._facts.settings.get("model_max_length")
+        return _facts(self).settings.get("model_max_length")
 
     @property
     def resolved_here(self) -> bool:
         """True if transformers loaded it in this process, and `check_texts` was not called since."""
         # The files are read only where there is something to compare them with.
-        return bool(resolved_here) and hashlib.sha256(self.contents()["tokenizer.json"]).hexdigest() in resolved_here
+        return bool(resolved_here) and self._source_digest() in resolved_here
 
     def check_texts(self, texts: Iterable[str]) -> None:
         """Compares the ids of texts with transformers' own, where it is `resolved_here`.
@@ -455,22 +406,31 @@ class Tokenizer:
         Raises:
             TokenizerError: they differ.
         """
-        check_texts(self.contents()["tokenizer.json"], self.reference, texts)
+        if (found := resolved_here.pop(self._source_digest(), None)) is not None:
+            compare_ids(found, self.reference, texts)
+
+    def _source_digest(self) -> str:
+        return hashlib.sha256(self.contents()["tokenizer.json"]).hexdigest()
+
+    @property
+    def added(self) -> tuple[AddedToken, ...]:
+        """The tokens that were added to the vocabulary, by id."""
+        return _added(self)
 
     @property
     def controls(self) -> tuple[str, ...]:
         """Texts of all tokens that are marked special, the longest first."""
-        return self.components.controls
+        return tuple(sorted((token.content for token in self.added if token.special), key=len, reverse=True))
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of all tokens that are marked special."""
-        return self.components.special_ids
+        return frozenset(token.id for token in self.added if token.special)
 
     @property
     def reference(self) -> "tokenizers.Tokenizer":
         """The Rust tokenizer, as transformers set it up. It is loaded into this process."""
-        return _loaded(self.folder, self.fingerprint, self._digest)
+        return _reference(self)
 
     @property
     def inside(self) -> "tokenizers.Tokenizer":
@@ -479,11 +439,6 @@ class Tokenizer:
         The reference itself, if that puts nothing there.
         """
         return _inside(self)
-
-    @property
-    def components(self) -> TokenizerComponents:
-        """What it is made of."""
-        return _components(self)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""

@@ -66,7 +66,7 @@ def load(name: str) -> Tokenizer:
 
 
 def typed(tokenizer: Tokenizer) -> list[str]:
-    texts = control_tokens(tokenizer.components.added)
+    texts = control_tokens(tokenizer.added)
     return [text for text in texts if text != "<unk>" and text not in PARSED][:40]
 
 

@@ -52,7 +52,7 @@ def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list
     ]
     packs: list[Row] = []
     documents: list[Row] = []
-    total = PackStats(layout.capacity)
+    total = PackStats()
     for found, stats in layout.rows(given, tuple(batch.schema.values())):
         (packed,) = stats
         assert isinstance(packed, PackStats)

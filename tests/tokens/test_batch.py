@@ -300,15 +300,6 @@ def test_double_bos_of_list_elements_counts_their_row_once() -> None:
 # Encoding
 
 
-def test_equal_pieces_are_encoded_once() -> None:
-    encoder = Chars()
-    rows = [{"a": "same", "b": "x"}, {"a": "same", "b": "same"}, {"a": "x", "b": "same"}]
-    batch = batch_of(rows, row(text("a"), text("b")), encoder=encoder)
-    assert texts(batch) == ["^same$x", "^same$same", "^x$same"]
-    asked = sorted((one, special) for some, special in encoder.calls for one in some)
-    assert asked == [("same", False), ("same", True), ("x", False), ("x", True)]
-
-
 def test_a_block_without_records_has_every_column() -> None:
     batch = batch_of([b"{", b"", b"[]"], *lists(), row(messages(), name="p", mask="pm"))
     assert outcomes(batch) == ["bad_json", "blank", "not_an_object"]

@@ -280,13 +280,16 @@ def test_a_byte_order_mark_of_a_template_is_left_out_and_said(
     assert "\ufeff" not in (found.chat_template or "") + "".join(found.chat_templates.values())
 
 
-def test_first_texts_are_compared_once_where_transformers_loaded_the_folder(tmp_path: Path) -> None:
+def test_first_texts_are_compared_once_where_transformers_loaded_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = Tokenizer.load(changed(tmp_path / "made"))
     assert tokenizer.with_template("{{ 'other' }}").resolved_here
     source = tokenizer.contents()["tokenizer.json"]
     lowers = json.dumps({**json.loads(source), "normalizer": {"type": "Lowercase"}}).encode()
+    monkeypatch.setattr(Tokenizer, "reference", resolver.rust_tokenizer(lowers, {}))
     with pytest.raises(TokenizerError, match=r"transformers' ids of 'Hello' are from the 1\. on"):
-        resolver.check_texts(source, resolver.rust_tokenizer(lowers, {}), ["Hello"])
+        tokenizer.check_texts(["Hello"])
     assert not tokenizer.resolved_here
     tokenizer.check_texts(["Hello"])
 

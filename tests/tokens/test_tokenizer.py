@@ -428,8 +428,8 @@ def test_a_file_that_was_planted_in_the_cache_is_replaced(name: str, tmp_path: P
     for plant in (plant_other, cut, link_away):
         plant(Path(right.folder, name), tmp_path)
         found = Tokenizer.load(OURS)
-        module._loaded.cache_clear()
-        module._read_facts.cache_clear()
+        module._reference.cache_clear()
+        module._facts.cache_clear()
         assert found.contents() == right.contents()
         assert not Path(right.folder, name).is_symlink()
         assert (found.encode(["Hello there"], True).to_lists(), found.max_id) == (ids, right.max_id)
@@ -445,7 +445,7 @@ def test_ids_do_not_depend_on_what_somebody_wrote_into_the_cache(tmp_path: Path,
     words = source["model"]["vocab"]
     words["H"], words["J"] = words["J"], words["H"]
     Path(right.folder, "tokenizer.json").write_text(json.dumps(source))
-    module._loaded.cache_clear()
+    module._reference.cache_clear()
     found = Tokenizer.load(OURS)
     assert (found.fingerprint, found.encode(["Hello"], False).to_lists()) == (right.fingerprint, ids)
 
