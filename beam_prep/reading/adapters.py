@@ -24,7 +24,7 @@ from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.errors import ConfigError
 from beam_prep.hints import did_you_mean
 from beam_prep.reading.filters import work_on_each
-from beam_prep.reading.json_line import describe, exact_integer, finite_double, unique_keys
+from beam_prep.reading.json_line import describe, parse_json
 from beam_prep.reading.records import Record, Records
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -224,7 +224,7 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
 def _calls(text: str) -> list[dict[str, Any]] | None:
     """A function call written as JSON -> `tool_calls` as chat templates want them; None: it is plain text."""
     try:
-        found = _json(text)
+        found = _parsed(text)
     except Reject:
         return None
     calls = found if isinstance(found, list) else [found]
@@ -470,7 +470,7 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
         Reject: it is no JSON; with this reason, and what is wanted.
     """
     try:
-        return _json(text) if text.strip() else None
+        return _parsed(text) if text.strip() else None
     except Reject as reject:
         message = f"field {where!r} is a string that is no JSON ({reject.message}), wanted {wanted}"
         raise Reject(reason, message) from None
@@ -515,24 +515,9 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _json(text: str) -> Any:
+def _parsed(text: str) -> Any:
     """A JSON string inside a record, as strict as records themselves."""
-    try:
-        return json.loads(
-            text,
-            object_pairs_hook=unique_keys,
-            parse_int=exact_integer,
-            parse_float=finite_double,
-            parse_constant=_no_number,
-        )
-    except RecursionError:
-        raise Reject("too_deep", "it is nested too deep") from None
-    except ValueError as error:
-        raise Reject("bad_json", str(error)) from None
-
-
-def _no_number(text: str) -> None:
-    raise Reject("bad_number", f"{text} is no number of JSON")
+    return parse_json(text.encode("utf-8", "surrogatepass"))
 
 
 def tokenized(record: Record) -> tuple[Array, Array] | None:

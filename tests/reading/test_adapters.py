@@ -391,12 +391,13 @@ class TestTools:
             ("[1]", "'tools[0]' is a number (1), wanted a schema (an object)"),
             (
                 "[{]",
-                "field 'tools' is a string that is no JSON (Expecting property name enclosed in double quotes: "
+                "field 'tools' is a string that is no JSON (unexpected character, expected a string key: "
                 "line 1 column 3 (char 2)), wanted a list of schemas",
             ),
             (
                 '[{"a": NaN}]',
-                "field 'tools' is a string that is no JSON (NaN is no number of JSON), wanted a list of schemas",
+                "field 'tools' is a string that is no JSON (NaN is no value of JSON: unexpected character, expected a JSON "
+                "value: line 1 column 8 (char 7)), wanted a list of schemas",
             ),
         ],
     )
