@@ -14,17 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from beam_prep.data.block import Reject, step
-from beam_prep.data.ragged import Array
 from beam_prep.data.reasons import Reason
 from beam_prep.data.rendered import DEFAULT_DOMAIN
-from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.errors import ConfigError
 from beam_prep.hints import did_you_mean
 from beam_prep.reading.filters import work_on_each
-from beam_prep.reading.json_line import describe, exact_integer, finite_double, unique_keys
+from beam_prep.reading.json_line import describe, parse_json
 from beam_prep.reading.records import Record, Records
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -76,28 +72,6 @@ def check_loss_weight(weight: Any, where: str) -> None:
         raise Reject("bad_weight", f"'{where}' is {describe(weight)}, {WANTED}")
 
 
-def token_weights(record: Record, name: str, length: int) -> Array:
-    """float64 [length]: the weights of tokens, of a record that is tokenised already; 1 where it has none.
-
-    Raises:
-        Reject: `wrong_type`, `bad_weight`, or `count_mismatch`: there are not `length` of them.
-    """
-    values = record.get(name)
-    if values is None:
-        return np.ones(length)
-    if not isinstance(values, list):
-        raise Reject("wrong_type", f"field {name!r} is {describe(values)}, wanted a list of numbers")
-    if len(values) != length:
-        raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
-    if set(map(type, values)) <= {int, float} and (not values or max(values) <= LARGEST):
-        weights = np.array(values, np.float64)
-        if ((weights == 0) | (weights >= SMALLEST)).all():
-            return weights
-    for place, value in enumerate(values):
-        check_loss_weight(value, f"{name}[{place}]")
-    raise AssertionError("each weight is one, all of them are not")
-
-
 Adapter = Callable[[Record], Record]
 
 ROLES: Mapping[str, str] = {
@@ -116,9 +90,6 @@ ROLES: Mapping[str, str] = {
 }
 """Names of roles in ShareGPT files -> those of chat templates."""
 
-LARGEST_ID = 2**31 - 1
-
-_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 _SIDES = ("prompt", "completion", "chosen", "rejected")
 
 
@@ -224,7 +195,7 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
 def _calls(text: str) -> list[dict[str, Any]] | None:
     """A function call written as JSON -> `tool_calls` as chat templates want them; None: it is plain text."""
     try:
-        found = _json(text)
+        found = _parsed(text)
     except Reject:
         return None
     calls = found if isinstance(found, list) else [found]
@@ -357,7 +328,7 @@ def _check_free(record: Record, name: str, source: str) -> None:
 ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
 
 AdapterName = Literal["sharegpt", "alpaca", "tokenized"]
-"""The adapters that a config can name: those of `ADAPTERS`, and `tokenized`, which is the function of that name."""
+"""The adapters that a config can name: those of `ADAPTERS`, and `tokenized`, which is `ids.tokenized`."""
 
 
 def fields_read(name: str, **options: Any) -> tuple[str, ...]:
@@ -470,7 +441,7 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
         Reject: it is no JSON; with this reason, and what is wanted.
     """
     try:
-        return _json(text) if text.strip() else None
+        return _parsed(text) if text.strip() else None
     except Reject as reject:
         message = f"field {where!r} is a string that is no JSON ({reject.message}), wanted {wanted}"
         raise Reject(reason, message) from None
@@ -515,82 +486,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _json(text: str) -> Any:
+def _parsed(text: str) -> Any:
     """A JSON string inside a record, as strict as records themselves."""
-    try:
-        return json.loads(
-            text,
-            object_pairs_hook=unique_keys,
-            parse_int=exact_integer,
-            parse_float=finite_double,
-            parse_constant=_no_number,
-        )
-    except RecursionError:
-        raise Reject("too_deep", "it is nested too deep") from None
-    except ValueError as error:
-        raise Reject("bad_json", str(error)) from None
-
-
-def _no_number(text: str) -> None:
-    raise Reject("bad_number", f"{text} is no number of JSON")
-
-
-def tokenized(record: Record) -> tuple[Array, Array] | None:
-    """(ids int32 [n], mask uint8 [n]) of a row that is tokenised already; None where `input_ids` is absent or null.
-
-    The mask comes from `labels` (-100 = not trained, else the id itself, not shifted). Without labels it is 1 where
-    all of `loss_mask`, `completion_mask` and `assistant_masks` that are there are 1. With neither, all is trained.
-    """
-    if record.get("input_ids") is None:
-        return None
-    ids = _integers(record, "input_ids")
-    if ids.min(initial=0) < 0 or ids.max(initial=0) > LARGEST_ID:
-        place = int(np.flatnonzero((ids < 0) | (ids > LARGEST_ID))[0])
-        raise Reject("bad_id", f"'input_ids[{place}]' is {ids[place]}, wanted a token id, 0 to {LARGEST_ID}")
-    if record.get("attention_mask") is not None and not _zeros_and_ones(record, "attention_mask", len(ids)).all():
-        raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
-    mask = np.ones(len(ids), np.uint8)
-    if record.get("labels") is not None:
-        mask = _trained_labels(record, ids)
-    else:
-        for name in _MASKS:
-            if record.get(name) is not None:
-                mask &= _zeros_and_ones(record, name, len(ids))
-    return ids.astype(np.int32), mask
-
-
-def _trained_labels(record: Record, ids: Array) -> Array:
-    labels = _integers(record, "labels", len(ids))
-    trained: Array = labels != IGNORE_INDEX
-    wrong = np.flatnonzero(trained & (labels != ids))
-    if len(wrong):
-        place = int(wrong[0])
-        found = f"'labels[{place}]' is {labels[place]} where the id is {ids[place]}"
-        raise Reject("labels_differ", f"{found}, wanted that id or {IGNORE_INDEX} (labels that are not shifted)")
-    return trained.astype(np.uint8)
-
-
-def _zeros_and_ones(record: Record, name: str, length: int) -> Array:
-    values = _integers(record, name, length, (int, bool))
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if len(wrong):
-        raise Reject("wrong_type", f"'{name}[{wrong[0]}]' is {values[wrong[0]]}, wanted 0 or 1")
-    return values.astype(np.uint8)
-
-
-def _integers(record: Record, name: str, length: int | None = None, kinds: tuple[type, ...] = (int,)) -> Array:
-    """A list of integers, int64."""
-    values = record[name]
-    if not isinstance(values, list):
-        raise Reject("wrong_type", f"field {name!r} is {describe(values)}, wanted a list of integers")
-    # The types of all values in one call: an array would take `true` and `1.0` for numbers like the others.
-    if not set(map(type, values)) <= set(kinds):
-        place = next(place for place, value in enumerate(values) if type(value) not in kinds)
-        raise Reject("wrong_type", f"'{name}[{place}]' is {describe(values[place])}, wanted an integer")
-    if length is not None and len(values) != length:
-        raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
-    try:
-        return np.array(values, np.int64)
-    except OverflowError:
-        place = next(place for place, value in enumerate(values) if not -(2**63) <= value < 2**63)
-        raise Reject("bad_id", f"'{name}[{place}]' is beyond 64 bits, wanted a token id, 0 to {LARGEST_ID}") from None
+    return parse_json(text.encode("utf-8", "surrogatepass"))

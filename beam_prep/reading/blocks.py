@@ -1,6 +1,5 @@
 """A stream of bytes -> blocks: every line belongs to exactly one, at any block size."""
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,26 +59,6 @@ _LINE_END, _MOST_AT_ONCE = CHUNK // 2, 1024 * 1024
 """Bytes that are read after a block's range at once (most often the last line ends there), and later."""
 
 
-class _Again:
-    """A stream in which some bytes are read for a second time."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-        self._parts: deque[bytes] = deque()
-
-    def read(self, size: int, /) -> bytes:
-        if not self._parts:
-            return self._stream.read(size)
-        part = self._parts.popleft()
-        if len(part) > size:
-            self._parts.appendleft(part[size:])
-        return part[:size]
-
-    def put_back(self, parts: list[bytes]) -> None:
-        """Has these bytes read next."""
-        self._parts.extendleft(reversed(parts))
-
-
 def read_blocks(
     stream: Readable, start: int, stop: int, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[RawBlock]:
@@ -93,11 +72,12 @@ def read_blocks(
         block_bytes: size of a block's range.
         max_line_bytes: a longer line is not read to its end by the block that owns it.
     """
-    again = _Again(stream)
-    line_begins = start == 0 or again.read(1) == b"\n"
+    line_begins = start == 0 or stream.read(1) == b"\n"
+    ahead = b""  # what was read for the block before, beyond its range
     while stop < 0 or start < stop:
-        own = read_up_to(again, block_bytes if stop < 0 else stop - start)
-        size = len(own)
+        wanted = block_bytes if stop < 0 else stop - start
+        own = b"".join((ahead[:wanted], read_up_to(stream, wanted - len(ahead))))
+        ahead, size = ahead[wanted:], len(own)
         if size == 0:
             return
         first = 0 if line_begins else (own.find(b"\n") + 1 or size)
@@ -105,7 +85,7 @@ def read_blocks(
         rest, cut = b"", False
         if first < size and not line_begins:
             begun = size - max(own.rfind(b"\n") + 1, first)
-            rest, cut = _finish_line(again, begun, max_line_bytes)
+            ahead, rest, cut = _finish_line(stream, ahead, begun, max_line_bytes)
         block = RawBlock(start, size, first, b"".join((memoryview(own)[first:], rest)), own[:first], cut)
         del own  # which would stay while the block is worked on
         yield block
@@ -122,22 +102,19 @@ def read_up_to(stream: Readable, size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _finish_line(stream: _Again, begun: int, max_line_bytes: int) -> tuple[bytes, bool]:
-    """The rest of a line of which some bytes were read, with its line feed; (its beginning, True) if it is too long.
+def _finish_line(stream: Readable, ahead: bytes, begun: int, max_line_bytes: int) -> tuple[bytes, bytes, bool]:
+    """Reads on to the end of a line of which some bytes were read.
 
-    All that is read stays in the stream: it belongs to the next block.
+    Returns:
+        all that was read beyond them, `ahead` first: it belongs to the next block; the rest of the line, with its line
+        feed; (its beginning, True) if it is too long.
     """
-    parts: list[bytes] = []
-    size, end, step = begun, -1, _LINE_END
-    while end < 0 and size <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(step)):
-        parts.append(part)
-        end = part.find(b"\n")
-        size += len(part) if end < 0 else end
+    read, end, step = bytearray(ahead), ahead.find(b"\n"), _LINE_END
+    while end < 0 and begun + len(read) <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(step)):
+        read += part
+        end = read.find(b"\n", len(read) - len(part))
         step = min(2 * step, _MOST_AT_ONCE)
-    stream.put_back(parts)
+    size = begun + (len(read) if end < 0 else end)
     if size <= max_line_bytes:
-        if end >= 0:
-            parts[-1] = parts[-1][: end + 1]
-        return b"".join(parts), False
-    wanted = max(0, min(size, SHOWN_BYTES) - begun)
-    return b"".join(parts[: wanted // _LINE_END + 1])[:wanted], True
+        return bytes(read), bytes(read if end < 0 else read[: end + 1]), False
+    return bytes(read), bytes(read[: max(0, min(size, SHOWN_BYTES) - begun)]), True

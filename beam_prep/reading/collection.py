@@ -32,7 +32,6 @@ MOST_BUCKETS = 1 << 16
 
 _DIGEST = 16
 _REFUSED = b"!"
-_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def encode_record(element: Any) -> bytes:
@@ -97,29 +96,8 @@ class _Unfit(Exception):
 
 def _lines(element: Any) -> tuple[bytes, bytes]:
     """The element as a line, and with its keys sorted."""
-    if isinstance(element, Mapping) or hasattr(type(element), "_asdict"):
-        element = _simpler(element)
-        try:
-            line = orjson.dumps(element, _simpler, _OPTIONS)
-        except TypeError:  # orjson does not say where
-            return _lines_carefully(element)
-        if b"null" not in line or _is_finite(element):  # NaN and infinity are null for orjson
-            return line, orjson.dumps(element, _simpler, _OPTIONS | orjson.OPT_SORT_KEYS)
-    return _lines_carefully(element)
-
-
-def _is_finite(element: Any) -> bool:
-    """Whether an element that orjson takes has neither NaN nor infinity."""
-    try:
-        _FINITE.encode(element)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _lines_carefully(element: Any) -> tuple[bytes, bytes]:
     found: list[Reject] = []
-    if not isinstance(element, dict):
+    if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
         found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
     plain = _plain(element, found)
     if found:
@@ -127,10 +105,9 @@ def _lines_carefully(element: Any) -> tuple[bytes, bytes]:
     try:
         return orjson.dumps(plain), orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits; more levels than orjson writes
-        pass
-    texts = (json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=keys) for keys in (False, True))
-    line, canonical = (text.encode() for text in texts)
-    return line, canonical
+        texts = (json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=keys) for keys in (False, True))
+        line, canonical = (text.encode() for text in texts)
+        return line, canonical
 
 
 def _simpler(value: Any) -> Any:
@@ -154,9 +131,6 @@ def _simpler(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufUO":
         return value.tolist()
     raise TypeError
-
-
-_FINITE = json.JSONEncoder(allow_nan=False, check_circular=False, default=_simpler)
 
 
 def _plain(element: Any, found: list[Reject]) -> Any:

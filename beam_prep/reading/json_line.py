@@ -16,7 +16,9 @@ MAX_DEPTH = 512
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER = b"0" * 19
+"""Of a line whose digits are all zeros: a number which orjson may turn into a double that is not the number."""
 _NESTED = {dict, list}
 _BOM = (
     "the record begins with a byte order mark (BOM), which only a file may: files that have one were put together; "
@@ -26,18 +28,11 @@ _NO_VALUE = re.compile(r"-?(?:(NaN|Infinity)|nan|inf|None|True|False|undefined)\
 """What some programs write for values that JSON does not have, or writes in another way."""
 
 
-def parse_json(
-    line: bytes,
-    careful: bool | None = None,
-    escaped_quotes: bool | None = None,
-    constants: Callable[[str], float] | None = None,
-) -> Any:
+def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> Any:
     """The value of a line.
 
     Args:
         line: the line.
-        careful: it may have a number that orjson does not give exactly; None: look.
-        escaped_quotes: it may have quotes that are written by their number in Unicode; None: look.
         constants: gives the number for `NaN`, `Infinity` and `-Infinity`; None: they are refused.
 
     Raises:
@@ -47,9 +42,7 @@ def parse_json(
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         return _parse_carefully(line, error, constants)
-    if careful is None:
-        careful, escaped_quotes = _LONG_NUMBER.search(line) is not None, b"u0022" in line
-    if careful or _quotes(value) != line.count(b'"') + (line.count(b"\\u0022") if escaped_quotes else 0):
+    if _quotes(value) != line.count(b'"') + line.count(b"\\u0022") or _LONG_NUMBER in line.translate(_DIGITS):
         return _parse_carefully(line)
     return value
 

@@ -85,33 +85,7 @@ def canonical(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits, or nested deeper than orjson writes
-        return "".join(_json(value)).encode()
-
-
-class _Written(str):
-    """JSON, no text."""
-
-
-_COMMA = _Written(",")
-
-
-def _json(value: Any) -> Iterator[str]:
-    """The same without recursion, as `normalized`."""
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            todo.append(_Written("}"))
-            for place, name in enumerate(sorted(item, reverse=True)):
-                todo += [*[_COMMA][:place], item[name], _Written(json.dumps(name, ensure_ascii=False) + ":")]
-            yield "{"
-        elif isinstance(item, list):
-            todo.append(_Written("]"))
-            for place, inner in enumerate(reversed(item)):
-                todo += [*[_COMMA][:place], inner]
-            yield "["
-        else:
-            yield item if isinstance(item, _Written) else json.dumps(item, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 @step

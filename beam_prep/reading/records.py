@@ -1,6 +1,5 @@
 """Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -98,7 +97,6 @@ def _is_bare(value: Any) -> bool:
 
 Record = dict[str, Any]
 
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 NOT_FINITE = "records_not_finite"
 """Of `Block.made`: the rows of tables that hold NaN or Infinity, whether or not they were kept."""
 
@@ -151,8 +149,6 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
         ledger.reject(line, reason, message)
     _reject_long(ledger, origin)
     _mark_blank(ledger)
-    long_numbers = _lines_with_long_numbers(ledger)
-    escaped_quotes = b"u0022" in raw.data  # found faster than with its backslash
     rows: list[Record] = []
     words: list[str] = []  # NaN and Infinity, of a row
     not_finite = 0
@@ -167,7 +163,7 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
     with without_collector():
         for line, start, end in borders:
             try:
-                row = parse_json(raw.data[start:end], line in long_numbers, escaped_quotes, constants)
+                row = parse_json(raw.data[start:end], constants)
                 if type(row) is not dict:
                     raise Reject("not_an_object", f"the line is {describe(row)}, wanted a JSON object")
                 rows.append(row)
@@ -225,22 +221,3 @@ def _mark_blank(ledger: Ledger) -> None:
     for line in maybe.tolist():
         empty[line] = not ledger.raw[ledger.starts[line] : ledger.ends[line]].strip()
     ledger.blank(np.flatnonzero(empty))
-
-
-def _lines_with_long_numbers(ledger: Ledger) -> set[int]:
-    """Lines with 19 digits in a row, which orjson may turn into a double that is not the number.
-
-    Such a run covers ten digits that begin at a multiple of ten, so only every tenth byte is examined first.
-    """
-    view = np.frombuffer(ledger.raw, np.uint8)
-    places = np.flatnonzero((view[: max(0, len(view) - 9) : 10] - np.uint8(48)) < 10) * 10
-    for place in range(1, 10):
-        places = places[(view[places + place] - np.uint8(48)) < 10]
-        if not len(places):
-            return set()
-    lines = np.searchsorted(ledger.starts, places, side="right") - 1
-    found: set[int] = set()
-    for line, place in zip(lines.tolist(), places.tolist(), strict=True):
-        if line not in found and _LONG_NUMBER.search(ledger.raw, max(0, place - 9), place + 19):
-            found.add(line)
-    return found

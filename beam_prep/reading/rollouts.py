@@ -9,6 +9,7 @@ import numpy as np
 
 from beam_prep.data.block import Reject
 from beam_prep.data.ragged import Array
+from beam_prep.reading.ids import check_list, check_types, read_bits, read_ids
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record
 
@@ -97,16 +98,16 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> Rollout 
         return None
     if missing:
         raise Reject("missing_source", f"field {missing[0]!r} is absent, null or empty")
-    found = Rollout(_ids(record[fields.prompt_ids], fields.prompt_ids, max_id))
+    found = Rollout(read_ids(record[fields.prompt_ids], fields.prompt_ids, max_id))
     count = None
     if (name := fields.response_ids) is not None:
-        responses = [_ids(each, where, max_id) for where, each in _each(record, name, fields.grouped)]
+        responses = [read_ids(each, where, max_id) for where, each in _each(record, name, fields.grouped)]
         found.lengths = [len(each) for each in responses]
         found.responses = np.concatenate(responses)
         if not len(found.responses):
             raise Reject("missing_source", f"field {name!r} has no token")
         count = len(responses)
-        found.mask = _aligned(record, fields, fields.loss_mask, found.lengths, _bits)
+        found.mask = _aligned(record, fields, fields.loss_mask, found.lengths, read_bits)
         found.logprobs = _aligned(record, fields, fields.logprobs, found.lengths, _reals)
     for column, key in fields.numbers.items():
         found.numbers[column] = _numbers(record[key], key)
@@ -139,7 +140,7 @@ def _aligned(record: Record, fields: RolloutFields, name: str | None, lengths: l
     for (where, value), (beside, _), length in zip(
         each, _each(record, str(fields.response_ids), fields.grouped), lengths, strict=True
     ):
-        _check_list(value, where)
+        check_list(value, where)
         if len(value) != length:
             found = f"{where!r} has {len(value)} values, {beside!r} {length}"
             raise Reject("count_mismatch", f"{found}: wanted as many of each")
@@ -147,37 +148,8 @@ def _aligned(record: Record, fields: RolloutFields, name: str | None, lengths: l
     return np.concatenate(parts)
 
 
-def _check_list(value: Any, where: str) -> None:
-    if not isinstance(value, list):
-        raise Reject("wrong_type", f"'{where}' is {describe(value)}, wanted a list")
-
-
-def _check_types(values: list[Any], where: str, wanted: str, *kinds: type) -> None:
-    # The types of all values in one call: an array would take `true` and `1.0` for integers.
-    if not set(map(type, values)) <= set(kinds):
-        place = next(place for place, value in enumerate(values) if type(value) not in kinds)
-        raise Reject("wrong_type", f"'{where}[{place}]' is {describe(values[place])}, wanted {wanted}")
-
-
-def _ids(values: Any, where: str, max_id: int) -> Array:
-    _check_list(values, where)
-    _check_types(values, where, "a token id", int)
-    if values and not (min(values) >= 0 and max(values) <= max_id):
-        place = next(place for place, value in enumerate(values) if not 0 <= value <= max_id)
-        raise Reject("bad_id", f"'{where}[{place}]' is {describe(values[place])}, wanted an id from 0 to {max_id}")
-    return np.array(values, np.int32)
-
-
-def _bits(values: list[Any], where: str) -> Array:
-    _check_types(values, where, "0 or 1", int, bool)
-    if values and not (min(values) >= 0 and max(values) <= 1):
-        place = next(place for place, value in enumerate(values) if value not in (0, 1))
-        raise Reject("wrong_type", f"'{where}[{place}]' is {describe(values[place])}, wanted 0 or 1")
-    return np.array(values, np.uint8)
-
-
 def _reals(values: list[Any], where: str) -> Array:
-    _check_types(values, where, "a number", int, float)
+    check_types(values, where, "a number", int, float)
     try:
         numbers = np.array(values, np.float64)
     except OverflowError:

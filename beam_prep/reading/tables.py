@@ -8,7 +8,8 @@ A Parquet file is split by ranges of its bytes: the row groups that begin in a r
 read page by page, so that a row group of any size takes the memory of a few pages of each column. The manifest has the
 digest of the bytes as they are stored, so every split has digests of its range.
 
-An Arrow file is read from its beginning to its end, as a compressed file is.
+An Arrow file is read from its beginning to its end, as a compressed file is. Both are read a second time for their
+digests.
 """
 
 import hashlib
@@ -25,9 +26,9 @@ from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.errors import InputError
 from beam_prep.reading.arrow_rows import Line, lines_of, schema_problem
-from beam_prep.reading.blocks import RawBlock, Readable
+from beam_prep.reading.blocks import RawBlock, read_up_to
 from beam_prep.reading.records import Records, parse
-from beam_prep.reading.source import Files, Source, ranges
+from beam_prep.reading.source import Files, Position, Source, ranges
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -39,6 +40,7 @@ _PAGES = 1 << 20
 """Bytes of a column that are read at once."""
 
 _HASHED = 128 * CHUNK
+"""Bytes of a file that are digested at once."""
 
 
 class _Table(Source):
@@ -56,10 +58,10 @@ class _Table(Source):
         part = self._part(split, files)
         if part is None:
             return
-        hashed = _Hashed() if digests else None
-        cut = _cut(self._lines(split.source, files, part, hashed), block_bytes)
+        position, before = Position(), 0
+        cut = _cut(self._lines(split.source, files, part, position), block_bytes)
         last: _Cut | None = next(cut, (0, b"", ()))
-        start, stored = part.rows_before, 0
+        start = part.rows_before
         while last is not None:
             rows, data, refused = last
             last = next(cut, None)
@@ -69,13 +71,8 @@ class _Table(Source):
                     f"{part.rows}: it is damaged, make it again or leave it out"
                 )
             # The digests come with the last block: only then all was read.
-            nodes = hashed.nodes() if last is None and hashed is not None else ()
-            if last is None:
-                read = part.size
-            elif part.groups:
-                read = part.size * (start + rows - part.rows_before) // part.rows
-            else:
-                read = 0 if hashed is None else hashed.size
+            nodes = _nodes(split.source, files, part) if last is None and digests else ()
+            stored = position.stored if last is not None else part.stop - part.start
             said = repr(refused).encode("utf-8", "backslashreplace") + b"\n" if refused else b""
             digest = hashlib.sha256(b"rows of a table\n" + said + data).hexdigest()
             origin = Origin(
@@ -88,11 +85,11 @@ class _Table(Source):
                 digest=digest,
                 max_line_bytes=max_line_bytes,
                 refused=refused,
-                stored=read - stored,
+                stored=stored - before,
                 text_bytes=len(data),
             )
             yield RawBlock(start, rows, 0, data, b""), origin
-            start, stored = start + rows, read
+            start, before = start + rows, stored
 
     def parse(self, raw: RawBlock, origin: Origin) -> Records:
         return parse(raw, origin, by_row=True)
@@ -116,8 +113,8 @@ class _Table(Source):
         """What a split reads; None: nothing, as all of it is of other splits."""
         return _Part(0, split.source.size, rows_before=0)
 
-    def _lines(self, file: InputFile, files: Files, part: "_Part", hashed: "_Hashed | None") -> Iterator[Line]:
-        """The rows of a part. The bytes of the file go to `hashed`, if it is there."""
+    def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
+        """The rows of a part. `position` says how far it was read."""
         raise NotImplementedError
 
     def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
@@ -169,16 +166,13 @@ class Parquet(_Table):
         row_bytes = int(content[some].sum()) // count
         return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(some.tolist()), row_bytes)
 
-    def _lines(self, file: InputFile, files: Files, part: "_Part", hashed: "_Hashed | None") -> Iterator[Line]:
+    def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:
-            if part.groups:
-                for rows in _batches(_parquet(file, stream), part.row_bytes, part.groups):
-                    yield from lines_of(rows)
-            if hashed is not None:
-                hashed.begin(part.start)
-                stream.seek(part.start)
-                for start in range(part.start, part.stop, _HASHED):
-                    hashed.add(stream.read(min(_HASHED, part.stop - start)))
+            done = 0
+            for rows in _batches(_parquet(file, stream), part.row_bytes, part.groups):
+                done += rows.num_rows
+                position.stored = (part.stop - part.start) * done // part.rows
+                yield from lines_of(rows)
 
     def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
         opened = _parquet(file, stream)
@@ -201,9 +195,10 @@ class ArrowStream(_Table):
     endings = (".arrow",)
     magic = b"\xff\xff\xff\xff"
 
-    def _lines(self, file: InputFile, files: Files, part: "_Part", hashed: "_Hashed | None") -> Iterator[Line]:
+    def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:
-            for rows in _reader(file, stream if hashed is None else _Tee(stream, hashed)):
+            for rows in _reader(file, stream):
+                position.stored = stream.tell()
                 rows.validate(full=True)  # Arrow has no checksums, and would read what is not there
                 yield from lines_of(rows)
             _check_end(file, stream)
@@ -233,10 +228,6 @@ class _Part:
     rows: int = 0
     groups: tuple[int, ...] = ()
     row_bytes: int = 1
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
 
 
 def _begins(content: Array, size: int) -> Array:
@@ -325,41 +316,11 @@ def _check_schema(source: InputFile, schema: pa.Schema) -> None:
         raise InputError(f"{source.path!r}: {problem}: write the file without it, or as text")
 
 
-class _Hashed:
-    """The digests of bytes that come one after another, from a multiple of `CHUNK` on."""
-
-    def __init__(self) -> None:
-        self._nodes: list[Node] = []
-        self._start, self._rest = 0, bytearray()
-
-    @property
-    def size(self) -> int:
-        return self._start + len(self._rest)
-
-    def begin(self, start: int) -> None:
-        self._start = start
-
-    def add(self, data: bytes) -> None:
-        self._rest += data
-        while len(self._rest) >= _HASHED:
-            self._nodes += tree_nodes(memoryview(self._rest)[:_HASHED].toreadonly(), self._start)
-            self._start += _HASHED
-            self._rest = self._rest[_HASHED:]
-
-    def nodes(self) -> tuple[Node, ...]:
-        """Of all bytes; no more come."""
-        return (*self._nodes, *tree_nodes(bytes(self._rest), self._start))
-
-
-class _Tee:
-    """A stream whose bytes are hashed as they are read."""
-
-    closed = False
-
-    def __init__(self, stream: Readable, hashed: _Hashed) -> None:
-        self._stream, self._hashed = stream, hashed
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        self._hashed.add(data)
-        return data
+def _nodes(source: InputFile, files: Files, part: _Part) -> tuple[Node, ...]:
+    """The digests of a part of a file, as it is stored."""
+    found: list[Node] = []
+    with files.open_table(source) as stream:
+        stream.seek(part.start)
+        for start in range(part.start, part.stop, _HASHED):
+            found += tree_nodes(read_up_to(stream, min(_HASHED, part.stop - start)), start)
+    return tuple(found)

@@ -8,7 +8,8 @@ import numpy as np
 from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, Output, Section
-from beam_prep.reading.adapters import record_domain, record_weight, token_weights, tokenized
+from beam_prep.reading.adapters import record_domain, record_weight
+from beam_prep.reading.ids import token_weights, tokenized
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout
 from beam_prep.tokens.batch import Batch
@@ -114,13 +115,11 @@ def from_tokens(records: Records, output: Output, max_id: int, domain_key: str |
     assert output.mask_name is not None
 
     def read(record: Record) -> tuple[Array, Array, Array] | None:
-        row = tokenized(record)
+        row = tokenized(record, max_id)
         if row is None:
             return None
         ids, mask = row
         weights = np.zeros(0, np.float32)
-        if ids.max(initial=0) > max_id:
-            raise Reject("bad_id", f"'input_ids' holds {ids.max()}; the tokenizer has ids up to {max_id}")
         if output.weights_name is not None:
             per_token = record_weight(record) * token_weights(record, "loss_weights", len(ids))
             mask = mask & (per_token > 0)

@@ -23,10 +23,10 @@ from beam_prep.reading.adapters import (
     adapter,
     fields_read,
     template_kwargs,
-    tokenized,
     tools,
 )
 from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.ids import tokenized
 from beam_prep.reading.records import parse
 from beam_prep.shards.report import ConfigView
 from tests.conftest import shared
@@ -391,12 +391,13 @@ class TestTools:
             ("[1]", "'tools[0]' is a number (1), wanted a schema (an object)"),
             (
                 "[{]",
-                "field 'tools' is a string that is no JSON (Expecting property name enclosed in double quotes: "
+                "field 'tools' is a string that is no JSON (unexpected character, expected a string key: "
                 "line 1 column 3 (char 2)), wanted a list of schemas",
             ),
             (
                 '[{"a": NaN}]',
-                "field 'tools' is a string that is no JSON (NaN is no number of JSON), wanted a list of schemas",
+                "field 'tools' is a string that is no JSON (NaN is no value of JSON: unexpected character, expected a JSON "
+                "value: line 1 column 8 (char 7)), wanted a list of schemas",
             ),
         ],
     )
@@ -426,29 +427,33 @@ class TestTokenized:
         ],
     )
     def test_rows(self, row: Row, mask: list[int]) -> None:
-        found = outcome(tokenized, row)
+        found = outcome(lambda record: tokenized(record, 2**31 - 1), row)
         assert (found[0].dtype, found[1].dtype) == (np.int32, np.uint8)
         assert found[0].tolist() == row["input_ids"]
         assert found[1].tolist() == mask
 
     @pytest.mark.parametrize("row", [{}, {"input_ids": None, "labels": [1]}, {"text": "x"}])
     def test_others(self, row: Row) -> None:
-        assert outcome(tokenized, row) is None
+        assert outcome(lambda record: tokenized(record, 2**31 - 1), row) is None
 
     @pytest.mark.parametrize(
         ("row", "reason", "message"),
         [
-            ({"input_ids": "5"}, "wrong_type", "field 'input_ids' is a string (\"5\"), wanted a list of integers"),
-            ({"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted an integer"),
-            ({"input_ids": [5, 6.0]}, "wrong_type", "'input_ids[1]' is a number (6.0), wanted an integer"),
-            ({"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted an integer"),
-            ({"input_ids": [[5]]}, "wrong_type", "'input_ids[0]' is a list, wanted an integer"),
-            ({"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is -1, wanted a token id, 0 to 2147483647"),
-            ({"input_ids": [2**31]}, "bad_id", "'input_ids[0]' is 2147483648, wanted a token id, 0 to 2147483647"),
+            ({"input_ids": "5"}, "wrong_type", "'input_ids' is a string (\"5\"), wanted a list"),
+            ({"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
+            ({"input_ids": [5, 6.0]}, "wrong_type", "'input_ids[1]' is a number (6.0), wanted a token id"),
+            ({"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted a token id"),
+            ({"input_ids": [[5]]}, "wrong_type", "'input_ids[0]' is a list, wanted a token id"),
+            ({"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id from 0 to 2147483647"),
+            (
+                {"input_ids": [2**31]},
+                "bad_id",
+                "'input_ids[0]' is a number (2147483648), wanted an id from 0 to 2147483647",
+            ),
             (
                 {"input_ids": [5, 2**64]},
                 "bad_id",
-                "'input_ids[1]' is beyond 64 bits, wanted a token id, 0 to 2147483647",
+                "'input_ids[1]' is a number (18446744073709551616), wanted an id from 0 to 2147483647",
             ),
             (
                 {"input_ids": [5, 6], "labels": [5]},
@@ -463,7 +468,7 @@ class TestTokenized:
             (
                 {"input_ids": [5], "loss_mask": [2]},
                 "wrong_type",
-                "'loss_mask[0]' is 2, wanted 0 or 1",
+                "'loss_mask[0]' is a number (2), wanted 0 or 1",
             ),
             (
                 {"input_ids": [5], "assistant_masks": [1, 1]},
@@ -473,7 +478,7 @@ class TestTokenized:
             (
                 {"input_ids": [5], "completion_mask": [0.5]},
                 "wrong_type",
-                "'completion_mask[0]' is a number (0.5), wanted an integer",
+                "'completion_mask[0]' is a number (0.5), wanted 0 or 1",
             ),
             (
                 {"input_ids": [5, 9], "attention_mask": [1, 0]},
@@ -483,7 +488,7 @@ class TestTokenized:
         ],
     )
     def test_rejects(self, row: Row, reason: str, message: str) -> None:
-        assert outcome(tokenized, row) == (reason, message)
+        assert outcome(lambda record: tokenized(record, 2**31 - 1), row) == (reason, message)
 
 
 def test_a_config_can_name_every_adapter() -> None:
