@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 from beam_prep.chat.messages import Message, text_of_part
 from beam_prep.chat.origins import CONTENT
+from beam_prep.chat.renderer import any_of
 from beam_prep.chat.trace import SourceSpan
-from beam_prep.chat.turns import shared
 from beam_prep.data.block import Reject
 from beam_prep.tokens.tokenizer import AddedToken, Tokenizer
 
@@ -87,22 +87,6 @@ def parsed_tokens(written: Callable[[str], str | None], tokens: Iterable[str], k
     return found + [opening for token in found if (opening := token.replace("/", "", 1)) in known and "/" in token]
 
 
-def _any_of(texts: Collection[str]) -> str:
-    """A pattern of any of these texts, the longest one that fits. What several begin with is tried once."""
-    first = min(texts)
-    head = first[: shared(first, max(texts))]
-    tails: dict[str, list[str]] = {}
-    for text in texts:
-        tails.setdefault(text[len(head) : len(head) + 1], []).append(text[len(head) :])
-    whole = bool(tails.pop("", None))
-    branches = "|".join(_any_of(some) for some in tails.values())
-    return re.escape(head) + (f"(?:{branches}){'?' * whole}" if branches else "")
-
-
-def _pattern(texts: Collection[str]) -> re.Pattern[str]:
-    return re.compile(_any_of(texts) if texts else r"(?!)")
-
-
 class Search(NamedTuple):
     """Finds control tokens in a text: as it is, and as the tokenizer's normaliser makes it.
 
@@ -133,10 +117,11 @@ def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Sea
     """What finds these control tokens of a tokenizer."""
     normaliser = None if tokenizer is None else tokenizer.inside.normalizer
     if tokenizer is None or normaliser is None:
-        return Search(_pattern(texts))
+        return Search(re.compile(any_of(texts)))
     looked_for = [each.content for each in tokenizer.added if each.normalized and each.content in texts]
     behind = {*map(normaliser.normalize_str, looked_for)} - {""}
-    return Search(_pattern(texts), _pattern(behind) if behind else None, normaliser.normalize_str)
+    normal = re.compile(any_of(behind)) if behind else None
+    return Search(re.compile(any_of(texts)), normal, normaliser.normalize_str)
 
 
 @dataclass(frozen=True, slots=True)

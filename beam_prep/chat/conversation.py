@@ -11,17 +11,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from beam_prep.chat.chat_format import ChatFormat
 from beam_prep.chat.checks import check_messages, checked, variables_of
 from beam_prep.chat.kinds import parts_of, without_history_reasoning
 from beam_prep.chat.messages import Message, is_optional
-from beam_prep.chat.pieces import Codes, Layout, Piece, weight_code
-from beam_prep.chat.replay import Replayed
+from beam_prep.chat.pieces import Codes, Piece, weight_code
 from beam_prep.chat.template import RenderedChat
 from beam_prep.data.block import Reject
-from beam_prep.data.rendered import BY_ROLE, MASK, SEGMENT, TRAIN, UNSET, WHOLE, Segment
+from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET, WHOLE, Segment
 from beam_prep.data.schema import Output, Section, TurnsApart
 from beam_prep.reading.records import Record
 
@@ -64,7 +61,6 @@ class Conversations:
         assert chat_format.template is not None
         self._output, self._chat_format, self._template = output, chat_format, chat_format.template
         self._roles, self._weights = roles, weights
-        self._layouts: dict[Any, tuple[Any, Layout | None]] = {}  # with the plan, so that its id stays its own
         self.counted: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
         self.compares = False
@@ -94,19 +90,20 @@ class Conversations:
     def _together(self, chat: _Chat) -> Piece:
         replays = not self._chat_format.plain and self._chat_format.rules.mask_options is None
         replayed = self._template.replay(chat.messages, **chat.variables) if replays else None
-        rendered = self._rendered(chat) if replayed is None else replayed
+        if replayed is not None and not self.compares:
+            rendered = replayed
+            self._count_marks(rendered)
+        else:
+            rendered = self._rendered(chat)
+            if replayed is not None:
+                self.made[DIFFERENT] += (replayed.text, replayed.turns) != rendered[:2]
         prompt_end = -2
         if chat.answer is not None:
             prompt = self._template.text(chat.messages[: chat.answer], True, **chat.variables)
             prompt_end = len(prompt) if rendered.text.startswith(prompt) else -1
         text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
-        layout = None if replayed is None else self._layout(replayed, chat, prompt_end, cut)
-        segments: Sequence[Segment] = ()
-        if layout is None:
-            found = rendered if isinstance(rendered, RenderedChat) else _rendered(rendered)
-            segments = self._segments(found, chat, prompt_end, cut)
-        end, moved = max(prompt_end - cut, min(prompt_end, 0)), replayed.moved if replayed is not None else ()
-        return Piece(text, special, segments, None, end, chat.roles, layout, moved)
+        segments = self._segments(rendered, chat, prompt_end, cut)
+        return Piece(text, special, segments, None, max(prompt_end - cut, min(prompt_end, 0)), chat.roles)
 
     def _trained(self, chat: _Chat, rule: TurnsApart) -> list[int]:
         """The messages that are trained, as `RoleMask` says it of the whole conversation."""
@@ -170,21 +167,6 @@ class Conversations:
         codes = [roles.setdefault(message["role"], len(roles)) for message in messages]
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))
 
-    def _layout(self, replayed: Replayed, chat: _Chat, prompt_end: int, cut: int) -> Layout | None:
-        """The segments of all chats of a plan; None where they are not places in its constants."""
-        if self.compares:
-            full = self._template.render(chat.messages, **chat.variables)
-            self._compare(full, chat)
-            self.made[DIFFERENT] += (full.text, full.turns) != (replayed.text, replayed.turns())
-        key = id(replayed.plan), (*chat.actions,), chat.answer, prompt_end < 0
-        if key not in self._layouts:
-            found = None
-            # The prompt may end within the text of a message of another role.
-            if chat.answer is None or chat.messages[chat.answer]["role"] == "assistant":
-                found = _layout_of(replayed, self._segments(_rendered(replayed), chat, prompt_end, 0), cut)
-            self._layouts[key] = replayed.plan, found
-        return self._layouts[key][1]
-
     def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
         """A conversation, with the turns of the messages from the `first` one on: others were looked at before."""
         render = self._template.render_plainly if self._chat_format.plain else self._template.render
@@ -216,8 +198,7 @@ class Conversations:
                     f'({chat.messages[index]["role"]}): wanted a template that does ("chat_template" in "input"); '
                     '"not_rendered": "keep" in "input" takes the rest',
                 )
-        if rendered.marked:
-            self.counted.update(_unlike_rule(rendered))
+        self._count_marks(rendered)
         if texts:
             self.counted["texts_not_written"] += len(texts)
         for name, count in (("tool_arguments_changed", rendered.changed), ("reasoning_written", rendered.reasoned)):
@@ -229,6 +210,15 @@ class Conversations:
         """Compares a conversation with transformers' own rendering."""
         self.made["conversations_compared"] += 1
         self.made[DIFFERENT] += self._template.differs(rendered, chat.messages, **chat.variables)
+
+    def _count_marks(self, rendered: RenderedChat) -> None:
+        """Counts what `{% generation %}` marks leave out of turns, or take in, by the rule."""
+        for turn in rendered.turns if rendered.marked else ():
+            if turn.spans and turn.rule:
+                if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():
+                    self.counted["marks_without_end"] += 1
+                if rendered.text[turn.spans[0][0] : turn.rule[0][0]].strip():
+                    self.counted["marks_with_header"] += 1
 
     # Segments
 
@@ -320,10 +310,6 @@ class Conversations:
                 yield segment._replace(start=at, stop=stop)
 
 
-def _rendered(replayed: Replayed) -> RenderedChat:
-    return RenderedChat(replayed.text, replayed.turns(), [])
-
-
 def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions: Sequence[str]) -> int | None:
     """The first message behind the prompt; None where the conversation is not one of prompt and answer."""
     if "$last" in actions:
@@ -340,26 +326,3 @@ def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions
     if first == len(messages):
         raise Reject("no_answer", "no message comes after the prompt, wanted at least one")
     return first
-
-
-def _unlike_rule(rendered: RenderedChat) -> Iterator[str]:
-    """What `{% generation %}` marks leave out of turns, or take in, by the rule: a name for each turn."""
-    for turn in rendered.turns:
-        if turn.spans and turn.rule:
-            if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():
-                yield "marks_without_end"
-            if rendered.text[turn.spans[0][0] : turn.rule[0][0]].strip():
-                yield "marks_with_header"
-
-
-def _layout_of(replayed: Replayed, segments: Sequence[Segment], cut: int) -> Layout | None:
-    """Segments of a chat as those of all chats of its plan; None where they are not places in its constants."""
-    rows, before = np.array(segments, SEGMENT), np.zeros((2, len(segments)), np.int64)
-    for place, segment in enumerate(segments):
-        for which, name in enumerate(("start", "stop") if segment[:2] != WHOLE else ()):
-            try:
-                constants, before[which, place] = replayed.relative(segment[which], replayed.moved)
-            except ValueError:
-                return None
-            rows[place][name] = constants - cut
-    return Layout(rows, *before)

@@ -24,7 +24,7 @@ import jinja2.visitor
 from jinja2 import nodes
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, RAW, Node, Nodes, Origin, Text
+from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, Node, Nodes, Origin, Text
 from beam_prep.errors import TokenizerError
 
 _RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
@@ -215,20 +215,10 @@ _FOLLOWED = frozenset(
     "rejectattr replace reverse round select selectattr slice sort string sum trim unique".split()
 )
 """Filters that take and give single strings by methods of these, or that give no string."""
-_OF_DICT = frozenset(dir(dict))
-_PLAIN = {
-    Text: frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map", *limits.REFUSED},
-    jinja2.runtime.LoopContext: frozenset("index index0 first last length previtem nextitem".split()),
-}
-"""Attributes that the sandbox need not look at."""
-_MISSING = object()
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """As transformers makes it, with bounds on what a rendering makes, and with strings that keep their origins.
-
-    What is read of messages and called on their texts takes a short way.
-    """
+    """As transformers makes it, with bounds on what a rendering makes, and with strings that keep their origins."""
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
@@ -251,26 +241,6 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         # Numbers have methods that make much from little; no template needs them.
         return attr not in limits.REFUSED and not _is_number(obj) and super().is_safe_attribute(obj, attr, value)
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is Node and attribute not in _OF_DICT:
-            value = dict.get(obj, attribute, _MISSING)
-            if value is _MISSING:
-                return self.undefined(obj=obj, name=attribute)
-            return origins.read(obj, attribute, value) if type(value) in RAW else value
-        if attribute in _PLAIN.get(kind, ()):
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if type(obj) is Node and type(argument) is str:
-            value = dict.get(obj, argument, _MISSING)
-            if value is not _MISSING:
-                return origins.read(obj, argument, value) if type(value) in RAW else value
-        if type(argument) is int and isinstance(obj, list) and -len(obj) <= argument < len(obj):
-            return obj[argument]
-        return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)

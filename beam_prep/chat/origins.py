@@ -227,7 +227,10 @@ class Node(dict):  # type: ignore[type-arg]
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
-        return read(self, key, value) if type(value) in RAW else value
+        if type(value) in _RAW:
+            value = self._field(self._origin, key, value) if self._field else wrap(value, self._origin)
+            dict.__setitem__(self, key, value)
+        return value
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self[key] if dict.__contains__(self, key) else default
@@ -255,15 +258,8 @@ class Nodes(list):  # type: ignore[type-arg]
         self._raw, self._origin = raw, origin
 
 
-RAW = frozenset((str, dict, list))
-"""Types of values that are wrapped when they are read."""
-
-
-def read(node: Node, key: Any, value: Any) -> Any:
-    """A value of a node, wrapped and kept."""
-    made = node._field(node._origin, key, value) if node._field else wrap(value, node._origin)
-    dict.__setitem__(node, key, made)
-    return made
+_RAW = frozenset((str, dict, list))
+"""Types of values that are wrapped when they are read, and kept so."""
 
 
 def wrap(value: Any, origin: Origin) -> Any:

@@ -12,29 +12,15 @@ from beam_prep.data.rendered import SEGMENT, UNSET, Pieces, Segment
 T = TypeVar("T")
 
 
-class Layout(NamedTuple):
-    """The segments of all chats of a plan, see `replay`.
-
-    Attributes:
-        rows: `SEGMENT` [segments]; `start` and `stop` count the characters of constants alone.
-        first, last: int64 [segments]: the texts before `start` and before `stop`.
-    """
-
-    rows: Array
-    first: Array
-    last: Array
-
-
 class Piece(NamedTuple):
     """A text to encode.
 
     Attributes:
         text: the text.
         special: with the tokenizer's own special tokens.
-        segments: its parts; none where a layout has them.
+        segments: its parts.
         prompt, prompt_end: see `Pieces`.
         roles: of its messages, as codes.
-        layout, moved: of a chat that was replayed, see `Replayed`.
         parts: see `Pieces`.
     """
 
@@ -44,8 +30,6 @@ class Piece(NamedTuple):
     prompt: str | None = None
     prompt_end: int = -2
     roles: Sequence[int] = ()
-    layout: Layout | None = None
-    moved: Sequence[int] = ()
     parts: Parts | None = None
 
 
@@ -76,15 +60,14 @@ def pieces_of(
     """
     sequences = [sequence for row in rows for sequence in row]
     pieces = [piece for sequence in sequences for piece in sequence]
-    segments, borders = _segments(pieces)
     message_roles = [role for piece in pieces for role in piece.roles]
     return Pieces(
         [piece.text for piece in pieces],
         np.array([piece.special for piece in pieces], bool),
         {place: piece.prompt for place, piece in enumerate(pieces) if piece.prompt is not None},
         np.array([piece.prompt_end for piece in pieces], np.int64),
-        segments,
-        borders,
+        np.array([segment for piece in pieces for segment in piece.segments], SEGMENT),
+        offsets_of(np.array([len(piece.segments) for piece in pieces], np.int64)),
         roles,
         offsets_of(np.array([*map(len, sequences)], np.int64)),
         offsets_of(np.array([*map(len, rows)], np.int64)),
@@ -94,27 +77,3 @@ def pieces_of(
         reasons,
         {place: piece.parts for place, piece in enumerate(pieces) if piece.parts is not None},
     )
-
-
-def _segments(pieces: Sequence[Piece]) -> tuple[Array, Array]:
-    """(`SEGMENT` [segments], their borders by piece), those of layouts between the others."""
-    listed = np.array([segment for piece in pieces for segment in piece.segments], SEGMENT)
-    counts = np.array([len(piece.segments) for piece in pieces], np.int64)
-    by_layout: dict[int, tuple[Layout, list[int]]] = {}
-    for place, piece in enumerate(pieces):
-        if piece.layout is not None:
-            by_layout.setdefault(id(piece.layout), (piece.layout, []))[1].append(place)
-    alone = np.repeat(np.arange(len(counts)), counts)  # the piece of each listed segment
-    within = np.arange(len(listed)) - offsets_of(counts)[alone]
-    for layout, places in by_layout.values():
-        counts[places] = len(layout.rows)
-    borders = offsets_of(counts)
-    found = np.empty(borders[-1], SEGMENT)
-    found[borders[alone] + within] = listed
-    for layout, places in by_layout.values():
-        moved = np.array([pieces[place].moved for place in places], np.int64)
-        rows = np.tile(layout.rows, (len(places), 1))
-        rows["start"] += moved[:, layout.first]
-        rows["stop"] += moved[:, layout.last]
-        found[(borders[places][:, None] + np.arange(len(layout.rows))).ravel()] = rows.ravel()
-    return found, borders

@@ -3,7 +3,7 @@
 import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -23,6 +23,11 @@ _AT_ONCE = 1000
 """Pieces of a rendering after which its characters are counted."""
 
 
+def any_of(texts: Collection[str]) -> str:
+    """A pattern of any of these texts, the longest one that fits."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+
+
 class Tokens:
     """The special tokens of a tokenizer, and what looks like one, as patterns.
 
@@ -31,7 +36,7 @@ class Tokens:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        tokens = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+        tokens = any_of(texts)
         self.texts = tuple(texts)
         self.special = re.compile(f"(?:{tokens})")
         self.only_special = re.compile(rf"(?:\s|{tokens})*")

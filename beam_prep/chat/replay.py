@@ -44,59 +44,34 @@ Guard = tuple[int, str, tuple[Any, ...], Any]
 """(text, operation, arguments, what it gives: see `_encoded`)"""
 
 
+Places = list[tuple[int, int, int, int]]
+"""Spans: characters of constants, and how many texts, before the begin and before the end of each."""
+
+
 class Plan(NamedTuple):
     """The rendering of a kind of chats.
 
     Attributes:
         parts: constants and contents, by turns; a constant first and last.
-        constants: characters of all constants before each one, and of all.
         order: which of the texts are said, in order.
-        turns: of one such chat.
-        moved: of that chat, see `Replayed`.
+        turns: (message, its spans, what the rule trains) of each turn, see `Turn`.
+        marked: see `RenderedChat`.
         guards: what has to hold of the texts.
     """
 
     parts: list[str]
-    constants: list[int]
     order: list[int]
-    turns: list[Turn]
-    moved: list[int]
+    turns: list[tuple[int, Places, Places]]
+    marked: bool
     guards: list[Guard]
 
 
 class Replayed(NamedTuple):
-    """A chat that was replayed.
+    """The text, the turns, and whether the turns are marked: as `ChatTemplate.render` finds them."""
 
-    Attributes:
-        plan: of its kind.
-        text: as the template writes it.
-        moved: characters of all texts before each said one, and of all.
-    """
-
-    plan: Plan
     text: str
-    moved: list[int]
-
-    def turns(self) -> list[Turn]:
-        """As `ChatTemplate.render` finds them."""
-        return [turn._replace(spans=self._here(turn.spans), rule=self._here(turn.rule)) for turn in self.plan.turns]
-
-    def _here(self, spans: Ranges) -> Ranges:
-        places = [[self.relative(at) for at in span] for span in spans]
-        return tuple((first + self.moved[a], last + self.moved[b]) for (first, a), (last, b) in places)
-
-    def relative(self, at: int, moved: Sequence[int] | None = None) -> tuple[int, int]:
-        """(characters of constants, texts) before a place of the plan's own chat, or of that whose `moved` is given.
-
-        Raises:
-            ValueError: it is within a text.
-        """
-        moved = self.plan.moved if moved is None else moved
-        constants = self.plan.constants
-        texts = bisect.bisect_left(range(len(moved)), at, key=lambda text: constants[text + 1] + moved[text])
-        if at - moved[texts] < constants[texts]:
-            raise ValueError(f"character {at} is within a text")
-        return at - moved[texts], texts
+    turns: list[Turn]
+    marked: bool
 
 
 class Replay:
@@ -144,7 +119,11 @@ class Replay:
                 return None
         parts = plan.parts.copy()
         parts[1::2] = said = [texts[number] for number in plan.order]
-        return Replayed(plan, "".join(parts), _sums(said))
+        before = [0, *itertools.accumulate(map(len, said))]
+        turns = [
+            Turn(message, _moved(spans, before), None, _moved(rule, before)) for message, spans, rule in plan.turns
+        ]
+        return Replayed("".join(parts), turns, plan.marked)
 
     def _are_plain(self, texts: list[str]) -> bool:
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=0) < 2:
@@ -182,27 +161,38 @@ class Replay:
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in it, and end in what is said
         turns: list[Turn] = []
+        rendering = trace(pieces)
         if not prompt:
-            rendering = trace(pieces)
             found = Turns(renderer, self._facts_of(variables), rendering, formed)
             turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
             if not found.by_facts or any(turn.reason for turn in turns) or lost:
                 raise _NotReplayable
+        placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         checks = [(*asked, gives) for asked, gives in guards.items()]
-        plan = Plan(parts, _sums(parts[::2]), order, turns, _sums(parts[1::2]), checks)
-        try:
-            Replayed(plan, "", plan.moved).turns()
-        except ValueError:  # a border within a text
-            raise _NotReplayable from None
-        return plan
+        return Plan(parts, order, placed, bool(rendering.generation), checks)
 
 
-_NEW, _SEEN = (Plan([], [], [], [], [], []) for _ in range(2))
+_NEW, _SEEN = (Plan([], [], [], False, []) for _ in range(2))
 """In the place of plans: of kinds that came never, or once."""
 
 
-def _sums(texts: Sequence[str]) -> list[int]:
-    return [0, *itertools.accumulate(map(len, texts))]
+def _moved(places: Places, before: Sequence[int]) -> Ranges:
+    """Spans in a chat, by the characters of all texts before each one."""
+    return tuple([(begin + before[first], end + before[last]) for begin, first, end, last in places])
+
+
+def _places(spans: Ranges, parts: Sequence[str]) -> Places:
+    return [(*_place(begin, parts), *_place(end, parts)) for begin, end in spans]
+
+
+def _place(at: int, parts: Sequence[str]) -> tuple[int, int]:
+    """A place in a chat: (characters of constants, texts) before it."""
+    borders = [*itertools.accumulate(map(len, parts))]
+    part = bisect.bisect_left(borders, at)
+    if part % 2 and at < borders[part]:
+        raise _NotReplayable  # within a text
+    texts = (part + 1) // 2
+    return at - sum(map(len, parts[1 : 2 * texts : 2])), texts
 
 
 def _is_readable(tree: nodes.Template) -> bool:

@@ -17,7 +17,7 @@ from beam_prep.chat.messages import (
     text_of_part,
 )
 from beam_prep.chat.renderer import Renderer, Tokens
-from beam_prep.chat.replay import Replay, Replayed
+from beam_prep.chat.replay import Replay
 from beam_prep.chat.trace import SourceSpan
 from beam_prep.chat.turns import Facts, Turn, Turns, accounted
 
@@ -210,12 +210,13 @@ class ChatTemplate:
         marked = bool(rendering.generation)
         return RenderedChat(rendering.text, turns, lost, changed, marked, reasoned, rendering.segments)
 
-    def replay(self, messages: Sequence[Message], /, prompt: bool = False, **variables: Any) -> Replayed | None:
+    def replay(self, messages: Sequence[Message], /, prompt: bool = False, **variables: Any) -> RenderedChat | None:
         """The same for a plain chat whose kind came before, without the template; None where it is to be rendered.
 
         With a generation prompt it has no turns. For other arguments see `render`.
         """
-        return self._replay.find(messages, variables, prompt) if are_plain(messages) else None
+        found = self._replay.find(messages, variables, prompt) if are_plain(messages) else None
+        return None if found is None else RenderedChat(found.text, found.turns, [], marked=found.marked)
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
         """The same in the plain way: transformers' text, and the turns that renderings of prefixes show.

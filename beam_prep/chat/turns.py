@@ -102,7 +102,6 @@ class Facts:
         self.plain_end: str | None = None
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.cuts: dict[tuple[str, bool], int] = {}
-        self._ends: dict[tuple[str, bool, str | None], int | None] = {}
         self.tokens = renderer.tokens
         given = renderer.special_tokens
         bos, eos = given.get("bos_token"), given.get("eos_token")
@@ -200,17 +199,11 @@ class Facts:
 
         Behind calls may stand tokens that end a call; so there a plain answer's end counts, or the last token.
         """
-        key = tail, calls, plain
-        if key not in self._ends:
-            if len(self._ends) > 1000:
-                self._ends.clear()
-            if calls and plain and plain in tail:
-                self._ends[key] = tail.find(plain) + len(plain)
-            else:
-                only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
-                last = ends[-1] if ends else None
-                self._ends[key] = next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
-        return self._ends[key]
+        if calls and plain and plain in tail:
+            return tail.find(plain) + len(plain)
+        only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
+        last = ends[-1] if ends else None
+        return next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
 
     def _runs(self, text: str) -> Iterator[tuple[int, int]]:
         """Special tokens that follow one another at once, up to where the first comes again, or one opens."""

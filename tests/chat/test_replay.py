@@ -73,7 +73,7 @@ def check(template: ChatTemplate, messages: list[dict[str, Any]], prompt: bool =
         return True
     rendered = template.render(messages)
     assert found.text == rendered.text == template.text(messages)
-    assert found.turns() == rendered.turns
+    assert found.turns == rendered.turns
     assert rendered.not_rendered == []
     return True
 
@@ -160,7 +160,7 @@ def test_threads_render_while_a_kind_is_learned() -> None:
             chat = [say(("user", "assistant")[n % 2], f"{seed} says {turn}.{n}") for n in range(1 + turn % 7)]
             wanted = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat)
             found, rendered = template.replay(chat), template.render(chat)
-            if rendered.text != wanted or (found and (found.text, found.turns()) != (wanted, rendered.turns)):
+            if rendered.text != wanted or (found and (found.text, found.turns) != (wanted, rendered.turns)):
                 wrong.append(chat)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
