@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_prep.audit.sample import Example, Part, Sample
+from beam_prep.sample.sample import Example, Part, Sample
 
 
 @dataclass(frozen=True, slots=True)

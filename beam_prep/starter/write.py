@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from beam_prep.audit.audit import Audit, audit_files
-from beam_prep.audit.draw import Drawn, draw
-from beam_prep.audit.sample import Sample
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
@@ -20,6 +18,8 @@ from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.verdicts import verdicts
+from beam_prep.sample.draw import Drawn, draw
+from beam_prep.sample.sample import Sample
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs
@@ -141,11 +141,6 @@ def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
     ]
 
 
-def _what(drawn: Drawn, files: Sequence[InputFile]) -> str:
-    all_of = "all" if drawn.all else f"of about {drawn.about:,}"
-    return f"{drawn.count:,} records looked at ({all_of}), in {len(files):,} file{'s' * (len(files) != 1)}"
-
-
 def _tried(tried: Audit | None) -> list[str]:
     if tried is None:
         return []
@@ -174,7 +169,7 @@ def _told(
     tried: Audit | None,
     commands: Sequence[str],
 ) -> list[str]:
-    lines = [_what(drawn, files), f"chosen: {found.shape} ({len(found.records):,} records)"]
+    lines = [drawn.looked_at, f"chosen: {found.shape} ({len(found.records):,} records)"]
     lines += [f"to decide: {text}" for text in made.open]
     lines += _tried(tried)
     return [*lines, f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
@@ -192,7 +187,7 @@ def _page(
     lines = [
         f"# Why {target.name} is so",
         "",
-        f"{_what(drawn, files)}. Chosen: {found.shape} ({len(found.records):,} records).",
+        f"{drawn.looked_at}. Chosen: {found.shape} ({len(found.records):,} records).",
     ]
     lines += ["", "| field | why |", "|---|---|", *(f"| `{place}` | {_cell(why)} |" for place, why in made.why)]
     if made.open:
