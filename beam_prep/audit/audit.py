@@ -101,11 +101,8 @@ def audit_groups(
     return {group: _checked(sample, samples[group][1]) for group, sample in groups}
 
 
-def audit_files(files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int) -> Audit:
-    """The same, of files that are listed, and a tokenizer that is loaded."""
-    drawn = draw(files, count)
-    if not drawn.count:
-        raise _no_record(files)
+def audit_of(drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer) -> Audit:
+    """The audit of records that are drawn."""
     return _checked(*_sample(drawn, files, config, tokenizer))
 
 

@@ -5,6 +5,7 @@ reversed. The picture has its own background, in two versions: the viewer's ligh
 """
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -34,7 +35,7 @@ _STYLES = {
 """Style of a terminal -> that of the picture."""
 
 _SCALE, _MARGIN = 0.64, 25  # of rich's pixels: a character is 12.2 wide, a line 24.4 high
-_FORMAT = "\0".join(["{styles}", "{lines}", "{backgrounds}", "{matrix}", "{terminal_height}", "{char_width}"])
+_FORMAT = "\0".join(["{styles}", "{backgrounds}", "{matrix}", "{terminal_height}", "{char_width}"])
 
 
 def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, title: str | None = None) -> str:
@@ -105,7 +106,8 @@ def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
         (int(LIGHT[name][1:3], 16), int(LIGHT[name][3:5], 16), int(LIGHT[name][5:], 16)) for name in ("paper", "ink")
     )
     theme = TerminalTheme(paper, ink, [ink] * 8)
-    styles, clips, backgrounds, texts, high, cell = console.export_svg(theme=theme, code_format=_FORMAT).split("\0")
+    styles, backgrounds, texts, high, cell = console.export_svg(theme=theme, code_format=_FORMAT).split("\0")
+    texts = re.sub(r' clip-path="[^"]*"|<text [^>]*>\n</text>', "", texts)  # texts end where they are said to
     width, height = columns * float(cell) + 2 * _MARGIN, float(high) + 2 * _MARGIN
     dark = styles
     for name, colour in LIGHT.items():
@@ -118,7 +120,6 @@ def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
             f'width="{width * _SCALE:.0f}" height="{height * _SCALE:.0f}" class="beam-prep" role="img" '
             f'aria-label="{escape(title)}">',
             f"<style>.beam-prep text{{{font}}}{styles}@media(prefers-color-scheme:dark){{{dark}}}</style>",
-            f"<defs>{clips}</defs>",
             f'<rect fill="{LIGHT["paper"]}" width="{width:.0f}" height="{height:.0f}" rx="9"/>',
             f'<g transform="translate({_MARGIN},{_MARGIN})">{backgrounds}{texts}</g>',
             "</svg>\n",
