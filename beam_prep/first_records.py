@@ -10,7 +10,6 @@ from typing import Any
 
 from beam_prep import recipe
 from beam_prep.audit.checks import findings
-from beam_prep.audit.sample import Sample, sample_of, with_roles_of_others
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK
@@ -20,6 +19,7 @@ from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
+from beam_prep.sample.sample import Sample, sample_of, with_roles_of_others
 from beam_prep.shards.report import ConfigView
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.storage.splits import first_records, is_stream, records_at

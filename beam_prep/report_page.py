@@ -4,11 +4,9 @@ Numbers of a manifest and a `run.json` -> HTML that needs nothing else, no netwo
 """
 
 import functools
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import zip_longest
@@ -21,7 +19,8 @@ from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, parts_of, percent, pieces_of, special_ids
+from beam_prep.inspect.rows import runs_of
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, parts_of, percent
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.sources import place_in
 from beam_prep.shards.mix import NOT_SAMPLED
@@ -29,56 +28,15 @@ from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Text of neighbouring tokens that are alike.
-
-    Attributes:
-        text: with control characters made visible.
-        trained: the loss is taken on them; None: it is not known.
-        special: they are special tokens.
-    """
-
-    text: str
-    trained: bool | None
-    special: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShownSequence:
-    """A sequence of tokens: its column, remarks, and its text; or, without `runs`, a line about a column of values."""
-
-    name: str
-    notes: str = ""
-    runs: tuple[Run, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A row: its domain, its sequences, and whether only their beginnings are shown."""
-
-    domain: str
-    sequences: tuple[ShownSequence, ...]
-    cut: bool
-
-
-def shown_rows(
+def _samples(
     samples: Sequence[Mapping[str, Any]], config: Mapping[str, Any], tokenizer: Tokenizer | None
-) -> Iterator[ShownRow]:
-    """The rows that were drawn, to be shown.
-
-    Args:
-        samples: as `run.json` has them.
-        config: as the manifest has it.
-        tokenizer: decodes tokens; None: they are shown as ids.
-    """
-    special = special_ids(tokenizer)
+) -> Iterator[dict[str, Any]]:
+    """The rows that were drawn, as `run.json` has them, to be shown: `domain`, `parts`, and whether they are `cut`."""
     for sample in samples:
         display = RowDisplay(tuple(Column(**column) for column in sample["columns"]), tokenizer, config)
         row = {column.name: _array(sample["row"][column.name], column) for column in display.schema}
         parts = [part for column in display.schema for part in parts_of(column, display, row)]
-        sequences = (_sequence(part, tokenizer, special) for part in parts)
-        yield ShownRow(sample["domain"], tuple(sequences), sample["cut"])
+        yield {"domain": sample["domain"], "parts": parts, "cut": sample["cut"]}
 
 
 def _array(values: list[Any], column: Column) -> Any:
@@ -86,19 +44,6 @@ def _array(values: list[Any], column: Column) -> Any:
     if column.metadata:
         return metadata_value(column, np.asarray(values, dtype))
     return np.asarray(values, dtype) if column.depth == 1 else Ragged.from_lists(values, dtype)
-
-
-def _sequence(part: TokenSequence | str, tokenizer: Tokenizer | None, special: frozenset[int]) -> ShownSequence:
-    if isinstance(part, str):
-        return ShownSequence(part.translate(VISIBLE))
-    ids = part.ids.tolist()
-    trained = [None] * len(ids) if part.trained is None else part.trained.tolist()
-    tokens = zip(trained, (token in special for token in ids), pieces_of(ids, tokenizer), strict=True)
-    runs = (
-        Run("".join(piece for *_, piece in run).translate(VISIBLE), *kind)
-        for kind, run in itertools.groupby(tokens, lambda token: token[:2])
-    )
-    return ShownSequence(part.name, ", ".join(part.notes), tuple(runs))
 
 
 _MOST = 100  # rows of a table
@@ -131,7 +76,7 @@ def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokeniz
 @functools.cache
 def _template() -> Template:
     environment = Environment(autoescape=True, finalize=_visible)
-    environment.globals |= {"n": "{:,}".format, "percent": percent, "place_in": place_in}
+    environment.globals |= {"n": "{:,}".format, "percent": percent, "place_in": place_in, "runs_of": runs_of}
     return environment.from_string(files(__package__).joinpath("report_page.html").read_text(encoding="utf-8"))
 
 
@@ -175,7 +120,8 @@ def _found(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Token
         "rejected": list(_left_out("rejected", manifest, report)),
         "dropped": list(_left_out("dropped", manifest, report)),
         "rejects_file": next((file["path"] for file in manifest["rejects"]), None),
-        "samples": list(shown_rows(report.get("samples", ()), config, tokenizer)),
+        "tokenizer": tokenizer,
+        "samples": list(_samples(report.get("samples", ()), config, tokenizer)),
         "config": json.dumps(config, indent=1, ensure_ascii=False),
     }
     parts = {"records": "Records", "trained": "Trained", "domains": "Domains", "lengths": "Lengths", "time": "Time"}

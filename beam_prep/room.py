@@ -9,6 +9,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
+from beam_prep.sample.sample import prepare
 from beam_prep.shards.layout import Layout
 from beam_prep.storage.splits import first_records
 from beam_prep.tokens.batch import Batch
@@ -27,9 +28,7 @@ def sizes(
         if records is None:
             continue
         size = records.origin.bytes
-        batch = recipe.run_steps(recipe.chain(config.part(source.group), tokenizer), records)
-        layout, eos_id = recipe.layout(config, tokenizer), tokenizer.id_of("eos_token")
-        batch = layout.cached(batch, eos_id, config.preprocessing.rows_without_loss, config.columns())
+        batch, layout = prepare(records, config, tokenizer), recipe.layout(config, tokenizer)
         if not len(batch):
             continue
         _, files = encode_block(batch, layout.tokens(batch), max_reject_chars, "first")

@@ -19,13 +19,14 @@ from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
 from beam_prep.config.loading import with_template
 from beam_prep.errors import TokenizerError
-from beam_prep.inspect.left_out import LeftOut, left_out_text
+from beam_prep.inspect.left_out import LeftOut
 from beam_prep.inspect.page import Head, check_page, write_page
-from beam_prep.inspect.picture import Screen, legend
 from beam_prep.inspect.rows import ShownRow, row_parts
-from beam_prep.inspect.selection import Selection
+from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.sequences import counts_of
-from beam_prep.preview import Job, outcomes_of
+from beam_prep.inspect.show import text_of
+from beam_prep.preview import SampleRows
+from beam_prep.sample.sample import sample_of
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ def template(
         check_page(html)
     tokenizer, screen, path = load_tokenizer(tokenizer_path), Screen(pager), os.fspath(tokenizer_path)
     sources = _sources(path, tokenizer, chat_template)
-    shown = {name: cases_of(source, tokenizer, name, html is not None) for name, source in sources.items()}
+    shown = {name: cases_of(source, tokenizer, name) for name, source in sources.items()}
     texts = {name: _summary(f"{path}{f', template {name!r}' if name else ''}", cases) for name, cases in shown.items()}
     if as_json:
         found = [{"name": name, "conversations": [*map(_as_json, cases)]} for name, cases in shown.items()]
@@ -101,14 +102,13 @@ def _sources(path: str, tokenizer: Tokenizer, given: str | None) -> Mapping[str,
     return named or {"": None}
 
 
-def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "", roles: bool = False) -> list[Case]:
+def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[Case]:
     """Takes the conversations through the chain of a run.
 
     Args:
         source: the template, as `input.chat_template` has it; None: the tokenizer's own.
         tokenizer: the tokenizer.
         name: with which titles begin.
-        roles: rows have the roles of their tokens.
 
     >>> cases = cases_of(None, bp.Tokenizer.load("examples/tokenizer"))
     >>> cases[0].name, cases[0].outcome.kind
@@ -121,9 +121,8 @@ def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "", roles: bo
     settings = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
     config = PipelineConfig.from_dict(with_template(settings, ""))
     chat = template_of(tokenizer, config.input.chat_template, config.input.date)
-    job = Job(config, "", tokenizer, (), Selection(), Screen(), False, roles)
+    found = SampleRows(sample_of([records(CONVERSATIONS.values())], config, tokenizer, [])).outcomes()
     cases = []
-    found = outcomes_of(job, records(CONVERSATIONS.values()))
     for (case, record), entry in zip(CONVERSATIONS.items(), found, strict=True):
         outcome, title = outcome_of(chat, record), [name, case] if name else [case]
         if isinstance(entry, LeftOut):
@@ -162,8 +161,7 @@ def _summary(heading: str, cases: Sequence[Case]) -> Text:
 def _texts(summary: Text, cases: Sequence[Case], screen: Screen) -> Iterator[Text]:
     """For a terminal: the summary, then each conversation as it is drawn."""
     yield Text("\n").join([summary, legend(screen.marks)])
-    for _, _, entry in cases:
-        yield left_out_text(entry) if isinstance(entry, LeftOut) else entry.text(screen)
+    yield from (text_of(case.entry, screen) for case in cases)
 
 
 def _as_json(case: Case) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from beam_prep.inspect.output import cat, inspect
 from beam_prep.inspect.rows import render, render_row
 from beam_prep.inspect.sequences import RowDisplay
 from beam_prep.pipeline import Pipeline
-from beam_prep.preview import prepare, preview
+from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
 from beam_prep.recipe import layout
+from beam_prep.sample.sample import prepare
 from beam_prep.shards import report
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import first_records
@@ -770,7 +771,7 @@ def test_a_preview_is_what_a_run_makes(tmp_path: Path, name: str, capsys: pytest
         assert text.partition("\n")[2] == wanted.partition("\n")[2]
         assert text.startswith(wanted.partition("\n")[0])  # then what was cut
     assert len(texts) == len(ran)
-    assert f"{ran.manifest['ledger']['read']:,} records looked at, all of the input\n{len(ran):,} kept, " in said
+    assert f"{ran.manifest['ledger']['read']:,} records looked at (all of it), in 1 file\n{len(ran):,} kept, " in said
     for line in report.lines(report.Findings.of(ran.manifest), report.ConfigView.of(ran.manifest["config"])):
         assert f"\n{line}\n" in said
 
@@ -806,7 +807,7 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         '── {"prompt": "a␛[31m\n\n'
         f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
         f"━━ {source}, line 6 · {row}"
-        "6 records looked at, all of the input\n"
+        "6 records looked at (all of it), in 1 file\n"
         "3 kept, 33 tokens (45.5% trained)\n"
         "dropped: 1 empty\n"
         "rejected: 1 bad_json, 1 wrong_type\n"
@@ -836,7 +837,7 @@ def test_preview_reads_one_file_after_the_other_and_only_their_beginning(
     out = capsys.readouterr().out
     assert out.startswith("3 files: the first rows")
     assert re.findall("━━ (.*?) ·", out) == [f"{one}, line 1", f"{listed}, record 1", f"{listed}, record 2"]
-    assert "\n\n3 rows in all\n\n3 records looked at, 2 places of it\n" in out
+    assert "\n\n3 rows in all\n\n3 records looked at (all of it), in 3 files\n" in out
 
     preview(_file(tmp_path, *["{}"] * 400_000, GOOD), INSTRUCTION, TOKENIZER, count=1)
     assert "\n\n0 rows in the first 1,024 KB of each file\n\n" in capsys.readouterr().out

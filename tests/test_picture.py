@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
+from rich.text import Text
 
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.picture import DARK, LIGHT, lines_of, picture
-from beam_prep.inspect.sequences import VISIBLE, TokenSequence
+from beam_prep.inspect.screen import TRAINED
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence
 from tests.conftest import ROOT
 from tools import notebook, pictures
 
@@ -32,9 +33,15 @@ def tokenizer() -> bp.Tokenizer:
     return bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 
 
-def texts_of(svg: str, kind: str | None = None) -> list[str]:
-    found = ElementTree.fromstring(svg).iter(f"{SVG}text")
-    return [each.text or "" for each in found if kind is None or each.get("class") == kind]
+def texts_of(svg: str, trained: bool | None = None) -> list[str]:
+    """The texts of a picture; `trained`: those that are bold and underlined, or the others."""
+    marked = re.findall(r"\.(\S+) \{ fill: #\w+;font-weight: bold;text-decoration: underline", svg)
+    found = [
+        each.text or ""
+        for each in ElementTree.fromstring(svg).iter(f"{SVG}text")
+        if trained is None or (each.get("class") in marked) == trained
+    ]
+    return [text.replace("\xa0", " ") for text in found if text.strip("\n")]
 
 
 def test_the_pictures_in_the_docs_are_those_of_the_sample_data(tmp_path: Path) -> None:
@@ -59,17 +66,20 @@ def test_lines_hold_every_character_and_what_is_trained(
 ) -> None:
     ids = tokenizer.encode([text], add_special_tokens=False).flat
     trained = np.array([drawn.random() < 0.5 for _ in ids], bool)
-    lines = lines_of(TokenSequence("ids", ids, trained, len(ids)), tokenizer, columns)
-    assert all(sum(cell_len(run.text) for run in line) <= columns for line in lines)
+    display = RowDisplay((), tokenizer, {})
+    lines = list(lines_of([TokenSequence("ids", ids, trained, len(ids))], display, columns, 1000))
+    assert all(line.cell_len <= columns for line in lines)
 
-    def shown(pieces: list[str]) -> str:
-        return "".join(pieces).translate(VISIBLE).replace("\t", "    ").replace("\n", "").replace("↵", "")
+    def is_trained(line: Text, place: int) -> bool:
+        return any(span.start <= place < span.end and TRAINED in str(span.style) for span in line.spans)
 
     pieces = tokenizer.pieces(ids.tolist())
     for wanted in (True, False):
-        runs = "".join(run.text for line in lines for run in line if run.trained == wanted).replace("↵", "")
-        expected = shown([piece for piece, is_trained in zip(pieces, trained, strict=True) if is_trained == wanted])
-        assert runs == expected.replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
+        runs = "".join(
+            char for line in lines for place, char in enumerate(line.plain) if is_trained(line, place) == wanted
+        )
+        expected = "".join(piece for piece, given in zip(pieces, trained, strict=True) if given == wanted)
+        assert "".join(runs.replace("↵", "").split()) == "".join(expected.translate(VISIBLE).split())
 
 
 def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> None:
@@ -77,16 +87,16 @@ def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> 
     messages = [{"role": "user", "content": odd}, {"role": "assistant", "content": f"{odd}\n\n"}]
     svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
     assert [each.tag for each in ElementTree.fromstring(svg).iter() if "script" in each.tag] == []
-    assert "<script>alert(1)</script>" in "".join(texts_of(svg, "trained"))
+    assert "<script>alert(1)</script>" in "".join(texts_of(svg, trained=True))
 
 
 def test_trained_text_is_told_by_colour_weight_and_line(run: Callable[..., Any]) -> None:
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
     svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
-    assert texts_of(svg, "trained") == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
-    shapes = [each.get("class") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
-    assert shapes.count("marker") == shapes.count("below") == 3
-    assert ".trained,.beam-prep .title{font-weight:bold}" in svg
+    assert texts_of(svg, trained=True) == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
+    shapes = [each.get("fill") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
+    assert shapes.count(LIGHT["marker"]) == 2
+    assert shapes.count(LIGHT["trained"]) == 1  # the special token
 
 
 def luminance(colour: str) -> float:
@@ -120,7 +130,7 @@ def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> N
     documents = len(dataset[0]["seq_lens"])
     assert documents > 20
     assert f"... {documents - 20} more lines" in shown
-    assert len(shown) == 1 + 20 * 2 + 1 + 3  # the title, each document with its caption, what is left out, the legend
+    assert sum(text.startswith("document ") for text in shown) == 20
 
 
 def test_what_cannot_be_shown_is_an_error(run: Callable[..., Any]) -> None:

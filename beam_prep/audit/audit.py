@@ -9,9 +9,7 @@ from typing import Any
 
 from beam_prep.audit import of_records
 from beam_prep.audit.checks import findings
-from beam_prep.audit.draw import Drawn, draw
 from beam_prep.audit.finding import Finding
-from beam_prep.audit.sample import Sample, with_roles_of_others
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
@@ -20,7 +18,8 @@ from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
-from beam_prep.shards.report import Findings, lines
+from beam_prep.sample.draw import Drawn, draw
+from beam_prep.sample.sample import Sample, with_roles_of_others
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -102,11 +101,8 @@ def audit_groups(
     return {group: _checked(sample, samples[group][1]) for group, sample in groups}
 
 
-def audit_files(files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer, count: int) -> Audit:
-    """The same, of files that are listed, and a tokenizer that is loaded."""
-    drawn = draw(files, count)
-    if not drawn.count:
-        raise _no_record(files)
+def audit_of(drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer) -> Audit:
+    """The audit of records that are drawn."""
     return _checked(*_sample(drawn, files, config, tokenizer))
 
 
@@ -170,18 +166,7 @@ def as_lines(audit: Audit) -> Iterator[str]:
 
 def _lines(audit: Audit) -> Iterator[str]:
     sample = audit.sample
-    rows, tokens, trained = sample.kept
-    what = "all of it" if sample.drawn.all else f"of about {_rounded(sample.drawn.about):,}"
-    files = len(sample.files)
-    yield f"{sample.count:,} records looked at ({what}), in {_count(files, 'file')}"
-    share = f" ({trained / tokens:.1%} trained)" if tokens else ""
-    yield f"{rows:,} kept, {tokens:,} tokens{share}"
-    for kind, reasons in sample.outcomes().items():
-        if reasons:
-            yield f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
-    if sample.failure is not None:
-        yield f"a run on these would fail: {sample.failure}"
-    yield from lines(Findings(sample.roles, tokens, trained), sample.view)
+    yield from sample.lines()
     for number, finding in enumerate(audit.findings, start=1):
         part = finding.tokens / max(1, sample.tokens)
         yield ""
@@ -200,11 +185,6 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield f"{_count(len(audit.findings), 'finding')}; docs/audit.md says more of each"
     else:
         yield "nothing found"
-
-
-def _rounded(count: int) -> int:
-    """Two digits of an estimate."""
-    return int(float(f"{count:.1e}"))
 
 
 def _count(count: int, what: str) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from beam_prep.audit import of_records, of_tokens
 from beam_prep.audit.finding import Finding
-from beam_prep.audit.sample import Sample
+from beam_prep.sample.sample import Sample
 
 
 class Check(NamedTuple):

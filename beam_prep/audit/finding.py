@@ -1,10 +1,10 @@
 """A finding of an audit, and the records in which it was seen."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from beam_prep.audit.sample import Example, Part, Sample
+from beam_prep.sample.sample import Example, Part, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,7 @@ class Finding:
 
     def as_json(self, all_tokens: int) -> dict[str, Any]:
         """As it stands in the JSON of an audit; `all_tokens`: of the sample."""
-        example = self.example
-        return {
-            "name": self.name,
-            "says": self.says,
-            "count": self.count,
-            "of": self.of,
-            "records": self.records,
-            "tokens": self.tokens,
-            "share_of_tokens": round(min(1.0, self.tokens / max(1, all_tokens)), 6),
-            "mend": self.mend,
-            "example": None
-            if example is None
-            else {"file": example.file, "offset": example.offset, "text": example.text},
-        }
+        return {**asdict(self), "share_of_tokens": round(min(1.0, self.tokens / max(1, all_tokens)), 6)}
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beam_prep.audit.finding import Finding, Hits
-from beam_prep.audit.sample import Conversation, Sample, text_of
 from beam_prep.chat.chat_format import guard_of
 from beam_prep.data.reasons import ADVICE
 from beam_prep.reading.adapters import has_functions
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
+from beam_prep.sample.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import lost_causes
 
 _RARE = 0.01
@@ -31,7 +31,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             reason = "cut"
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
-    causes = [text for text in lost_causes(sample.drops(), sample.view) if "not there" in text or " hold" in text]
+    causes = [text for text in lost_causes(sample.plan.drops, sample.view) if "not there" in text or " hold" in text]
     for (kind, reason), hits in found.items():
         step = sample.config.preprocessing
         if kind == "rejected":

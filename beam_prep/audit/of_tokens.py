@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from beam_prep.audit.finding import Finding, Hits
-from beam_prep.audit.sample import Conversation, Sample, text_of
 from beam_prep.chat.control import end_ids
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.recipe import text_rules
+from beam_prep.sample.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
 from beam_prep.tokens.ends import NEAR, Endless, endless_roles
 from beam_prep.tokens.mask import RoleMask

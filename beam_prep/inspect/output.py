@@ -1,7 +1,5 @@
 """`beam-prep inspect` and `beam-prep cat`: rows of an output."""
 
-import dataclasses
-import itertools
 import json
 import os
 import shlex
@@ -9,20 +7,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import orjson
 from rich.text import Text
 
-from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
-from beam_prep.inspect.left_out import LeftOut, left_out_text
-from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
-from beam_prep.inspect.picture import Screen, legend, stop_when_reader_closes
+from beam_prep.inspect.left_out import LeftOut
+from beam_prep.inspect.page import LEFT_OUT
 from beam_prep.inspect.rows import ShownRow, display_of, title_of
-from beam_prep.inspect.selection import EXTREMES, Selection, extremes
+from beam_prep.inspect.screen import Screen, stop_when_reader_closes
+from beam_prep.inspect.selection import Selection
 from beam_prep.inspect.sequences import VISIBLE, percent
+from beam_prep.inspect.show import row_number, show
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.readers.source import InputLines, source_lines
@@ -82,25 +79,99 @@ def inspect(
     )
     if source and (record is None or html is not None):
         raise BeamPrepError("--source shows the line that one record was made of, as text; type: --record N --source")
-    if html is not None:
-        check_page(html)
-    dataset = open_dataset(output, split=ALL)
+    rows = OutputRows(open_dataset(output, split=ALL), selection)
     if source:
-        Screen(pager).show(_source_texts(_view(dataset, selection), selection))
-        return
-    if html is None:
-        screen = Screen(pager)
-        totals = _totals(dataset, screen.marks)
-        if selection.reason is not None:
-            texts = _left_out_texts(dataset, selection)
-        else:
-            texts = _row_texts(_view(dataset, selection), selection, screen, ids)
-        screen.show(itertools.chain([totals], texts))
-        return
-    entries, chosen = _entries(dataset, selection)
-    lines = _totals(dataset, True).plain.split("\n")[:-1]
-    written = write_page(html, entries, lambda: Head(str(dataset.path), chosen, _numbers(dataset), lines))
-    print(f"{html}: {written:,} record{'s' * (written != 1)} ({chosen}); open it in a browser")
+        Screen(pager).show(_source_texts(rows, selection))
+    else:
+        rows.check()
+        show(rows, selection, ids, html, pager)
+
+
+class OutputRows:
+    """The rows of an output, or of a domain or a split of it: see `RowSource`."""
+
+    about = ""
+
+    def __init__(self, dataset: Dataset, chosen: Selection) -> None:
+        self._dataset, self.rows, self._chosen = dataset, _view(dataset, chosen), chosen
+        self._display = display_of(self.rows)
+        self.title = str(dataset.path)
+        self.unit = " in bytes" if FORMATS[dataset.format].sizes_in == "bytes" else ""
+
+    def check(self) -> None:
+        """Raises BeamPrepError if there is no text to search."""
+        chosen, columns = self._chosen, self._display.schema
+        searched = chosen.grep is not None and chosen.reason is None
+        if searched and self._display.tokenizer is None and any(column.role == "ids" for column in columns):
+            raise BeamPrepError(
+                f"--grep: {self.title} keeps no tokenizer, so there is no text to search; --count N shows ids"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def shown(self, number: int, why: str = "") -> Iterator[ShownRow]:
+        """See `RowSource.shown`."""
+        rows = self.rows
+        yield ShownRow(self._display, rows[number], title_of(rows, number, why), rows.domain_of(number))
+
+    def first(self, count: int) -> Iterator[ShownRow]:
+        """See `RowSource.first`."""
+        return (row for number in range(min(count, len(self))) for row in self.shown(number))
+
+    def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:
+        """See `RowSource.sizes_by_shard`."""
+        return self.rows.sizes_by_shard()
+
+    def sizes(self) -> tuple[Array, Array, str]:
+        """See `RowSource.sizes`: if there are many shards, only some are searched."""
+        known, sizes = self.rows.sizes(_SHARDS)
+        return known, sizes, f" of {_SHARDS} shards" if len(known) < len(self) else ""
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """See `RowSource.counts`."""
+        ledger, marked = self._dataset.manifest["ledger"], self._dataset.manifest.get("counters", {}).get(CONTAMINATED)
+        kinds = {kind: dict(ledger[kind]) for kind in ("rejected", "dropped")}
+        return {**kinds, "marked": {CONTAMINATED: marked} if marked else {}}
+
+    def left_out(self, kind: str) -> Iterator[LeftOut]:
+        """See `RowSource.left_out`. Of copies that are asked for, both lines are read from the inputs."""
+        if kind == "rejected":
+            return map(LeftOut.of_reject, self._dataset.rejects())
+        if kind == "marked":
+            return map(LeftOut.of_mark, self._dataset.marked())
+        inputs = None if self._chosen.reason is None else InputLines(self._dataset.manifest.get("inputs", []))
+        drops = (drop for drop in self._dataset.drops() if inputs is None or self._chosen.says(kind, drop["reason"]))
+        return (LeftOut.of_drop(drop, inputs) for drop in drops)
+
+    def problems(self) -> Iterator[LeftOut]:
+        """See `RowSource.problems`: none, the manifest counts them."""
+        return iter(())
+
+    def head(self) -> Text:
+        """See `RowSource.head`: the totals of the entire output."""
+        return _totals(self._dataset)
+
+    def remarks(self, chosen: Selection) -> list[str]:
+        """See `RowSource.remarks`: about records that are not shown, as an output keeps the first ones."""
+        found = []
+        if chosen.reason is not None:
+            counts = self.counts()
+            marked = sum(count for reason, count in counts["marked"].items() if chosen.says("marked", reason))
+            if marked:
+                found.append(
+                    f"marked, and kept: {marked:,} {CONTAMINATED}; an output says of the first {LEFT_OUT} where"
+                )
+            if any(chosen.says("dropped", reason) for reason in counts["dropped"]):
+                found.append(_about_drops(self._dataset, chosen))
+        return found
+
+    def report(self) -> None:
+        """See `RowSource.report`: there is a page of its own."""
+
+    def numbers(self) -> list[tuple[str, str, int, str]]:
+        """See `RowSource.numbers`: those of the manifest."""
+        return _numbers(self._dataset)
 
 
 def _view(dataset: Dataset, selection: Selection) -> Dataset:
@@ -113,113 +184,15 @@ def _view(dataset: Dataset, selection: Selection) -> Dataset:
     return rows.domain(selection.domain)
 
 
-def _row_texts(rows: Dataset, selection: Selection, screen: Screen, ids: bool) -> Iterable[Text]:
-    """The rows that are asked for as texts."""
-    texts = (shown.text(screen, ids, selection.pattern) for shown in _rows(rows, selection))
-    return texts if selection.grep is None else or_nothing(texts, f"{len(rows):,} rows", selection)
-
-
-def _source_texts(rows: Dataset, selection: Selection) -> Iterator[Text]:
+def _source_texts(rows: OutputRows, selection: Selection) -> Iterator[Text]:
     """The lines that a row was made of."""
-    assert selection.record is not None
-    number = _number(rows, selection.record, selection)
-    for line in source_lines(rows, number):
+    number = row_number(rows, selection)
+    for line in source_lines(rows.rows, number):
         yield (
             Text()
             .append(f"━━ record {number} · {place_at(line.path, line.offset)}".translate(VISIBLE), "bold")
             .append(f"\n{line.text.translate(VISIBLE)}")
         )
-
-
-def or_nothing(texts: Iterable[Text], where: str, selection: Selection) -> Iterator[Text]:
-    """The texts of what was searched for; if there are none, a line that says so."""
-    found = False
-    for text in texts:
-        found = True
-        yield text
-    if not found:
-        yield Text(f"--grep {selection.grep!r} finds nothing in {where}".translate(VISIBLE))
-
-
-def _rows(rows: Dataset, selection: Selection) -> Iterator[ShownRow]:
-    """The rows that are asked for, one after the other.
-
-    Raises:
-        BeamPrepError: there is no such record, or there is no text to search.
-    """
-    display = display_of(rows)
-    if selection.pattern is None:
-        chosen = _chosen(rows, selection)
-        return (ShownRow(display, rows[n], title_of(rows, n, why), rows.domain_of(n)) for n, why in chosen)
-    if display.tokenizer is None and any(column.role == "ids" for column in display.schema):
-        raise BeamPrepError(
-            f"--grep: {rows.path} keeps no tokenizer, so there is no text to search; --count N shows ids"
-        )
-    shown = (ShownRow(display, row, title_of(rows, number), rows.domain_of(number)) for number, row in enumerate(rows))
-    pattern = selection.pattern
-    return itertools.islice((row for row in shown if row.contains(pattern)), selection.count)
-
-
-def _chosen(rows: Dataset, selection: Selection) -> Iterable[tuple[int, str]]:
-    """(number, why it is shown) of each row that is asked for."""
-    unit = " in bytes" if FORMATS[rows.format].sizes_in == "bytes" else ""
-    if selection.record is not None:
-        return [(_number(rows, selection.record, selection), "")]
-    if selection.random is not None:
-        return ((number, "drawn") for number in drawn(len(rows), selection.random, seed=selection.seed or 0).tolist())
-    if selection.shortest or selection.longest:
-        count = EXTREMES if selection.count is None else selection.count
-        name = "longest" if selection.longest else "shortest"
-        ranks = enumerate(extremes(rows.sizes_by_shard(), count, selection.longest), start=1)
-        return ((number, f"number {rank:,} of the {name}{unit}") for rank, (number, _) in ranks)
-    if selection.count is not None:
-        return ((number, "") for number in range(min(selection.count, len(rows))))
-    known, sizes = rows.sizes(_SHARDS)
-    some = f" of {_SHARDS} shards" if len(known) < len(rows) else ""
-    return rows_to_show(known, sizes, len(rows), unit + some).items()
-
-
-def _left_out_texts(dataset: Dataset, selection: Selection) -> Iterable[Text]:
-    """The rejects and drops that are asked for as texts, and what is known of other drops."""
-    counts = _counts_of_reason(dataset, selection)
-    texts = map(left_out_text, _left_out(dataset, selection))
-    found = texts if selection.grep is None else or_nothing(texts, f"{sum(counts.values()):,} records", selection)
-    if counts["marked"]:
-        about = f"marked, and kept: {counts['marked']:,} {CONTAMINATED}; an output says of the first {LEFT_OUT} where"
-        found = itertools.chain(found, [Text(about)])
-    if not counts["dropped"]:
-        return found
-    return itertools.chain(found, [Text(_about_drops(dataset, selection).translate(VISIBLE))])
-
-
-def _counts_of_reason(dataset: Dataset, selection: Selection) -> dict[str, int]:
-    """How many records were `dropped`, `rejected` and `marked` for the reason that is asked for.
-
-    Raises:
-        BeamPrepError: none was; the message lists the reasons that there are.
-    """
-    ledger = dataset.manifest["ledger"]
-    kinds = {kind: dict(ledger[kind]) for kind in ("dropped", "rejected")}
-    marked = dataset.manifest.get("counters", {}).get(CONTAMINATED)
-    kinds["marked"] = {CONTAMINATED: marked} if marked else {}
-    counts = {
-        kind: sum(count for reason, count in reasons.items() if selection.says(kind, reason))
-        for kind, reasons in kinds.items()
-    }
-    if not any(counts.values()):
-        raise no_reason(str(dataset.path), selection, kinds)
-    return counts
-
-
-def no_reason(where: str, selection: Selection, kinds: Mapping[str, Mapping[str, int]]) -> BeamPrepError:
-    """The error for a reason for which no record was left out."""
-    there = [
-        f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
-        for kind, reasons in kinds.items()
-        if reasons
-    ]
-    found = f"there are {'; '.join(there)}" if there else "all were kept"
-    return BeamPrepError(f"no record of {where} was left out for the reason {selection.reason!r}; {found}")
 
 
 def _about_drops(dataset: Dataset, selection: Selection) -> str:
@@ -243,86 +216,6 @@ def _about_drops(dataset: Dataset, selection: Selection) -> str:
 _INPUTS_SHOWN = 3
 
 
-def _left_out(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
-    """Rejects, then drops, then marked records, of the reason that is asked for."""
-    records = itertools.chain(
-        map(LeftOut.of_reject, dataset.rejects()),
-        _drops(dataset, selection),
-        map(LeftOut.of_mark, dataset.marked()),
-    )
-    found = (
-        record
-        for record in records
-        if selection.says(record.kind, record.reason)
-        and (selection.pattern is None or selection.pattern.search(record.text))
-    )
-    return itertools.islice(found, selection.count)
-
-
-def _entries(dataset: Dataset, selection: Selection) -> tuple[Iterable[ShownRow | LeftOut], str]:
-    """The entries of a page, and in words which they are."""
-    if selection.reason is not None:
-        counts = _counts_of_reason(dataset, selection)
-        limit = ROWS if selection.count is None else selection.count
-        words = f"{sum(counts.values()):,} records that were left out ({selection.reason}), {limit:,} at most"
-        if counts["dropped"]:
-            words += f"; {_about_drops(dataset, selection)}"
-        return _left_out(dataset, dataclasses.replace(selection, count=limit)), words
-    rows = _view(dataset, selection)
-    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{selection.where}"
-    if selection.narrows:
-        if selection.pattern is not None and selection.count is None:
-            selection = dataclasses.replace(selection, count=ROWS)
-        return _rows(rows, selection), f"{words}: {_in_words(selection)}"
-    first = list(itertools.islice(_first_left_out(dataset), ROWS)) if not selection.where else []
-    if len(rows) > ROWS:
-        selection = dataclasses.replace(selection, random=ROWS, seed=0)
-        words += f": {_in_words(selection)}"
-    else:
-        selection = dataclasses.replace(selection, count=ROWS)
-    total = sum(sum(dataset.manifest["ledger"][kind].values()) for kind in ("rejected", "dropped"))
-    if first:
-        words += f", and {len(first):,} of {total:,} records that were left out: of each reason the first {LEFT_OUT}"
-    return itertools.chain(_rows(rows, selection), first), words
-
-
-def _in_words(selection: Selection) -> str:
-    count = selection.count
-    if selection.record is not None:
-        return f"record {selection.record}"
-    if selection.random is not None:
-        return f"{selection.random:,} that are drawn (--seed {selection.seed or 0})"
-    if selection.shortest or selection.longest:
-        return f"the {EXTREMES if count is None else count:,} {'longest' if selection.longest else 'shortest'}"
-    return f"the first {count:,}" + (f" with {selection.grep!r}" if selection.grep is not None else "")
-
-
-def _first_left_out(dataset: Dataset) -> Iterator[LeftOut]:
-    """The first rejects and drops of each reason. Files are read as far as it takes."""
-    yield from _first_rejects(dataset)
-    yield from map(LeftOut.of_drop, dataset.drops())
-
-
-def _drops(dataset: Dataset, selection: Selection) -> Iterator[LeftOut]:
-    """The first drops of the reason that is asked for."""
-    inputs = InputLines(dataset.manifest.get("inputs", []))
-    for drop in dataset.drops():
-        if selection.says("dropped", drop["reason"]):
-            yield LeftOut.of_drop(drop, inputs)
-
-
-def _first_rejects(dataset: Dataset) -> Iterator[LeftOut]:
-    left = {reason: min(count, LEFT_OUT) for reason, count in dataset.manifest["ledger"]["rejected"].items()}
-    if not left:
-        return
-    for reject in dataset.rejects():
-        if left.get(reject["reason"], 0) > 0:
-            left[reject["reason"]] -= 1
-            yield LeftOut.of_reject(reject)
-            if not any(left.values()):
-                return
-
-
 def _numbers(dataset: Dataset) -> list[tuple[str, str, int, str]]:
     """The numbers of an output's manifest, for the head of a page."""
     totals, ledger = dataset.manifest["totals"], dataset.manifest["ledger"]
@@ -339,26 +232,6 @@ def _numbers(dataset: Dataset) -> list[tuple[str, str, int, str]]:
 
 
 _SHARDS = 16  # searched for the shortest and the longest row
-_DRAWN = 3
-
-
-def rows_to_show(numbers: Array, sizes: Array, rows: int, some: str = "") -> dict[int, str]:
-    """Row -> why it is shown: the first, the shortest, the longest, and a few that are drawn, always the same ones.
-
-    Args:
-        numbers: int64, the rows whose size is known.
-        sizes: int64, their sizes.
-        rows: how many there are.
-        some: added to the reason of the shortest and the longest.
-    """
-    if not rows:
-        return {}
-    why: dict[int, list[str]] = {0: ["the first"]}
-    for name, place in (("shortest", np.argmin(sizes)), ("longest", np.argmax(sizes))):
-        why.setdefault(int(numbers[place]), []).append(f"the {name}{some}")
-    others = [number for number in drawn(rows, _DRAWN + len(why)).tolist() if number not in why]
-    why |= {number: ["drawn"] for number in others[:_DRAWN]}
-    return {number: ", ".join(reasons) for number, reasons in why.items()}
 
 
 def cat(
@@ -414,16 +287,7 @@ def checked_count(count: int) -> int:
     return count
 
 
-def _number(rows: Dataset, record: int, selection: Selection) -> int:
-    if not -len(rows) <= record < len(rows):
-        numbers = f", numbered 0 to {len(rows) - 1}" if len(rows) else ""
-        where = selection.where.removeprefix(" of ")
-        where = f"{where} of {rows.path}" if where else str(rows.path)
-        raise BeamPrepError(f"no record {record}: {where} has {len(rows):,}{numbers}")
-    return record % len(rows)
-
-
-def _totals(dataset: Dataset, marks: bool) -> Text:
+def _totals(dataset: Dataset) -> Text:
     """The totals of the entire output."""
     manifest, totals = dataset.manifest, dataset.manifest["totals"]
     shards = len(manifest["shards"])
@@ -450,7 +314,7 @@ def _totals(dataset: Dataset, marks: bool) -> Text:
         text.append(f"packing: {_packing(totals['packing'])}\n")
     if dataset.tokenizer is None:
         text.append("no tokenizer is kept in the output: tokens are shown as ids\n")
-    return text.append_text(legend(marks))
+    return text
 
 
 def columns_line(names: Iterable[str], shifted: bool | None) -> str:

@@ -17,12 +17,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from beam_prep.data.ragged import Array
 from beam_prep.data.schema import PROMPT_COMPLETION
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.inspect.rows import ShownRow, alike, is_pair, row_parts
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of, pieces_of, special_ids
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of, pieces_of, repeats, special_ids
 
 ROWS = 1_000
 """Rows of a page, unless `--count` or `--random` says another number."""
@@ -219,25 +218,19 @@ class _Data:
             ],
         }
         if part.trained is not None:
-            found["m"] = [[int(value), size] for value, size in _runs(part.trained)]
+            found["m"] = [[int(value), size] for value, size in repeats(part.trained)]
         if part.roles is not None and part.roles.any():
             names = [-1, *(self._roles.setdefault(name, len(self._roles)) for name in role_names)]
-            found["r"] = [[names[value], size] for value, size in _runs(part.roles)]
+            found["r"] = [[names[value], size] for value, size in repeats(part.roles)]
         if part.padding:
             found["padding"] = [
-                [self._token(token, pieces_of([token], display.tokenizer)[0], special), size]
-                for token, size in _runs(np.array(part.padding))
+                [self._token(int(token), pieces_of([int(token)], display.tokenizer)[0], special), size]
+                for token, size in repeats(np.array(part.padding, np.int64))
             ]
         return found
 
     def _token(self, token: int, piece: str, special: frozenset[int]) -> int:
         return self._tokens.setdefault((token, _seen(piece), int(token in special)), len(self._tokens))
-
-
-def _runs(values: Array) -> list[tuple[int, int]]:
-    """(value, how many times in a row) of each run."""
-    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-    return list(zip(values[starts].tolist(), np.diff(np.append(starts, len(values))).tolist(), strict=True))
 
 
 def _pair(display: RowDisplay, parts: Sequence[TokenSequence | str]) -> dict[str, int] | None:

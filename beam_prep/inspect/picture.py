@@ -1,133 +1,41 @@
 """A row as a picture: SVG, for a page, a notebook or a slide. `beam_prep.inspect.rows` writes rows as text.
 
-What is trained has a colour, and is underlined and bold, for those who do not see the colour. Special tokens are in
-boxes. The picture has its own background, in two versions: the viewer's light or dark setting chooses one.
+What is trained has a colour, and is underlined and bold, for those who do not see the colour. Special tokens are
+reversed. The picture has its own background, in two versions: the viewer's light or dark setting chooses one.
 """
 
-import contextlib
-import itertools
-import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
-from xml.sax.saxutils import escape
+import io
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
+from rich.style import Style
+from rich.terminal_theme import TerminalTheme
+from rich.text import Span, Text
 
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of, parts_of
+from beam_prep.inspect.rows import display_of, row_parts, tokens_text
+from beam_prep.inspect.screen import CAPTION, TRAINED, UNTRAINED, legend
+from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of
 from beam_prep.readers.dataset import Dataset
-from beam_prep.tokens.tokenizer import Tokenizer
-
-OPEN, CLOSE = "⟦", "⟧"
-TRAINED, UNTRAINED, CAPTION, FOUND = "bold green", "dim", "cyan", "black on bright_yellow"
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Rich would end the process with code 1 where a reader has seen enough."""
-        raise BrokenPipeError
-
-
-class Screen:
-    """The terminal, file or pipe on which texts are printed.
-
-    Args:
-        pager: in a terminal, give the texts to `$PAGER`, or to `less -R`.
-
-    Attributes:
-        marks: there are no colours, so trained tokens are put between `⟦` and `⟧`.
-        width: characters of a line.
-    """
-
-    def __init__(self, pager: bool = False) -> None:
-        self._console = _Console(highlight=False)
-        self.marks = self._console.color_system is None or self._console.no_color
-        self.width = self._console.width
-        self._pager = pager and sys.stdout.isatty() and not self._console.is_dumb_terminal
-
-    def show(self, texts: Iterable[Text]) -> None:
-        """Prints texts with a blank line after each."""
-        pager = _started_pager() if self._pager else None
-        if pager is None:
-            with stop_when_reader_closes():
-                self._print(texts, self._console)
-            return
-        try:
-            with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
-                console = _Console(
-                    file=pager.stdin,
-                    force_terminal=True,
-                    color_system=None if self.marks else "truecolor",
-                    width=self.width,
-                    highlight=False,
-                )
-                self._print(texts, console)
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                pager.communicate()  # closes its input and waits: it holds the terminal until it is left
-
-    def _print(self, texts: Iterable[Text], console: Console) -> None:
-        for text in texts:
-            if self.marks:
-                console.file.write(f"{text.plain}\n\n")  # rich would expand the tabs
-            else:
-                console.print(text, end="\n\n", soft_wrap=True)
-
-
-def _started_pager() -> "subprocess.Popen[str] | None":
-    """`$PAGER`, or `less -R`, as a process that reads texts; None if it is set to nothing, or there is none."""
-    words = shlex.split(os.environ.get("PAGER", "less"))
-    if not words or words == ["cat"]:
-        return None
-    if words == ["less"]:
-        words = ["less", "-R"]
-    settings = {"LESS": "FRX", **os.environ}  # as git has it: a text of one screen is printed, and less ends
-    try:
-        return subprocess.Popen(words, env=settings, stdin=subprocess.PIPE, encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-@contextlib.contextmanager
-def stop_when_reader_closes() -> Iterator[None]:
-    """Stops printing without an error when the reader closes the pipe (`| head`)."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout when it exits, and would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def legend(marks: bool) -> Text:
-    """Explains how trained tokens are shown."""
-    if marks:
-        return Text(f"what is trained is between {OPEN} and {CLOSE}")
-    return Text.assemble(
-        ("trained", TRAINED), "  ", ("not trained", UNTRAINED), "  ", ("special token", f"{UNTRAINED} reverse")
-    )
-
 
 LIGHT = {"paper": "#ffffff", "ink": "#59636e", "trained": "#0a3069", "marker": "#cfe3ff", "line": "#0969da"}
 DARK = {"paper": "#0d1117", "ink": "#9198a1", "trained": "#dbeaff", "marker": "#123a6b", "line": "#58a6ff"}
-"""Names -> colours. `trained` is the text on `marker`, with `line` below it; `ink` is all other text."""
+"""Names -> colours. `trained` is the text on `marker`, `ink` all other text; `line` is for charts."""
 
-_CELL, _LINE, _MARGIN = 7.8, 21, 16  # pixels: a character, a line, around all
-# XML has no sign for these; a tab would be as wide as the viewer likes.
-_SHOWN = {**VISIBLE, 0xFFFE: "\ufffd", 0xFFFF: "\ufffd", 0x09: "    "}
+_STYLES = {
+    "": LIGHT["ink"],
+    UNTRAINED: LIGHT["ink"],
+    f"{UNTRAINED} reverse": f"{LIGHT['paper']} on {LIGHT['ink']}",
+    TRAINED: f"bold underline {LIGHT['trained']} on {LIGHT['marker']}",
+    f"{TRAINED} reverse": f"bold underline {LIGHT['marker']} on {LIGHT['trained']}",
+    CAPTION: f"bold {LIGHT['ink']}",
+}
+"""Style of a terminal -> that of the picture."""
 
-
-class Run(NamedTuple):
-    """Text of one line that is shown in one way."""
-
-    text: str
-    trained: bool
-    special: bool
+_SCALE, _MARGIN = 0.64, 25  # of rich's pixels: a character is 12.2 wide, a line 24.4 high
+_FORMAT = "\0".join(["{styles}", "{backgrounds}", "{matrix}", "{terminal_height}", "{char_width}"])
 
 
 def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, title: str | None = None) -> str:
@@ -153,141 +61,67 @@ def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, ti
     """
     if columns < 8 or lines < 1:
         raise BeamPrepError(f"columns is {columns} and lines is {lines}, wanted at least 8 and 1")
-    row = dataset[index]
+    row, display = dataset[index], display_of(dataset)
     if dataset.tokenizer is None:
         raise BeamPrepError(f"{dataset.path} keeps no tokenizer: its tokens cannot be shown as text")
-    display = RowDisplay(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path))
-    parts = (part for column in dataset.schema for part in parts_of(column, display, row))
-    sequences = [part for part in parts if isinstance(part, TokenSequence)]
+    sequences = row_parts(display, row).sequences
     if not sequences:
         raise BeamPrepError(f"{dataset.path} has no column of ids to show")
     title = f"record {index % len(dataset)}: {counts_of(sequences)}" if title is None else title
-    return _drawn(title, sequences, dataset.tokenizer, columns, lines)
+    title = title.translate(VISIBLE)
+    shown = [Text(title, CAPTION), Text(), *lines_of(sequences, display, columns, lines), Text(), legend(False)]
+    return _svg(title, [_restyled(line) for line in shown], columns)
 
 
-def lines_of(sequence: TokenSequence, tokenizer: Tokenizer, columns: int) -> list[list[Run]]:
-    """The text of a sequence, broken into lines of at most `columns` cells, after a space if there is one.
-
-    A trained line end ends its line with ↵. If nothing is known of what is trained, nothing is shown as trained.
-    """
-    special = tokenizer.special_ids
-    trained = [False] * len(sequence.ids) if sequence.trained is None else sequence.trained.tolist()
-    ids = sequence.ids.tolist()
-    lines: list[list[Run]] = [[]]
-    for piece, is_trained, number in zip(tokenizer.pieces(ids), trained, ids, strict=True):
-        for text in piece.translate(_SHOWN).splitlines(keepends=True):
-            shown = text.rstrip("\n") + ("↵" if is_trained and text.endswith("\n") else "")
-            lines[-1].append(Run(shown, is_trained, number in special))
-            if text.endswith("\n"):
-                lines.append([])
-    return [_joined(part) for line in lines if line is not lines[-1] or line for part in _wrapped(line, columns)]
-
-
-def _wrapped(line: Sequence[Run], columns: int) -> Iterator[list[Run]]:
-    """A line as lines of at most `columns` cells. A word that is longer than a line is broken anywhere."""
-    taken: list[Run] = []  # of one character each
-    width = 0
-    for one in (Run(character, run.trained, run.special) for run in line for character in run.text):
-        size = cell_len(one.text)
-        if width + size > columns:
-            space = next((place for place in range(len(taken), 0, -1) if taken[place - 1].text == " "), len(taken))
-            yield taken[:space]
-            taken = taken[space:]
-            width = sum(cell_len(run.text) for run in taken)
-        taken.append(one)
-        width += size
-    yield taken
-
-
-def _joined(line: Sequence[Run]) -> list[Run]:
-    """Neighbours that are shown in one way, as one."""
-    groups = itertools.groupby(line, lambda run: run[1:])
-    return [Run("".join(run.text for run in runs), *shown) for shown, runs in groups]
-
-
-def _drawn(title: str, sequences: Sequence[TokenSequence], tokenizer: Tokenizer, columns: int, most: int) -> str:
-    """The picture; see `picture`."""
-    body: list[str] = []
-    line = 0.0
-
-    def add(runs: Sequence[Run], kind: str = "") -> None:
-        nonlocal line
-        body.extend(_line(runs, _MARGIN + line * _LINE, kind))
-        line += 1
-
-    add([Run(title, False, False)], "title")
-    line += 0.3
-    left_out = 0
-    for sequence in sequences:
-        found = lines_of(sequence, tokenizer, columns)
+def lines_of(sequences: Sequence[TokenSequence], display: RowDisplay, columns: int, most: int) -> Iterator[Text]:
+    """The texts of sequences, broken into lines of at most `columns` cells; how many are left out of `most`."""
+    console, left_out = Console(width=columns), 0
+    for number, sequence in enumerate(sequences):
+        found = tokens_text(sequence, display).wrap(console, columns, overflow="fold", tab_size=4)
+        if found and not found[-1]:
+            found.pop()
         if most and len(sequences) > 1:
-            line += 0.3
-            add([Run(f"{sequence.name}: {counts_of([sequence])}", False, False)], "title")
-        for runs in found[:most]:
-            add(runs)
+            if number:
+                yield Text()
+            yield Text(f"{sequence.name}: {counts_of([sequence])}", CAPTION)
+        yield from found[:most]
         left_out += max(0, len(found) - most)
         most = max(0, most - len(found))
     if left_out:
-        add([Run(f"... {left_out:,} more lines", False, False)], "title")
-    line += 0.5
-    gap = Run("    ", False, False)
-    legend = [
-        Run("trained", True, False),
-        gap,
-        Run("not trained", False, False),
-        gap,
-        Run("special token", False, True),
-    ]
-    add(legend)
-    width, height = round(columns * _CELL + 2 * _MARGIN), round(line * _LINE + 2 * _MARGIN)
-    label = escape(title.translate(_SHOWN), {'"': "&quot;"})
+        yield Text(f"... {left_out:,} more lines", CAPTION)
+
+
+def _restyled(line: Text) -> Text:
+    spans = [Span(span.start, span.end, Style.parse(_STYLES[str(span.style)])) for span in line.spans]
+    return Text(line.plain, Style.parse(_STYLES[str(line.style)]), spans=spans, end="\n")
+
+
+def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
+    console = Console(
+        record=True, width=columns, file=io.StringIO(), force_terminal=True, color_system="truecolor", no_color=False
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    paper, ink = (
+        (int(LIGHT[name][1:3], 16), int(LIGHT[name][3:5], 16), int(LIGHT[name][5:], 16)) for name in ("paper", "ink")
+    )
+    theme = TerminalTheme(paper, ink, [ink] * 8)
+    styles, backgrounds, texts, high, cell = console.export_svg(theme=theme, code_format=_FORMAT).split("\0")
+    texts = re.sub(r' clip-path="[^"]*"|<text [^>]*>\n</text>', "", texts)  # texts end where they are said to
+    width, height = columns * float(cell) + 2 * _MARGIN, float(high) + 2 * _MARGIN
+    dark = styles
+    for name, colour in LIGHT.items():
+        dark = dark.replace(f"fill: {colour}", f"fill:{DARK[name]}")
+        dark += f'.beam-prep rect[fill="{colour}"]{{fill:{DARK[name]}}}'
+    font = "font:20px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'class="beam-prep" role="img" aria-label="{label}">',
-            f"<style>{_style()}</style>",
-            f'<rect class="paper" width="{width}" height="{height}" rx="6"/>',
-            *body,
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+            f'width="{width * _SCALE:.0f}" height="{height * _SCALE:.0f}" class="beam-prep" role="img" '
+            f'aria-label="{escape(title)}">',
+            f"<style>.beam-prep text{{{font}}}{styles}@media(prefers-color-scheme:dark){{{dark}}}</style>",
+            f'<rect fill="{LIGHT["paper"]}" width="{width:.0f}" height="{height:.0f}" rx="9"/>',
+            f'<g transform="translate({_MARGIN},{_MARGIN})">{backgrounds}{texts}</g>',
             "</svg>\n",
         ]
-    )
-
-
-def _line(runs: Sequence[Run], top: float, kind: str) -> Iterator[str]:
-    """The shapes of a line, then its text. Each text is as wide as its cells, whatever font the viewer has."""
-    shapes, texts = [], []
-    left = float(_MARGIN)
-    for run in runs:
-        width = cell_len(run.text) * _CELL
-        place = f'x="{left:.1f}" width="{width:.1f}"'
-        if run.trained:
-            shapes.append(f'<rect class="marker" {place} y="{top + 1:.1f}" height="{_LINE - 2}"/>')
-            shapes.append(f'<rect class="below" {place} y="{top + _LINE - 3:.1f}" height="2"/>')
-        if run.special:
-            box = f'x="{left + 0.5:.1f}" width="{max(width - 1, 0):.1f}"'
-            shapes.append(f'<rect class="box" {box} y="{top + 1.5:.1f}" height="{_LINE - 4}" rx="3"/>')
-        if run.text.strip():
-            name = "trained" if run.trained else kind
-            attributes = f'x="{left:.1f}" y="{top + 14.5:.1f}" textLength="{width:.1f}" xml:space="preserve"'
-            texts.append(f'<text class="{name or "plain"}" {attributes}>{escape(run.text)}</text>')
-        left += width
-    yield from shapes
-    yield from texts
-
-
-def _style() -> str:
-    """CSS of both versions. A notebook puts the picture into its page, whose own names these must not be."""
-    inside = ".beam-prep "
-
-    def colours(of: dict[str, str]) -> str:
-        return (
-            f"{inside}.paper{{fill:{of['paper']}}}{inside}text{{fill:{of['ink']}}}"
-            f"{inside}.trained{{fill:{of['trained']}}}{inside}.marker{{fill:{of['marker']}}}"
-            f"{inside}.below{{fill:{of['line']}}}{inside}.box{{stroke:{of['ink']}}}"
-        )
-
-    font = "font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre"
-    return (
-        f"{inside}text{{{font}}}{inside}.trained,{inside}.title{{font-weight:bold}}{inside}.box{{fill:none}}"
-        f"{colours(LIGHT)}@media(prefers-color-scheme:dark){{{colours(DARK)}}}"
     )

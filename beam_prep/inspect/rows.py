@@ -5,13 +5,14 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from beam_prep.formats import Row
-from beam_prep.inspect.picture import CAPTION, FOUND, Screen
+from beam_prep.inspect.screen import CAPTION, CLOSE, FOUND, OPEN, TRAINED, UNTRAINED, Screen
 from beam_prep.inspect.sequences import (
     VISIBLE,
     RowDisplay,
@@ -21,10 +22,11 @@ from beam_prep.inspect.sequences import (
     parts_of,
     pieces_of,
     positions_of,
+    special_ids,
 )
-from beam_prep.inspect.text import padding_text, tokens_text
 from beam_prep.readers.dataset import Dataset
 from beam_prep.shards.pack import STRATEGIES, cuts_rows
+from beam_prep.tokens.tokenizer import Tokenizer
 
 SIDE_BY_SIDE = 100
 """In a terminal of at least this many columns, the two sides of a preference pair are side by side."""
@@ -229,3 +231,70 @@ def alike(one: TokenSequence, other: TokenSequence) -> int:
     first = size if same.all() else int(np.argmin(same))
     untrained = np.flatnonzero(~one.trained[:first])
     return int(untrained[-1]) + 1 if len(untrained) else 0
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens that are shown in one way.
+
+    Attributes:
+        trained: the loss is taken on them; None: it is not known.
+        special: they are special tokens.
+        tokens: (id, text) of each, with control characters made visible.
+    """
+
+    trained: bool | None
+    special: bool
+    tokens: list[tuple[int, str]]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.tokens)
+
+
+def runs_of(
+    sequence: TokenSequence, tokenizer: Tokenizer | None, start: int = 0, stop: int | None = None
+) -> Iterator[Run]:
+    """The tokens from `start` to `stop`, as text (without a tokenizer: as ids)."""
+    ids, special = sequence.ids.tolist(), special_ids(tokenizer)
+    trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
+    tokens = list(zip(trained, ids, pieces_of(ids, tokenizer), strict=True))[start:stop]
+    for (is_trained, is_special), run in itertools.groupby(tokens, lambda token: (token[0], token[1] in special)):
+        yield Run(is_trained, is_special, [(token, piece.translate(VISIBLE)) for _, token, piece in run])
+
+
+def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, stop: int | None = None) -> Text:
+    """The text (or, without a tokenizer, ids) of tokens from `start` to `stop`. A trained run is one part."""
+    text = Text()
+    runs = runs_of(sequence, display.tokenizer, start, stop)
+    for is_trained, members in itertools.groupby(runs, lambda run: run.trained):
+        style = {True: TRAINED, False: UNTRAINED, None: ""}[is_trained]
+        part = Text()
+        for run in members:
+            shown = f"{style} reverse" if run.special else style
+            if display.ids and display.tokenizer is not None:
+                for token, piece in run.tokens:
+                    part.append(f"‹{token}›", CAPTION).append(piece, shown)
+            else:
+                part.append(run.text, shown)
+        if is_trained:
+            part = Text.assemble(OPEN, part, CLOSE) if display.marks else _show_outer_newlines(part, style)
+        text.append_text(part)
+    return text
+
+
+def padding_text(sequence: TokenSequence, display: RowDisplay) -> Text:
+    """`+ 57 x <|pad|>`, below the text."""
+    text = Text()
+    for token, run in itertools.groupby(sequence.padding):
+        style = f"{UNTRAINED} reverse" if token in special_ids(display.tokenizer) else UNTRAINED
+        piece = pieces_of([token], display.tokenizer)[0].strip(" ")
+        text.append(f"\n+ {len(list(run)):,} x ", UNTRAINED).append(piece.translate(VISIBLE), style)
+    return text
+
+
+def _show_outer_newlines(run: Text, style: str) -> Text:
+    """Adds a visible sign to newlines at the ends of a trained run, as colour does not show them."""
+    body = run.plain.strip("\n")
+    before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
+    after = len(run.plain) - before - len(body)
+    return Text.assemble(("↵\n" * before, style), run[before : before + len(body)], ("↵\n" * after, style))

@@ -18,12 +18,13 @@ VISIBLE = (
     {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
     | {0x7F: "\u2421"}
     | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
-    | {code: f"\\u{code:04x}" for code in (0x061C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF)}
+    | {code: f"\\u{code:04x}" for code in (0x061C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, 0xFFFE, 0xFFFF)}
     | {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))}
     | {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
 )
 """For `str.translate`. Text must not control the terminal, nor hide in it: control and bidirectional characters are
-made visible, and so are characters without width, tags, and surrogates, which no encoding can write."""
+made visible, and so are characters without width, tags, surrogates, which no encoding can write, and those that XML
+has no sign for."""
 
 
 _VALUES = 100  # printed of one list
@@ -123,7 +124,7 @@ def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSeq
         "position": column.role == "position" and positions_of(column, display, row) is not None,
     }
     if not shown_elsewhere[column.role]:
-        show = _metadata if column.metadata else {"weights": _runs, "text": _text}.get(column.role, _numbers)
+        show = _metadata if column.metadata else {"weights": _repeats, "text": _text}.get(column.role, _numbers)
         yield f"{column.name}: {show(row[column.name])}"
 
 
@@ -274,13 +275,18 @@ def _beginning(text: str) -> str:
     return text if len(text) <= 10 * _VALUES else f"{text[: 10 * _VALUES]} ... ({len(text):,} characters in all)"
 
 
-def _runs(values: Array | Ragged) -> str:
+def repeats(values: Array) -> list[tuple[Any, int]]:
+    """(value, how many times in a row) of each run of equal values."""
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+    return list(zip(values[starts], np.diff(np.append(starts, len(values))).tolist(), strict=True))
+
+
+def _repeats(values: Array | Ragged) -> str:
     """Numbers, each with how many times in a row it is there: 12 x 0.0, 5 x 0.5."""
-    flat = values.flat if isinstance(values, Ragged) else values
-    starts = np.flatnonzero(np.append(True, flat[1:] != flat[:-1])[: len(flat)])
-    counts = np.diff(np.append(starts, len(flat)))
-    found = [f"{count:,} x {flat[start]}" for start, count in zip(starts[:_VALUES], counts[:_VALUES], strict=True)]
-    return ", ".join(found) + (" ..." if len(starts) > _VALUES else "")
+    found = repeats(values.flat if isinstance(values, Ragged) else values)
+    return ", ".join(f"{count:,} x {value}" for value, count in found[:_VALUES]) + (
+        " ..." if len(found) > _VALUES else ""
+    )
 
 
 def _numbers(values: Array | Ragged) -> str:

@@ -4,15 +4,14 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from beam_prep.audit.audit import Audit, audit_files
-from beam_prep.audit.draw import Drawn, draw
-from beam_prep.audit.sample import Sample
+from beam_prep.audit.audit import Audit, audit_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
@@ -20,6 +19,8 @@ from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.verdicts import verdicts
+from beam_prep.sample.draw import Drawn, draw
+from beam_prep.sample.sample import Sample
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs
@@ -80,17 +81,17 @@ def start(
     made = draft(found, tokenizer)
     _set_length(made, found, drawn, tokenizer, files)
     config = PipelineConfig.from_dict(made.config, str(target))
-    tried = None if tokenizer is None else audit_files(files, config, tokenizer, RECORDS)
+    tried = None if tokenizer is None else audit_of(drawn, files, config, tokenizer)
     use = config.field_use
     made.open += [str(each) for each in verdicts(found.records, use)]
     made.open += fields_of_files(found.records, use.known) if use.answers else []
     made.open += folders(found.records)
     name = tokenizer_path or "TOKENIZER"
-    commands = _commands(inputs, target, name)
+    started = _Started(made, found, drawn, target, tried, _commands(inputs, target, name))
     _write(target, _json(_in_order(made.config)) + "\n", overwrite)
-    _write(reasons, "\n".join(_page(made, found, drawn, files, target, tried, commands)) + "\n", overwrite)
-    told = _told(made, found, drawn, files, target, reasons, tried, commands)
-    return [line.translate(VISIBLE) for line in told]  # texts of records must not control the terminal
+    _write(reasons, "\n".join(started.page()) + "\n", overwrite)
+    # Texts of records must not control the terminal.
+    return [line.translate(VISIBLE) for line in started.told(reasons)]
 
 
 def _set_length(
@@ -141,65 +142,50 @@ def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
     ]
 
 
-def _what(drawn: Drawn, files: Sequence[InputFile]) -> str:
-    all_of = "all" if drawn.all else f"of about {drawn.about:,}"
-    return f"{drawn.count:,} records looked at ({all_of}), in {len(files):,} file{'s' * (len(files) != 1)}"
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A config that was written, and what there is to say of it."""
 
+    made: Draft
+    found: Found
+    drawn: Drawn
+    target: Path
+    tried: Audit | None
+    commands: Sequence[str]
 
-def _tried(tried: Audit | None) -> list[str]:
-    if tried is None:
-        return []
-    rows, tokens, trained = tried.sample.kept
-    share = f", {trained / tokens:.0%} of the tokens trained" if tokens and trained else ""
-    lines = [f"tried on {tried.sample.count:,} records: {rows:,} kept{share}"]
-    if tried.sample.failure is not None:
-        lines.append(f"  a run would fail: {tried.sample.failure}")
-    for finding in tried.findings:
-        if finding.name == "bad_answers":
-            continue  # is among what is to be decided, with or without a tokenizer
-        lines.append(f"  {finding.name}: {' '.join(finding.says.split())}")
-        if finding.example is not None and finding.name.startswith("rejected"):
-            lines.append(f"    {finding.example.text}")
-        lines.append(f"    mend: {finding.mend}")
-    return lines
+    def told(self, reasons: Path) -> list[str]:
+        """For the terminal; the reasons are in a file."""
+        lines = [self.drawn.looked_at, f"chosen: {self.found.shape} ({len(self.found.records):,} records)"]
+        lines += [f"to decide: {text}" for text in self.made.open]
+        wrote = f"wrote {self.target}, and why it is so: {reasons}"
+        return [*lines, *self._tried(), wrote, "next:", *(f"  {line}" for line in self.commands)]
 
+    def page(self) -> list[str]:
+        """For the file of reasons: Markdown."""
+        chosen = f"Chosen: {self.found.shape} ({len(self.found.records):,} records)."
+        lines = [f"# Why {self.target.name} is so", "", f"{self.drawn.looked_at}. {chosen}", ""]
+        lines += ["| field | why |", "|---|---|", *(f"| `{place}` | {_cell(why)} |" for place, why in self.made.why)]
+        if self.made.open:
+            lines += ["", "To decide:", "", *(f"* {text}" for text in self.made.open)]
+        if self.tried is not None:
+            lines += ["", "```text", *self._tried(), "```"]
+        return [*lines, "", "What to type:", "", "```", *self.commands, "```"]
 
-def _told(
-    made: Draft,
-    found: Found,
-    drawn: Drawn,
-    files: Sequence[InputFile],
-    target: Path,
-    reasons: Path,
-    tried: Audit | None,
-    commands: Sequence[str],
-) -> list[str]:
-    lines = [_what(drawn, files), f"chosen: {found.shape} ({len(found.records):,} records)"]
-    lines += [f"to decide: {text}" for text in made.open]
-    lines += _tried(tried)
-    return [*lines, f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
-
-
-def _page(
-    made: Draft,
-    found: Found,
-    drawn: Drawn,
-    files: Sequence[InputFile],
-    target: Path,
-    tried: Audit | None,
-    commands: Sequence[str],
-) -> list[str]:
-    lines = [
-        f"# Why {target.name} is so",
-        "",
-        f"{_what(drawn, files)}. Chosen: {found.shape} ({len(found.records):,} records).",
-    ]
-    lines += ["", "| field | why |", "|---|---|", *(f"| `{place}` | {_cell(why)} |" for place, why in made.why)]
-    if made.open:
-        lines += ["", "To decide:", "", *(f"* {text}" for text in made.open)]
-    if tried is not None:
-        lines += ["", "```text", *_tried(tried), "```"]
-    return [*lines, "", "What to type:", "", "```", *commands, "```"]
+    def _tried(self) -> Iterator[str]:
+        if self.tried is None:
+            return
+        rows, tokens, trained = self.tried.sample.kept
+        share = f", {trained / tokens:.0%} of the tokens trained" if tokens and trained else ""
+        yield f"tried on {self.tried.sample.count:,} records: {rows:,} kept{share}"
+        if self.tried.sample.failure is not None:
+            yield f"  a run would fail: {self.tried.sample.failure}"
+        for finding in self.tried.findings:
+            if finding.name == "bad_answers":
+                continue  # is among what is to be decided, with or without a tokenizer
+            yield f"  {finding.name}: {' '.join(finding.says.split())}"
+            if finding.example is not None and finding.name.startswith("rejected"):
+                yield f"    {finding.example.text}"
+            yield f"    mend: {finding.mend}"
 
 
 _PARTS = ("input", "mask", "preprocessing", "output")

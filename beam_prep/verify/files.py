@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -30,42 +30,26 @@ class LocalFiles:
         self._folder = Path(folder)
 
     def names(self) -> Iterator[str]:
-        """See `OutputFiles.names`. Links to folders of the output are followed, once; others are names, as files."""
-        for path in self._entries([]):
+        """See `OutputFiles.names`. A link to a folder of the output is not followed; others are names, as files."""
+        for path in self._entries():
             if not os.path.isdir(path) or not self._is_inside(path):
                 yield self._name(path)
 
     def folder_problems(self) -> Iterator[str]:
         """One line for every link that leads out of the output, and every folder that cannot be read."""
-        closed: list[str] = []
-        for path in self._entries(closed):
+        closed: list[OSError] = []
+        for path in self._entries(closed.append):
             if os.path.islink(path) and not self._is_inside(path):
                 where = f"a link to {os.readlink(path)!r}, which is not in the output"
                 yield f"{self._name(path)}: {where}: put the files themselves there"
-        yield from (f"{self._name(path)}: cannot be read: make it readable (chmod u+rx)" for path in closed)
+        for error in closed:
+            yield f"{self._name(error.filename)}: cannot be read: make it readable (chmod u+rx)"
 
-    def _entries(self, closed: list[str]) -> Iterator[str]:
-        """All that is in the output and not hidden. A folder is entered once, however many links lead to it.
-
-        Args:
-            closed: takes the folders that cannot be read.
-        """
-        seen = {os.path.realpath(self._folder)}
-        folders = [os.fspath(self._folder)]
-        linked: list[str] = []
-        while folders or linked:
-            # Links last: a folder's own name comes before those that links give it.
-            folder = (folders or linked).pop()
-            try:
-                names = sorted(os.listdir(folder))
-            except PermissionError:
-                closed.append(folder)
-                continue
-            for path in (os.path.join(folder, name) for name in names if not name.startswith(".")):
-                yield path
-                if os.path.isdir(path) and self._is_inside(path) and (real := os.path.realpath(path)) not in seen:
-                    seen.add(real)
-                    (linked if os.path.islink(path) else folders).append(path)
+    def _entries(self, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
+        """All that is in the output and not hidden."""
+        for folder, folders, files in os.walk(self._folder, onerror=on_error):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            yield from (os.path.join(folder, name) for name in [*folders, *sorted(files)] if not name.startswith("."))
 
     def _is_inside(self, path: str) -> bool:
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._folder))

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from beam_prep.audit import draw as module
-from beam_prep.audit.draw import Drawn, draw
+from beam_prep.sample import draw as module
+from beam_prep.sample.draw import Drawn, draw
 from beam_prep.storage.files import list_inputs
 
 

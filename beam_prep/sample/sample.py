@@ -1,6 +1,7 @@
-"""The sample of an audit: drawn records, and what each step of a run makes of them."""
+"""A sample: drawn records, and what each step of a run makes of them."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.audit.draw import NOT_DRAWN, Drawn
 from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
@@ -17,15 +17,19 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import ROLE_COUNTS
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
-from beam_prep.reading.records import LOST, Record, Records
-from beam_prep.recipe import layout, mask_steps, row_steps, run_steps
+from beam_prep.reading.records import Record, Records
+from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps
+from beam_prep.sample.draw import Drawn
 from beam_prep.shards.pack import longest_row
-from beam_prep.shards.plan import Dropped, dropped_in
-from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView
+from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
 from beam_prep.storage.foreign import advice_on
-from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import trained_tokens
+from beam_prep.tokens.token_roles import followed, with_roles, without_roles
 from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.transforms.block_step import BlockStep
+from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
 TEXT_LIMIT = 160
 """Characters of an example."""
@@ -55,7 +59,7 @@ class Part:
         read: after the adapter and the limits of characters.
         rendered: as texts; None: they are ids already.
         masked: as ids with masks, uncut.
-        rows: as a run caches them.
+        rows: as a run caches them, with the roles of their tokens, see `tokens.token_roles`.
     """
 
     number: int
@@ -106,36 +110,33 @@ class Sample:
     other_roles: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, drawn: Drawn, config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]) -> "Sample":
+    def of(
+        cls, drawn: Drawn, config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile], cut: bool = True
+    ) -> "Sample":
         """Runs the steps of a config on drawn records.
+
+        Args:
+            drawn, config, tokenizer, files: see `Sample`.
+            cut: too long rows are cut, also where a run would end at the first of them (`truncation_mode: "error"`).
 
         Raises:
             BeamPrepError: the config asks for what the tokenizer does not have.
+            RunError: a row is too long, and `truncation_mode` is `error`; unless `cut`.
         """
-        # Without the check by sample: blocks are so small here that it would render every record three times.
-        steps = mask_steps(config, tokenizer)
         cutting = config
-        if config.preprocessing.truncation_mode == "error":
+        if cut and config.preprocessing.truncation_mode == "error":
             step = config.preprocessing.model_copy(update={"truncation_mode": "keep_start"})
             cutting = config.model_copy(update={"preprocessing": step})
-        after, packing = row_steps(cutting, tokenizer), layout(cutting, tokenizer)
+        steps = functools.cache(functools.partial(_steps, cutting, tokenizer))
+        packing, eos_id = layout(cutting, tokenizer), tokenizer.id_of("eos_token")
         parts = []
         for number, records in enumerate(drawn.blocks):
-            block: Any = records
-            read, rendered = records, None
-            for step_ in steps:
-                block = step_.step()(block)
-                if isinstance(block, Records):
-                    read = block
-                elif isinstance(block, Rendered):
-                    rendered = block
+            before, after = steps(records.origin.source.group)
+            read, rendered, masked = _masked(records, before)
             rows = packing.cached(
-                run_steps(after, block),
-                tokenizer.id_of("eos_token"),
-                config.preprocessing.rows_without_loss,
-                config.columns(),
+                _with_roles(masked, after), eos_id, config.preprocessing.rows_without_loss, config.columns()
             )
-            parts.append(Part(number, records, read, rendered, block, rows))
+            parts.append(Part(number, records, read, rendered, without_roles(masked), rows))
         return cls(config, tokenizer, files, drawn, tuple(parts))
 
     @property
@@ -151,7 +152,8 @@ class Sample:
     @functools.cached_property
     def view(self) -> ConfigView:
         """The part of the config that reports depend on."""
-        return ConfigView.of(self.config.canonical())
+        groups = () if self.config.input.groups is None else files_of_groups(self.files)
+        return ConfigView.of(self.config.canonical(), groups)
 
     @functools.cached_property
     def template(self) -> ChatTemplate | None:
@@ -178,7 +180,7 @@ class Sample:
                 self.tokens_of(part, line)
                 for part in self.parts
                 for line in np.flatnonzero(part.masked.ledger.status > 0).tolist()
-                if part.masked.ledger.outcomes[part.masked.ledger.status[line] - 1] not in _NO_RECORDS
+                if part.masked.ledger.outcomes[part.masked.ledger.status[line] - 1][0] != "blank"
             )
         )
 
@@ -260,8 +262,8 @@ class Sample:
         for part in self.parts:
             ledger = part.rows.ledger
             for line in np.flatnonzero(ledger.status).tolist():
-                kind, reason = outcome = ledger.outcomes[ledger.status[line] - 1]
-                if outcome not in _NO_RECORDS:
+                kind, reason = ledger.outcomes[ledger.status[line] - 1]
+                if kind != "blank":
                     yield kind, reason, part, line
 
     def outcomes(self) -> dict[str, dict[str, int]]:
@@ -270,30 +272,80 @@ class Sample:
         for part in self.parts:
             counts = count_outcomes(part.rows.ledger.status, part.rows.ledger.outcomes)
             for kind, reasons in found.items():
-                reasons.update({reason: count for reason, count in counts[kind].items() if reason != NOT_DRAWN})
+                reasons.update(counts[kind])
         return {kind: dict(sorted(reasons.items())) for kind, reasons in found.items()}
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """What a run would know, had it no other records. It has no shards."""
+        found = self.outcomes()
+        of_files = np.zeros((len(self.files), 2), np.int64)
+        lines = blank = 0
+        for part in self.parts:
+            ledger = part.rows.ledger
+            empty = count_outcomes(ledger.status, ledger.outcomes)["blank"]
+            lines, blank = lines + len(ledger.status), blank + empty
+            of_files[part.rows.origin.file] += (len(ledger.status) - empty, len(part.rows))
+        kept = sum(len(part.rows) for part in self.parts)
+        return Plan(
+            shards=(),
+            rejects=(),
+            ledger=LedgerTotals(lines, blank, kept, found["dropped"], found["rejected"]),
+            counters=self.counters,
+            inputs=[{"path": file.path} for file in self.files],
+            columns=(),
+            domains={},
+            shards_of={},
+            blocks=len(self.parts),
+            reused=0,
+            made={},
+            roles=self.roles,
+            drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
+            first_rejects=tuple(itertools.islice(self._rejects(), 1)),
+            of_files=of_files,
+        )
+
+    def _rejects(self) -> Iterator[dict[str, Any]]:
+        for kind, reason, part, line in self.left_out():
+            if kind == "rejected":
+                place = {"file": part.rows.origin.source.path, "offset": part.rows.offset(line)}
+                yield {**place, "reason": reason, "message": part.rows.ledger.messages[line]}
+
+    @functools.cached_property
+    def counters(self) -> dict[str, int]:
+        """Of kept rows, as in the manifest."""
+        found = Counter[str]()
+        for part in self.parts:
+            found.update({name: int(per_row.sum()) for name, per_row in part.rows.counters.items()})
+        return dict(found)
+
+    @functools.cached_property
+    def findings(self) -> Findings:
+        """What the report of a run on these records is about."""
+        _, tokens, trained = self.kept
+        cut, not_text = self.counters.get(CUT_TOKENS, 0), self.outcomes()["rejected"].get("not_text", 0)
+        return Findings(self.roles, tokens, trained, cut, counters=self.counters, not_text=not_text)
 
     @functools.cached_property
     def failure(self) -> str | None:
         """Why a run on these records would fail, and what an input is that is no JSONL; or None."""
-        problem = self._problem()
+        problem = failure(self.plan, self.view, MAX_REJECT_RATE, MAX_NO_LOSS_RATE)
         if problem is not None and (advice := advice_on(self.files, problem, self.view.fields)) is not None:
             problem += f"; {advice}"
         return problem
 
-    def _problem(self) -> str | None:
-        found = self.outcomes()
-        rejected = sum(found["rejected"].values()) / max(1, self.count)
-        if rejected > MAX_REJECT_RATE:
-            return f"{rejected:.1%} of the records are rejected, more than --max_reject_rate {MAX_REJECT_RATE}"
-        lost = sum(found["dropped"].get(reason, 0) for reason in LOST) / max(1, self.count)
-        if lost > MAX_NO_LOSS_RATE:
-            return f"{lost:.1%} have nothing to train on, more than --max_no_loss_rate {MAX_NO_LOSS_RATE}"
-        return None if self.kept[0] else "no record is kept"
-
-    def drops(self) -> list[Dropped]:
-        """The first records that were dropped: see `lost_causes`."""
-        return [drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)]
+    def lines(self) -> Iterator[str]:
+        """What was looked at, and what became of it, for a person."""
+        rows, tokens, trained = self.kept
+        yield self.drawn.looked_at
+        share = f" ({trained / tokens:.1%} trained)" if trained else ""
+        yield f"{rows:,} kept, {tokens:,} tokens{share}"
+        for kind, reasons in self.outcomes().items():
+            if reasons:
+                yield f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
+        yield from lines(self.findings, self.view)
+        if self.failure is not None:
+            yield f"a run on these would fail: {self.failure}"
 
     def originals(self) -> Iterator[tuple[Part, int, Record]]:
         """(part, line, record as in its file)."""
@@ -362,12 +414,63 @@ class Sample:
         return longest_row(dict(self.config.preprocessing))
 
 
+def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    """The rows that a run caches of a block: all of a config but packing, padding and position ids.
+
+    Raises:
+        BeamPrepError: see `Sample.of`.
+    """
+    (part,) = Sample.of(_all_of([records], []), config, tokenizer, [], cut=False).parts
+    return without_roles(part.rows)
+
+
+def _steps(
+    config: PipelineConfig, tokenizer: Tokenizer, group: int | None
+) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
+    """The steps for records of a group of inputs, up to their masks, and after them.
+
+    Without the check by sample: blocks are so small here that it would render every record three times.
+    """
+    own = config if config.input.groups is None else config.part(group)
+    return mask_steps(own, tokenizer), row_steps(own, tokenizer)
+
+
+def _masked(records: Records, steps: Sequence[BlockStep]) -> tuple[Records, Rendered | None, Batch]:
+    """What is read of records, as texts, and as ids with masks and roles."""
+    block: Any = records
+    read, rendered = records, None
+    for step in steps:
+        before, block = block, step.step()(block)
+        if isinstance(step, BuildMask):
+            block = with_roles(before, block)
+        if isinstance(block, Records):
+            read = block
+        elif isinstance(block, Rendered):
+            rendered = block
+    return read, rendered, block
+
+
+def _with_roles(masked: Batch, steps: Sequence[BlockStep]) -> Batch:
+    """The rows after the steps that follow a mask, with roles."""
+    block = masked
+    for step in steps:
+        if isinstance(step, (Labels, Shift, SplitPrompt)):
+            block = followed(block, step.step()(without_roles(block)))
+        else:
+            block = step.step()(block)
+    return block
+
+
 def sample_of(
     blocks: Sequence[Records], config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]
 ) -> Sample:
     """The sample of these records, whoever chose them. For arguments and errors see `Sample.of`."""
+    return Sample.of(_all_of(blocks, files), config, tokenizer, files)
+
+
+def _all_of(blocks: Sequence[Records], files: Sequence[InputFile]) -> Drawn:
     count = sum(map(len, blocks))
-    return Sample.of(Drawn(tuple(blocks), count, count, False, len(files), ()), config, tokenizer, files)
+    return Drawn(tuple(blocks), count, count, False, len(files), ())
 
 
 def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
@@ -377,9 +480,6 @@ def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
         replace(sample, other_roles=frozenset().union(*roles[:place], *roles[place + 1 :]))
         for place, sample in enumerate(samples)
     ]
-
-
-_NO_RECORDS = (("blank", "blank"), ("dropped", NOT_DRAWN))
 
 
 def _tokens(batch: Batch) -> Array:

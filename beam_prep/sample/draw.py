@@ -11,14 +11,13 @@ from beam_prep.reading.records import Records
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 
-NOT_DRAWN = "not_drawn"
-"""The reason that stands in the ledgers of drawn records at lines that were read and not drawn."""
-
 _FILES = 256  # looked into: each is a request to a store
 _PLACES = 128  # at least, if there are so many: records beside each other are alike
-_MOST_PLACES = 1024  # 64 MB, where records are so long that few begin at a place
-_STREAM_BYTES = 1 << 28  # of content that are read of all compressed files: 256 MB take a few seconds
-_SAMPLE_BYTES = 1 << 25  # of records, at most: to encode 32 MB takes some 20 seconds
+_PLACES_BYTES = 2  # times the bytes of a sample are read at places, at most: few long records begin at a place
+_STREAM_BYTES = 8  # times the bytes of a sample are read of all compressed files, at most
+SAMPLE_BYTES = 1 << 25
+"""Of records, at most: to encode 32 MB takes some 20 seconds."""
+_CELLS = 2048
 _UNPACKED = 4  # bytes of content that a compressed byte stands for, about
 
 
@@ -27,7 +26,7 @@ class Drawn:
     """Records of a sample.
 
     Attributes:
-        blocks: where they are from; other lines of these blocks are dropped as `NOT_DRAWN`.
+        blocks: where they are from; other lines of these blocks are blank.
         count: lines that were drawn, without blank ones.
         about: lines of the input, about.
         all: True if these are all lines.
@@ -42,9 +41,15 @@ class Drawn:
     files: int
     unread: tuple[str, ...]
 
+    @property
+    def looked_at(self) -> str:
+        """In words: `2,000 records looked at (of about 12,000), in 3 files`."""
+        what = "all of it" if self.all else f"of about {float(f'{self.about:.1e}'):,.0f}"
+        return f"{self.count:,} records looked at ({what}), in {self.files:,} file{'s' * (self.files != 1)}"
 
-def draw(files: Sequence[InputFile], count: int) -> Drawn:
-    """`count` records of all files, in order; fewer where so many are more than `_SAMPLE_BYTES`.
+
+def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Drawn:
+    """`count` records of all files, in order; fewer where so many have more than `size` bytes. The first is among them.
 
     Plain files are read at places that are drawn; compressed files, tables, and lists in `.json` files, from their
     beginning.
@@ -57,11 +62,12 @@ def draw(files: Sequence[InputFile], count: int) -> Drawn:
     plain = [index for index in some if index not in set(streams)]
     weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in some}
     total = max(1, sum(weight.values()))
+    most_places = max(1, _PLACES_BYTES * size // CHUNK)
     strata, unread = [], []
     complete = len(some) == len(files)
     for index in streams:
-        places = max(1, round(_MOST_PLACES * weight[index] / total))
-        most = max(CHUNK, _STREAM_BYTES // len(streams))
+        places = max(1, round(most_places * weight[index] / total))
+        most = max(CHUNK, _STREAM_BYTES * size // len(streams))
         found, end, whole = blocks_drawn(files[index], index, CHUNK, places, most)
         strata.append(_Stratum(found, end if whole else max(end, weight[index])))
         complete &= whole and strata[-1].read == end
@@ -70,8 +76,8 @@ def draw(files: Sequence[InputFile], count: int) -> Drawn:
     lines, held = sum(part.lines for part in strata), sum(part.held for part in strata)
     beside = _Stratum([], sum(files[index].size for index in plain))
     for number, (index, start) in enumerate(_cells([(index, files[index].size) for index in plain])):
-        enough = lines >= count or held >= _SAMPLE_BYTES
-        if number >= _MOST_PLACES or (enough and number >= max(_PLACES, len(plain))) or held >= _STREAM_BYTES:
+        enough = lines >= count or held >= size
+        if number >= most_places or (enough and number >= max(_PLACES, len(plain))) or held >= _STREAM_BYTES * size:
             complete = False
             break
         beside.read += min(CHUNK, files[index].size - start)
@@ -81,8 +87,8 @@ def draw(files: Sequence[InputFile], count: int) -> Drawn:
             lines += _lines(block)
             held += len(block.ledger.raw)
     strata.append(beside)
-    if held > _SAMPLE_BYTES:
-        count = min(count, max(1, lines * _SAMPLE_BYTES // held))
+    if held > size:
+        count = min(count, max(1, lines * size // held))
     taken = [block for part, quota in zip(strata, _quotas(strata, count), strict=True) for block in part.take(quota)]
     taken.sort(key=lambda block: (block.origin.file, block.origin.start))
     about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(some)))
@@ -150,11 +156,12 @@ def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         return
     chance = np.random.default_rng(0)
     first = {place: int(chance.integers(cells)) for place, cells in enumerate(sizes.tolist()) if cells}
+    first[min(first)] = 0
     for place, cell in first.items():
         yield files[place][0], cell * CHUNK
     ends = np.cumsum(sizes)
     # More than are ever read; a permutation of a terabyte's parts would take memory.
-    for number in chance.permutation(drawn(int(ends[-1]), 2 * _MOST_PLACES)).tolist():
+    for number in chance.permutation(drawn(int(ends[-1]), _CELLS)).tolist():
         place = int(np.searchsorted(ends, number, side="right"))
         cell = number - int(ends[place] - sizes[place])
         if first[place] != cell:
@@ -173,7 +180,7 @@ def _lines(block: Records) -> int:
 def _take(blocks: Sequence[Records], lines: int, count: int) -> Iterator[Records]:
     """The blocks with `count` of their lines."""
     picked = np.zeros(lines, bool)
-    picked[drawn(lines, count)] = True
+    picked[drawn(lines, count, first=True)] = True
     start = 0
     for block in blocks:
         blank = [code for code, (kind, _) in enumerate(block.ledger.outcomes, start=1) if kind == "blank"]
@@ -184,7 +191,7 @@ def _take(blocks: Sequence[Records], lines: int, count: int) -> Iterator[Records
             yield block
             continue
         ledger = block.ledger.copy()
-        ledger.drop(left_out, NOT_DRAWN)
+        ledger.blank(left_out)
         for line in left_out.tolist():
             ledger.messages.pop(line, None)
         rows = np.flatnonzero(ledger.status[block.line] == ALIVE)
