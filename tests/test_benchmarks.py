@@ -34,7 +34,17 @@ def test_a_mb_of_each_shape_is_measured_and_the_rows_are_those_of_datasets_map(t
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- marginal: begin -->\nold\n<!-- marginal: end -->\nbelow\n")
     rows = ("rollouts", "packed_tfrecord")
-    given = ["--rows", *rows, "agents-mistral-v3", "--small", "0.2", "--large", "0.4", "--shared", tmp_path / "absent"]
+    given: list[str | Path] = [
+        "--rows",
+        *rows,
+        "agents-mistral-v3",
+        "--small",
+        "0.2",
+        "--large",
+        "0.4",
+        "--shared",
+        tmp_path / "absent",
+    ]
     done = run_script(*given, "--cache", tmp_path, "--markdown", page, script=FOLDER / "marginal.py")
     assert done.returncode == 0, done.stderr
     assert "agents-mistral-v3: skipped" in done.stderr

@@ -396,8 +396,8 @@ class TestTools:
             ),
             (
                 '[{"a": NaN}]',
-                "field 'tools' is a string that is no JSON (NaN is no value of JSON: unexpected character, expected a JSON "
-                "value: line 1 column 8 (char 7)), wanted a list of schemas",
+                "field 'tools' is a string that is no JSON (NaN is no value of JSON: unexpected character, expected a "
+                "JSON value: line 1 column 8 (char 7)), wanted a list of schemas",
             ),
         ],
     )
