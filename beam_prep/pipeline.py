@@ -301,7 +301,7 @@ class Pipeline:
             _ = (
                 pipeline
                 | ReadJSONL(self.inputs, options.block_bytes, token_cache, options.max_line_bytes, workers)
-                | recipe.Prepare(config, self.tokenizer, self._backend, options.check, self.references, releases=True)
+                | recipe.Prepare(config, self.tokenizer, self._backend, options.check, self.references)
                 | recipe.shard(
                     config,
                     self.tokenizer,

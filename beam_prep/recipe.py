@@ -109,8 +109,6 @@ class Prepare(beam.PTransform):
         check: `sample`: see `compared` and `sampled` of these two; `full`: see `check_in_full`.
         references: gives the evaluation data of `preprocessing.decontaminate` on workers; None: it is read here, and is
             a part of the pipeline.
-        releases: no other transform gets the records: what they hold is given up when they are rendered, which takes
-            less memory.
     """
 
     config: PipelineConfig
@@ -118,7 +116,6 @@ class Prepare(beam.PTransform):
     tokenizer_backend: Backend = "auto"
     check: Check = "sample"
     references: IndexSource | None = None
-    releases: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -127,8 +124,7 @@ class Prepare(beam.PTransform):
     def expand(self, records: beam.PCollection[Records]) -> beam.PCollection[Batch]:
         blocks: Any = records
         steps = chain(self.config, self.tokenizer, self.tokenizer_backend, self.check, self.references)
-        for number, transform in enumerate(steps):
-            transform.releases = self.releases or number > 0
+        for transform in steps:
             blocks |= transform
         return blocks
 

@@ -5,7 +5,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
@@ -306,11 +306,6 @@ class Block:
         """Notes how long a step took, for `run.json`."""
         name = MICROSECONDS + step
         self.made = {**self.made, name: self.made.get(name, 0) + int(seconds * 1e6)}
-
-    def release(self) -> None:
-        """Gives up what the block holds besides the fields of `Block`. They cannot be looked at any more."""
-        for name in {each.name for each in fields(self)} - {each.name for each in fields(Block)}:
-            delattr(self, name)
 
     def check(self, step: str) -> None:
         """Checks that each line without an outcome is one row, in order, and that every column has all rows.

@@ -48,36 +48,19 @@ for _element in (Records, Rendered, Batch):
     coders.registry.register_coder(_element, BlockCoder)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Timed:
-    """A step that notes how long it takes.
-
-    Attributes:
-        step, name: the step.
-        releases: it is the only one that gets the blocks. Beam holds them until all steps behind it have ended, and a
-            text or a table takes as much memory as the block's lines.
-    """
-
-    step: Callable[[Any], Any]
-    name: str
-    releases: bool
-
-    def __call__(self, block: Any) -> Any:
-        started = perf_counter()
-        made = self.step(block)
-        if made is block:
-            # Others may get this block, too, and the next step may give up what it is given.
-            made = block if self.releases else copy(block)
-        elif self.releases:
-            block.release()
-        if made.receipt is None:  # otherwise it did nothing
-            made.spent(self.name, perf_counter() - started)
-        return made
-
-
 def timed(transform: "BlockStep") -> Callable[[Any], Any]:
     """The function of a step, which notes how long it takes."""
-    return _Timed(transform.step(), type(transform).__name__, transform.releases)
+    return partial(_timed, transform.step(), type(transform).__name__)
+
+
+def _timed(step: Callable[[Any], Any], name: str, block: Any) -> Any:
+    started = perf_counter()
+    made = step(block)
+    if made is block:
+        made = copy(block)  # others may get this one, too
+    if made.receipt is None:  # otherwise it did nothing
+        made.spent(name, perf_counter() - started)
+    return made
 
 
 @dataclass_transform(eq_default=False)
@@ -102,12 +85,10 @@ class BlockStep(beam.PTransform):
     Attributes:
         work: the function (block, settings by name) -> block.
         gives: the type of the blocks that it makes. Beam chooses their coder by this type.
-        releases: no other step gets its blocks, so what they hold is given up when it has ended.
     """
 
     work: ClassVar[Callable[..., Any]]
     gives: ClassVar[type]
-    releases = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -118,8 +118,6 @@ class ByGroup(BlockStep):
     gives = Batch
 
     def step(self) -> Callable[[Records], Batch]:
-        for first, *_ in self.steps:
-            first.releases = self.releases  # what the others are given is held by nobody else
         return partial(_by_group, groups=tuple(tuple(map(timed, each)) for each in self.steps))
 
     def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
