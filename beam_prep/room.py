@@ -1,5 +1,6 @@
 """The room that a run will probably need on its disks, by the first records of its input."""
 
+import io
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -40,26 +41,18 @@ def sizes(
 def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
     """The bytes that a block's rows take in an output."""
     columns = layout.columns(tuple(batch.schema.values()))
-    file = _Counted()
-    writers = [FORMATS[name].writer(lambda _: file, columns, 0, 1) for name in formats]  # type: ignore[arg-type,return-value]
+    file = _Kept()
+    writers = [FORMATS[name].writer(lambda _: file, columns, 0, 1) for name in formats]
     for rows, _ in layout.rows([({name: batch[name] for name in batch.schema}, None)], columns):
         for writer in writers:
             writer.write(rows)
     for writer in writers:
         writer.close()
-    return file.bytes
+    return file.tell()
 
 
-class _Counted:
-    """A file that counts what is written to it, and keeps nothing."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        size = memoryview(data).nbytes
-        self.bytes += size
-        return size
+class _Kept(io.BytesIO):
+    """A file that can be asked for its size when its writer has closed it."""
 
     def close(self) -> None:
         """Does nothing."""
