@@ -442,18 +442,18 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     if problem := _wrong_inspect(given):
         print(f"beam-prep inspect: {problem}", file=sys.stderr)
         return 2
-    names = ("random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
-    chosen = {name: getattr(given, name) for name in names}
+    names = ("count", "random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
+    chosen = {**{name: getattr(given, name) for name in names}, "pager": not given.no_pager}
     if given.config is None:
         from beam_prep.inspect.output import inspect
 
-        options = {**chosen, "split": given.split, "pager": not given.no_pager, "source": given.source}
-        inspect(given.paths[0], given.record, given.count, given.domain, **options)
+        places = {name: getattr(given, name) for name in ("record", "domain", "split", "source")}
+        inspect(given.paths[0], **chosen, **places)
         return 0
     _import_beam()
     from beam_prep.preview import preview
 
-    preview(given.paths, given.config, given.tokenizer_path, given.count, **chosen, pager=not given.no_pager)
+    preview(given.paths, given.config, given.tokenizer_path, **chosen)
     return 0
 
 

@@ -47,17 +47,11 @@ def preview(
     inputs: Sequence[str] | str | None,
     config: PipelineConfig | str | os.PathLike[str],
     tokenizer_path: str | os.PathLike[str],
-    count: int | None = None,
     *,
-    random: int | None = None,
-    seed: int | None = None,
-    shortest: bool = False,
-    longest: bool = False,
-    grep: str | None = None,
-    reason: str | None = None,
     ids: bool = False,
     html: str | os.PathLike[str] | None = None,
     pager: bool = False,
+    **chosen: Any,
 ) -> None:
     """Prints rows that a run would write, the outcome of other records, and what the run would say.
 
@@ -68,20 +62,18 @@ def preview(
         inputs: paths and globs of JSONL files, as for a run; None: the config names them.
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: print this many rows instead, the first ones, with the outcome of the records between them.
-        random, seed, shortest, longest, grep, reason: others of the records that it looks at, see `Selection`.
         ids: print each token's id in front of it.
         html: write a page for a browser to this file instead, with the roles of tokens. Unless records are chosen, it
             has 1,000 rows that are drawn (all, if there are no more), and of each reason the first records left out.
         pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
+        chosen: others of the records that it looks at: the arguments of `Selection`. `count`: the first rows, with the
+            outcome of the records between them.
 
     Raises:
         BeamPrepError: two arguments exclude each other; nothing was left out for this reason.
         ConfigError, InputError, TokenizerError, RunError: if a run with these arguments would raise them.
     """
-    chosen = Selection(
-        count=count, random=random, seed=seed, shortest=shortest, longest=longest, grep=grep, reason=reason
-    )
+    selection = Selection(**chosen)
     if html is not None:
         check_page(html)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
@@ -91,7 +83,7 @@ def preview(
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
     sample = Sample.of(draw(files, ROWS, _BYTES), config, tokenizer, files, cut=False)
-    show(SampleRows(sample, name, chosen), chosen, ids, html, pager)
+    show(SampleRows(sample, name, selection), selection, ids, html, pager)
 
 
 class SampleRows:

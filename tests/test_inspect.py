@@ -873,7 +873,7 @@ def test_preview_fails_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     for kind, message, arguments in cases:
         with pytest.raises(kind) as caught:
-            preview(*arguments)
+            preview(*arguments[:3], **dict(zip(["count"], arguments[3:], strict=False)))
         assert message in str(caught.value)
         assert capsys.readouterr().out == ""
 

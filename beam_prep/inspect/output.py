@@ -31,21 +31,12 @@ from beam_prep.shards.mix import NOT_SAMPLED, mix_lines
 
 def inspect(
     output: str | os.PathLike[str],
-    record: int | None = None,
-    count: int | None = None,
-    domain: str | None = None,
     *,
-    split: str | None = None,
-    random: int | None = None,
-    seed: int | None = None,
-    shortest: bool = False,
-    longest: bool = False,
-    grep: str | None = None,
-    reason: str | None = None,
     ids: bool = False,
     html: str | os.PathLike[str] | None = None,
     pager: bool = False,
     source: bool = False,
+    **chosen: Any,
 ) -> None:
     """Prints records of an output, decoded: the first, the shortest, the longest, and a few that are drawn.
 
@@ -54,30 +45,19 @@ def inspect(
 
     Args:
         output: an output directory.
-        record, count, domain, split, random, seed, shortest, longest, grep, reason: other records, see `Selection`.
         ids: print each token's id in front of it.
         html: write a page for a browser to this file instead. Unless records are chosen, it has 1,000 rows that are
             drawn (all, if there are no more), and of each reason the first rejects.
         pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
         source: instead of the record, print the line of the input that it was made of; of a packed row, all of them.
+        chosen: other records: the arguments of `Selection`.
 
     Raises:
         BeamPrepError: there is no such output, domain, split, record or reason; or two arguments exclude each other; or
             the line of a record is not known, or not to be had.
     """
-    selection = Selection(
-        record=record,
-        count=count,
-        domain=domain,
-        split=split,
-        random=random,
-        seed=seed,
-        shortest=shortest,
-        longest=longest,
-        grep=grep,
-        reason=reason,
-    )
-    if source and (record is None or html is not None):
+    selection = Selection(**chosen)
+    if source and (selection.record is None or html is not None):
         raise BeamPrepError("--source shows the line that one record was made of, as text; type: --record N --source")
     rows = OutputRows(open_dataset(output, split=ALL), selection)
     if source:

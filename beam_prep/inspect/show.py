@@ -275,7 +275,8 @@ def _page_entries(rows: RowSource, chosen: Selection) -> tuple[Iterable[Entry], 
     if first:
         counts = rows.counts()
         total = sum(sum(counts[kind].values()) for kind in ("rejected", "dropped"))
-        words += f", and {len(first):,} of {total:,} records that were left out: of each reason the first {LEFT_OUT}"
+        words += f", and {len(first):,} of {total:,} records that were left out"
+        words += f": of each reason the first {LEFT_OUT}" if len(first) < total else ""
     return itertools.chain((row for number in numbers for row in rows.shown(number)), first), words
 
 

@@ -74,21 +74,21 @@ def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
 
 
 def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
-    _conversation(made, shape.fields[0])
-    roles = _roles(records, shape.fields[0], "role")
-    _mask(made, roles)
-    _template(made, tokenizer)
+    _chat(made, shape.fields[0], _roles(records, shape.fields[0], "role"), tokenizer)
     _tools(made, records)
-    _labels(made)
 
 
-def _conversation(made: Draft, name: str) -> None:
+def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer | None) -> None:
+    """A conversation in a field, with the roles of its messages, as a chat template renders it."""
     made.config["input"]["sections"] = [{"field": name, "action": "$role", "template": "conversation"}]
     made.because(
         "input.sections",
         f"the chat template renders the conversation in {name!r} as one text, as a chat "
         "model sees it; each message is trained or not by its role",
     )
+    _mask(made, roles)
+    _template(made, tokenizer)
+    _labels(made)
 
 
 def _mask(made: Draft, roles: Mapping[str, int]) -> None:
@@ -177,10 +177,7 @@ def _sharegpt(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
         f"items of from and value in {name!r} are read "
         "as messages of role and content; 'human' becomes 'user', 'gpt' becomes 'assistant'",
     )
-    _conversation(made, "messages")
-    _mask(made, Counter({ROLES.get(role, role): count for role, count in roles.items()}))
-    _template(made, tokenizer)
-    _labels(made)
+    _chat(made, "messages", Counter({ROLES.get(role, role): count for role, count in roles.items()}), tokenizer)
 
 
 def _sharegpt_adapter(name: str, roles: Mapping[str, int], made: Draft) -> Any:
@@ -250,10 +247,7 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
         f"nothing separates {question!r}{extra} from {answer!r}, so they are read as "
         "a message of the user and one of the assistant, and the chat template writes what is between",
     )
-    _conversation(made, "messages")
-    _mask(made, {"user": len(records), "assistant": len(records)})
-    _template(made, tokenizer)
-    _labels(made)
+    _chat(made, "messages", {"user": len(records), "assistant": len(records)}, tokenizer)
 
 
 def _unpaired(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:

@@ -189,7 +189,7 @@ def test_files_in_a_store_are_shown_before_a_run(
     source, config = store.put("a.jsonl", chat(20)), store.put("config.json", json.dumps(CONFIG).encode())
     for path in Path(tokenizer_path).iterdir():
         store.put(f"tokenizer/{path.name}", path.read_bytes())
-    preview(source, config, store.path("tokenizer"), 1)
+    preview(source, config, store.path("tokenizer"), count=1)
     assert "Answer 0" in capsys.readouterr().out
 
 

@@ -9,8 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from beam_prep.sample import draw as module
-from beam_prep.sample.draw import Drawn, draw
+from beam_prep.sample.draw import SAMPLE_BYTES, Drawn, draw
 from beam_prep.storage.files import list_inputs
 
 
@@ -22,8 +21,8 @@ def lines(start: int, stop: int, size: int = 200) -> str:
     return "".join(json.dumps({"number": number, "text": "x" * size}) + "\n" for number in range(start, stop))
 
 
-def drawn_of(folder: Path, count: int) -> Drawn:
-    return draw(list_inputs(sorted(map(str, folder.iterdir()))), count)
+def drawn_of(folder: Path, count: int, size: int = SAMPLE_BYTES) -> Drawn:
+    return draw(list_inputs(sorted(map(str, folder.iterdir()))), count, size)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,6 +47,11 @@ def test_a_sample_has_as_many_records_as_asked_for_each_once(
     assert numbers(drawn_of(folder, count)) == found
 
 
+def test_a_sample_has_the_first_record(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(0, 60_000))
+    assert numbers(drawn_of(tmp_path, 10))[0] == 0
+
+
 def test_a_sample_is_not_the_head(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(lines(0, 60_000))  # 14 MB
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(60_000, 90_000).encode(), 1))
@@ -70,20 +74,18 @@ def test_records_longer_than_a_place_are_found(tmp_path: Path) -> None:
     assert len(numbers(drawn_of(tmp_path, 20))) == 20
 
 
-def test_of_very_long_records_fewer_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SAMPLE_BYTES", 1 << 20)
+def test_of_very_long_records_fewer_are_drawn(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(lines(0, 40, 300_000))
-    drawn = drawn_of(tmp_path, 20)
+    drawn = drawn_of(tmp_path, 20, 1 << 20)
     assert drawn.count == len(numbers(drawn)) in (3, 4)
     assert not drawn.all
 
 
 def test_of_a_large_compressed_file_the_beginning_is_read_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(module, "_STREAM_BYTES", 1 << 20)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(0, 20_000).encode(), 1))
-    drawn = drawn_of(tmp_path, 100)
+    drawn = drawn_of(tmp_path, 100, 1 << 17)
     assert drawn.unread == (str(tmp_path / "a.jsonl.gz"),)
     assert max(numbers(drawn)) < 6000
     assert not drawn.all
