@@ -37,10 +37,8 @@ def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: b
     view, before = memoryview(data), len(head)
     stack: list[Node] = []
     for position in range(0, before + len(view), chunk):
-        leaf = hashlib.sha256(b"\x00")
-        leaf.update(head[position : position + chunk])
-        leaf.update(view[max(0, position - before) : max(0, position - before + chunk)])
-        _push(stack, Node((start + position) // chunk, 0, leaf.digest()))
+        of_data = view[max(0, position - before) : max(0, position - before + chunk)]
+        _push(stack, Node((start + position) // chunk, 0, _leaf((head[position : position + chunk], of_data))))
     return tuple(stack)
 
 
@@ -63,7 +61,7 @@ def subtree(leaves: Mapping[int, Iterable[bytes]], first: int, count: int) -> No
     return Node(first, level, digests.get(0, empty))
 
 
-def _leaf(parts: Iterable[bytes]) -> bytes:
+def _leaf(parts: Iterable[bytes | memoryview]) -> bytes:
     leaf = hashlib.sha256(b"\x00")
     for part in parts:
         leaf.update(part)

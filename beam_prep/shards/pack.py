@@ -9,7 +9,7 @@ training data, long documents cut into pieces first: Ding et al., "Fewer Truncat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -115,9 +115,11 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
     Time O(n log n) for n pieces, whatever the capacity; no loop over tokens.
 
     Raises:
-        ValueError: a negative or fractional length, a capacity that is not from 1 to 2**31 - 1, an unknown strategy.
+        ValueError: a capacity that is not from 1 to 2**31 - 1, an unknown strategy.
     """
-    lengths = _checked(lengths, capacity)
+    if not 1 <= capacity < 2**31:
+        raise ValueError(f"capacity is {capacity}, wanted 1 to {2**31 - 1} tokens")
+    lengths = lengths.astype(np.int64)
     cut = np.zeros_like(lengths) if cut is None else cut.astype(np.int64)
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
@@ -138,15 +140,6 @@ class _Pieces(NamedTuple):
 
     def take(self, order: Array) -> "_Pieces":
         return _Pieces(*(column[order] for column in self))
-
-
-def _checked(lengths: Array, capacity: int) -> Array:
-    lengths = np.asarray(lengths)
-    if lengths.ndim != 1 or (lengths.size and (lengths.dtype.kind not in "iu" or lengths.min() < 0)):
-        raise ValueError("lengths must be a 1-d array of integers from 0 on")
-    if not 1 <= capacity < 2**31:
-        raise ValueError(f"capacity is {capacity}, wanted 1 to {2**31 - 1} tokens")
-    return lengths.astype(np.int64)
 
 
 def _heads(lengths: Array, capacity: int) -> _Pieces:
@@ -320,11 +313,8 @@ def pack_columns(
         metadata: columns of which a pack has a list: the value of each of its pieces, as the row has it.
 
     Raises:
-        ValueError: a column has other lengths, or is a list of lists, or has a name of those that are added; an
-            unknown `position_ids`.
+        ValueError: a column has other lengths, or is a list of lists, or has a name of those that are added.
     """
-    if position_ids not in get_args(Positions):
-        raise ValueError(f"position_ids is {position_ids!r}, wanted one of {', '.join(get_args(Positions))}")
     beside = {name: rows for name, rows in columns.items() if name in metadata}
     columns = {name: rows for name, rows in columns.items() if name not in metadata}
     for name, rows in columns.items():
