@@ -157,7 +157,7 @@ def _powers(base: int, count: int) -> Array:
     """uint64 [count]: 1, base, its square ..."""
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
-    return np.multiply.accumulate(factors)
+    return np.cumprod(factors)
 
 
 class IndexSource(Protocol):
