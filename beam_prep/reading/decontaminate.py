@@ -157,7 +157,8 @@ def _powers(base: int, count: int) -> Array:
     """uint64 [count]: 1, base, its square ..."""
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
-    return np.cumprod(factors)
+    powers: Array = np.cumprod(factors)
+    return powers
 
 
 class IndexSource(Protocol):
