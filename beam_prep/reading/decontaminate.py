@@ -149,8 +149,10 @@ def _ngrams(hashes: Array, count: int) -> Array:
     A sum of hashes times powers of a multiplier, those of the words' places: the difference of two sums up to a place,
     divided by the power of the first word's place.
     """
-    sums = np.append(np.uint64(0), np.cumsum(hashes * _powers(_MULTIPLIER, len(hashes))))
-    return (sums[count:] - sums[:-count]) * _powers(pow(_MULTIPLIER, -1, 1 << 64), len(sums))[: len(sums[count:])]
+    sums: Array = np.append(np.uint64(0), np.cumsum(hashes * _powers(_MULTIPLIER, len(hashes))))
+    found: Array = sums[count:] - sums[:-count]
+    found *= _powers(pow(_MULTIPLIER, -1, 1 << 64), len(found))
+    return found
 
 
 def _powers(base: int, count: int) -> Array:
