@@ -146,25 +146,21 @@ def _kept_characters() -> Array:
 def _ngrams(hashes: Array, count: int) -> Array:
     """uint64 [words - count + 1]: hashes of `count` words in a row, from those of single words.
 
-    A sum of hashes times powers of a multiplier. Those of 1, 2, 4 ... words give those of any number.
+    A sum of hashes times powers of a multiplier, those of the words' places: the difference of two sums up to a place,
+    divided by the power of the first word's place.
     """
-    if len(hashes) < count:
-        return np.zeros(0, np.uint64)
-    found, length, part, size = None, 0, hashes, 1
-    while True:
-        power = np.uint64(pow(_MULTIPLIER, size, 1 << 64))
-        if count & size:
-            found = part if found is None else _followed(found, part[length:], power)
-            length += size
-        if length == count:
-            return found[: len(hashes) - count + 1]  # type: ignore[index]
-        part, size = _followed(part, part[size:], power), 2 * size
+    sums: Array = np.append(np.uint64(0), np.cumsum(hashes * _powers(_MULTIPLIER, len(hashes))))
+    found: Array = sums[count:] - sums[:-count]
+    found *= _powers(pow(_MULTIPLIER, -1, 1 << 64), len(found))
+    return found
 
 
-def _followed(first: Array, second: Array, power: np.uint64) -> Array:
-    made = first[: len(second)] * power
-    made += second[: len(made)]
-    return made
+def _powers(base: int, count: int) -> Array:
+    """uint64 [count]: 1, base, its square ..."""
+    factors = np.full(count, base, np.uint64)
+    factors[:1] = 1
+    powers: Array = np.cumprod(factors)
+    return powers
 
 
 class IndexSource(Protocol):

@@ -4,7 +4,7 @@ No step in between sees them: they are in the ledger of their block, which has a
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.metadata import Metadata, MetadataType, metadata_column, one_each
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Ragged
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Records
 
@@ -38,39 +38,26 @@ def keep_fields(records: Records, fields: Mapping[str, MetadataType]) -> Records
     missing, problems = np.zeros(lines, np.int64), dict[int, str]()
     for name, kind in fields.items():
         column = [row.get(name) for row in records.rows]
-        rows, absent, wrong = _strings(name, column) if kind == "string" else _numbers(name, column, kind)
-        lengths = np.zeros(lines, np.int64)
+        found: list[Any] = []
+        for line, value in zip(records.line.tolist(), column, strict=True):
+            try:
+                found.append(_string(value) if kind == "string" else _number(value, kind))
+            except Reject as reject:
+                found.append(b"" if kind == "string" else 0)
+                problems.setdefault(line, f"field {name!r} is {reject.message}")
         if kind == "string":
-            lengths[records.line] = rows.lengths
-            values[name] = Ragged.from_lengths(rows.flat, lengths)
+            lengths = np.zeros(lines, np.int64)
+            lengths[records.line] = list(map(len, found))
+            values[name] = Ragged.from_lengths(np.frombuffer(b"".join(found), np.uint8), lengths)
+            missing[records.line] += np.array([value is None for value in column], np.int64)
         else:
             numbers = np.zeros(lines, kind)
-            numbers[records.line] = rows.flat
+            numbers[records.line] = np.array(found, kind)
             values[name] = one_each(numbers)
-        missing[records.line[absent]] += 1
-        for row, message in wrong.items():
-            problems.setdefault(int(records.line[row]), message)
     columns = tuple(metadata_column(name, kind) for name, kind in fields.items())
     ledger = records.ledger.copy()
     ledger.metadata = Metadata(columns, values, missing, problems)
     return replace(records, ledger=ledger)
-
-
-_Found = tuple[Ragged, Array, dict[int, str]]
-"""A value for each row; the rows that lack theirs; row -> why its value cannot be carried."""
-
-
-def _strings(name: str, column: Sequence[Any]) -> _Found:
-    parts, wrong = [], dict[int, str]()
-    for row, value in enumerate(column):
-        try:
-            parts.append(_string(value))
-        except Reject as reject:
-            parts.append(b"")
-            wrong[row] = f"field {name!r} is {reject.message}"
-    absent = np.array([row for row, value in enumerate(column) if value is None], np.int64)
-    flat = np.frombuffer(b"".join(parts), np.uint8)
-    return Ragged(flat, offsets_of([len(part) for part in parts])), absent, wrong
 
 
 def _string(value: Any) -> bytes:
@@ -91,20 +78,6 @@ def _string(value: Any) -> bytes:
     if type(value) is float and not np.isfinite(value):
         raise Reject("keep_fields", f"{describe(value)}, which JSON does not have")
     return json.dumps(value).encode()
-
-
-def _numbers(name: str, column: Sequence[Any], kind: MetadataType) -> _Found:
-    wrong = dict[int, str]()
-
-    def each() -> Iterator[float]:
-        for row, value in enumerate(column):
-            try:
-                yield _number(value, kind)
-            except Reject as reject:
-                wrong[row] = f"field {name!r} is {reject.message}"
-                yield 0
-
-    return one_each(np.fromiter(each(), kind, len(column))), np.zeros(0, np.int64), wrong
 
 
 def _number(value: Any, kind: MetadataType) -> float:
