@@ -210,13 +210,6 @@ class _Generation(jinja2.ext.Extension):
         return origins.concat((_BEGINS, caller(), _ENDS))
 
 
-_FOLLOWED = frozenset(
-    "abs attr batch count d default dictsort first float groupby int items last length list map max min reject "
-    "rejectattr replace reverse round select selectattr slice sort string sum trim unique".split()
-)
-"""Filters that take and give single strings by methods of these, or that give no string."""
-
-
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """As transformers makes it, with bounds on what a rendering makes, and with strings that keep their origins."""
 
@@ -225,9 +218,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, date: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         del self.filters["random"], self.globals["lipsum"]  # they give another text in every run
-        for name, each in self.filters.items():
-            if name not in _FOLLOWED or name in limits.GROWING:
-                self.filters[name] = _bounded(name, each)
+        self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
         self.filters |= {"tojson": _tojson, "string": written, "join": _join, _AT_WORK: _at_work}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
         self.globals["strftime_now"] = None if date is None else _strftime(date)
@@ -299,7 +290,7 @@ def _is_number(value: Any) -> bool:
 def _bounded(name: str, filter_: Any) -> Any:
     """A filter that is not applied where it would make too much.
 
-    A string that it gives comes from all that it was given, if it is not followed.
+    A string that it gives comes from all that it was given, if it does not say so itself; a default is the template's.
     """
 
     @functools.wraps(filter_)
@@ -307,7 +298,8 @@ def _bounded(name: str, filter_: Any) -> Any:
         if name in limits.GROWING:
             limits.expect_growth(name, *args, *kwargs.values())
         result = filter_(*args, **kwargs)
-        return result if name in _FOLLOWED else origins.derived(result, (args, kwargs))
+        is_known = type(result) is Text or name in ("default", "d")
+        return result if is_known else origins.derived(result, (args, kwargs))
 
     return applied
 

@@ -66,14 +66,6 @@ class Plan(NamedTuple):
     guards: list[Guard]
 
 
-class Replayed(NamedTuple):
-    """The text, the turns, and whether the turns are marked: as `ChatTemplate.render` finds them."""
-
-    text: str
-    turns: list[Turn]
-    marked: bool
-
-
 class Replay:
     """The kinds of chats that a template was given.
 
@@ -96,23 +88,21 @@ class Replay:
         # With what special tokens begin, as far as texts are looked through for it.
         self._beginnings = tuple(sorted({token[:2] for token in tokens.texts if len(token) > 1}))
 
-    def find(self, messages: Sequence[Message], variables: Variables, prompt: bool = False) -> Replayed | None:
-        """A chat of messages of a role and a content, both text; None: it is not replayed.
+    def find(self, messages: Sequence[Message], variables: Variables) -> tuple[str, list[Turn], bool] | None:
+        """(text, turns, whether they are marked) of a chat of messages of a role and a content, both text.
 
-        Args:
-            messages, variables: the chat.
-            prompt: with a generation prompt; then there are no turns.
+        None: it is not replayed.
         """
         if not self._possible or "tools" in variables:
             return None
         kind: Any = tuple([message["role"] for message in messages])
-        if variables or prompt:
-            kind = kind, prompt, repr(sorted(variables.items()))
+        if variables:
+            kind = kind, repr(sorted(variables.items()))
         plan, texts = self._plans.get(kind, _NEW), [message["content"] for message in messages]
         if plan is None or not self._are_plain(texts):
             return None
         if not plan.parts:
-            self._learn(kind, plan, messages, variables, prompt)
+            self._learn(kind, plan, messages, variables)
             return None
         for number, name, arguments, wanted in plan.guards:
             if _encoded(getattr(str, name)(texts[number], *arguments), texts[number]) != wanted:
@@ -123,7 +113,7 @@ class Replay:
         turns = [
             Turn(message, _moved(spans, before), None, _moved(rule, before)) for message, spans, rule in plan.turns
         ]
-        return Replayed("".join(parts), turns, plan.marked)
+        return "".join(parts), turns, plan.marked
 
     def _are_plain(self, texts: list[str]) -> bool:
         if [text.strip() for text in texts] != texts or min(map(len, texts), default=0) < 2:
@@ -131,23 +121,23 @@ class Replay:
         together = "\n".join(texts)
         return not any(beginning in together for beginning in self._beginnings)
 
-    def _learn(self, kind: Any, known: Plan, messages: Sequence[Message], variables: Variables, prompt: bool) -> None:
+    def _learn(self, kind: Any, known: Plan, messages: Sequence[Message], variables: Variables) -> None:
         """Makes the plan of a kind that comes for the second time."""
         while len(self._plans) >= _MOST:
             del self._plans[next(iter(self._plans))]
         try:
-            self._plans[kind] = _SEEN if known is _NEW else self._plan(messages, variables, prompt)
+            self._plans[kind] = _SEEN if known is _NEW else self._plan(messages, variables)
         except (_NotReplayable, Reject):
             self._plans[kind] = None
 
-    def _plan(self, messages: Sequence[Message], variables: Variables, prompt: bool) -> Plan:
+    def _plan(self, messages: Sequence[Message], variables: Variables) -> Plan:
         renderer = self._renderer_of(variables)
         # Copies, so that each text is an object of its own: by that it is known in what is rendered.
         messages = [{**message, "content": (message["content"] + " ")[:-1]} for message in messages]
         numbers = {id(message["content"]): number for number, message in enumerate(messages)}
         formed, _ = renderer.formed(messages)
         with _watched(numbers) as guards:
-            pieces = renderer.pieces(formed, prompt)
+            pieces = renderer.pieces(formed)
         parts, order = [""], list[int]()
         for value, origin in itertools.chain.from_iterable(map(parts_of, pieces)):
             if origin is None:
@@ -160,13 +150,11 @@ class Replay:
         begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in it, and end in what is said
-        turns: list[Turn] = []
         rendering = trace(pieces)
-        if not prompt:
-            found = Turns(renderer, self._facts_of(variables), rendering, formed)
-            turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
-            if not found.by_facts or any(turn.reason for turn in turns) or lost:
-                raise _NotReplayable
+        found = Turns(renderer, self._facts_of(variables), rendering, formed)
+        turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
+        if not found.by_facts or any(turn.reason for turn in turns) or lost:
+            raise _NotReplayable
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         checks = [(*asked, gives) for asked, gives in guards.items()]
         return Plan(parts, order, placed, bool(rendering.generation), checks)

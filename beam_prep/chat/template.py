@@ -210,13 +210,13 @@ class ChatTemplate:
         marked = bool(rendering.generation)
         return RenderedChat(rendering.text, turns, lost, changed, marked, reasoned, rendering.segments)
 
-    def replay(self, messages: Sequence[Message], /, prompt: bool = False, **variables: Any) -> RenderedChat | None:
-        """The same for a plain chat whose kind came before, without the template; None where it is to be rendered.
-
-        With a generation prompt it has no turns. For other arguments see `render`.
-        """
-        found = self._replay.find(messages, variables, prompt) if are_plain(messages) else None
-        return None if found is None else RenderedChat(found.text, found.turns, [], marked=found.marked)
+    def replay(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat | None:
+        """The same for a plain chat whose kind came before, without the template; None where it is to be rendered."""
+        found = self._replay.find(messages, variables) if are_plain(messages) else None
+        if found is None:
+            return None
+        text, turns, marked = found
+        return RenderedChat(text, turns, [], marked=marked)
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
         """The same in the plain way: transformers' text, and the turns that renderings of prefixes show.
@@ -249,9 +249,6 @@ class ChatTemplate:
 
         For arguments and errors see `render`.
         """
-        replayed = self.replay(messages, True, **variables) if add_generation_prompt else None
-        if replayed is not None:
-            return replayed.text
         return self.with_variables(variables).text(self.formed(messages)[0], add_generation_prompt)
 
     def said(self, messages: Sequence[Message], /, **variables: Any) -> Sequence[SourceSpan]:

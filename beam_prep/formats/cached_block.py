@@ -29,7 +29,7 @@ from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import RoleCounts
 
-CACHE_VERSION = 12
+CACHE_VERSION = 13
 """Rises with every change of the contents of a token cache file; older blocks are then not used again."""
 
 ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"

@@ -1,15 +1,19 @@
 """Chats of a kind that comes again: joined without the template, with the text and the turns that rendering gives."""
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from beam_prep.chat.chat_format import template_of
+from beam_prep import testing
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat, template_of
 from beam_prep.chat.template import ChatTemplate
-from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, TOKENS, each, say, talk
+from beam_prep.data.schema import Output
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, SECTIONS, TOKENS, each, say, talk
 from tests.conftest import ROOT
 from tests.reference import ours
 
@@ -63,17 +67,15 @@ def outcome(render: Any, messages: list[dict[str, Any]], *options: Any) -> Any:
     return found if found is None or isinstance(found, str) else found.text
 
 
-def check(template: ChatTemplate, messages: list[dict[str, Any]], prompt: bool = False) -> bool:
+def check(template: ChatTemplate, messages: list[dict[str, Any]]) -> bool:
     """Compares a chat with its rendering, if it is replayed."""
-    found = template.replay(messages, prompt)
+    found = template.replay(messages)
     if found is None:
         return False
-    if prompt:
-        assert found.text == template.text(messages, True)
-        return True
     rendered = template.render(messages)
     assert found.text == rendered.text == template.text(messages)
     assert found.turns == rendered.turns
+    assert found.marked == rendered.marked
     assert rendered.not_rendered == []
     return True
 
@@ -86,7 +88,6 @@ def test_what_is_replayed_is_what_is_rendered(name: str, roles: tuple[str, ...],
     chats = [[say(role, text) for role, text in zip(roles, texts, strict=False)] for texts in said]
     for chat in [*plain, *chats, *plain, *chats]:
         check(template, chat)
-        check(template, chat, True)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -180,3 +181,15 @@ def test_what_is_learned_leaves_texts_as_they_were() -> None:
     for text in ("question", "question", "answer"):
         outcome(template.replay, talk(text))
     assert dict(vars(Text)) == before
+
+
+def test_marks_are_marks_when_their_kind_comes_again() -> None:
+    """They are counted, and an answer begins where they do, as in the first chats."""
+    blank = SOURCES["marks"].replace("{% generation %}", "{{ ' ' }}{% generation %}")
+    chat_format = ChatFormat(ChatTemplate(blank, TOKENS, CONTROLS))
+    output = Output("sequence", "ids", SECTIONS["$last"], "loss_mask")
+    rows = [{"messages": talk(f"question {n}", f"answer {n}")} for n in range(5)]
+    found = apply_template(testing.records(rows), (output,), chat_format)
+    assert found.counters["marks_without_end"].tolist() == [1] * 5
+    pieces = found.pieces["sequence"]
+    assert len({str(pieces.segments[begin:end]) for begin, end in pairwise(pieces.borders.tolist())}) == 1
