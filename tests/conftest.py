@@ -16,7 +16,7 @@ from beam_prep.formats.manifest import UNLISTED
 
 # Machines differ in speed, and several tests share one: no case fails for its time.
 settings.register_profile("quick", deadline=None, max_examples=40)
-# pytest --hypothesis-profile=nightly
+# `make test-nightly`
 settings.register_profile("nightly", deadline=None, max_examples=500)
 settings.load_profile("quick")
 

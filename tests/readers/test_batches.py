@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -40,7 +40,6 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @given(
     st.lists(st.integers(-12, 11), max_size=30), st.sampled_from([slice(None), slice(None, None, -1), slice(2, 9, 3)])
 )
-@settings(max_examples=60)
 def test_a_list_gives_the_rows_that_indexing_gives(dataset: bp.Dataset, indices: list[int], part: slice) -> None:
     view = dataset[part]
     indices = [index % len(view) - (len(view) if index < 0 else 0) for index in indices]
