@@ -77,7 +77,11 @@ def rows(made: bp.Dataset) -> list[list[list[float]]]:
 LABELS = {"columns": "labels", "storage_format": ["bin", "arrow"]}
 
 
-@pytest.mark.parametrize("parts", [{"output": LABELS}, {"output": {"loss_weights": True}}], ids=["labels", "masks"])
+@pytest.mark.parametrize(
+    "parts",
+    [{"output": LABELS}, pytest.param({"output": {"loss_weights": True}}, marks=pytest.mark.long)],
+    ids=["labels", "masks"],
+)
 def test_a_group_gives_the_rows_that_a_job_of_its_own_gives(parts: dict[str, Any], make: Made) -> None:
     given = config(named(), preprocessing={"eos": "if_missing", "min_chars": 20}, **parts)
     together = make(given)
