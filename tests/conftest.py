@@ -82,6 +82,16 @@ def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
     return _run
 
 
+def prepared(config: dict[str, Any], records: list[Any]) -> Any:
+    """The `Batch` of a block of records, as a run caches it, without a job."""
+    from beam_prep.config import PipelineConfig
+    from beam_prep.preview import prepare
+    from beam_prep.testing import records as block
+    from tests.reference import ours
+
+    return prepare(block(records), PipelineConfig.from_dict(config), ours(ROOT / "examples" / "tokenizer"))
+
+
 @pytest.fixture(params=["auto", "transformers"], ids=["fast", "reference"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that name no backend use gigatoken, or the reference."""

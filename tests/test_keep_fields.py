@@ -237,7 +237,7 @@ def test_the_bytes_do_not_depend_on_blocks_or_workers(
 
 
 def test_tokens_are_those_without_it(outputs: Callable[..., Path]) -> None:
-    for shape in ("rows", "packed", "chunks", "padded"):
+    for shape in ("packed", "chunks"):
         with_it = bp.open(outputs(config(**SHAPES[shape])))
         without = bp.open(outputs(config(keep_fields={}, provenance=False, **SHAPES[shape])))
         assert with_it.manifest["totals"] == without.manifest["totals"]

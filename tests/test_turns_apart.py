@@ -16,8 +16,7 @@ from beam_prep import cli
 from beam_prep.chat.apply import render_records
 from beam_prep.data.schema import TurnsApart
 from beam_prep.errors import ConfigError
-from beam_prep.preview import prepare
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, prepared, tree
 from tests.reference import auto
 
 OURS = ROOT / "examples/tokenizer"
@@ -87,8 +86,7 @@ def config_of(turns: str, **parts: Any) -> dict[str, Any]:
 
 def rows(chats: list[Any], turns: str, **parts: Any) -> list[tuple[str, str]]:
     """What `shown` gives of the rows of some conversations, without a job."""
-    config = bp.PipelineConfig.from_dict(config_of(turns, **parts))
-    batch = prepare(bp.testing.records([{"messages": chat} for chat in chats]), config, TOKENIZER)
+    batch = prepared(config_of(turns, **parts), [{"messages": chat} for chat in chats])
     found = []
     for ids, mask, lengths in zip(*(batch[name].to_lists() for name in batch.schema), strict=True):
         borders = [0, *itertools.accumulate(lengths)]

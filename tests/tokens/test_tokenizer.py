@@ -33,12 +33,16 @@ OURS = ROOT / "examples" / "tokenizer"
 TIES = {"t5-small": {71, 74, 77, 148}}
 
 
+# Each is made as another one that is tried each time, with another template or vocabulary.
+ALIKE = {"minimind", "mm_chatml", "mistral-v1-conversations", "mistral-v3-sections"}
+
+
 def _folders() -> Iterator[Any]:
     yield pytest.param(OURS, id="ours")
     base = SHARED / "tokenizers"
     for path in sorted(base.iterdir()) if base.is_dir() else ():
         if path.is_dir():
-            yield pytest.param(path, id=path.name)
+            yield pytest.param(path, id=path.name, marks=pytest.mark.long if path.name in ALIKE else ())
 
 
 @pytest.fixture(scope="module", params=_folders())
