@@ -130,8 +130,10 @@ def test_marks_of_the_first_records_alone_are_counted(tmp_path: Path, tokenizer_
     assert [mark["line"] - 1 for mark in bp.open(result.output).marked()] == before
 
 
-@pytest.mark.parametrize("options", [["--runner=FnApiRunner"], pytest.param(TWO_PROCESSES, marks=pytest.mark.long)])
-@pytest.mark.parametrize("mode", ["drop", "mark"])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("drop", ["--runner=FnApiRunner"]), pytest.param("mark", TWO_PROCESSES, marks=pytest.mark.long)],
+)
 def test_the_bytes_are_the_same_in_every_way(
     mode: str, options: list[str], tmp_path: Path, tokenizer_path: str
 ) -> None:
