@@ -24,8 +24,8 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import Block
 from beam_prep.errors import InputError, RunError
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.preview import prepare
 from beam_prep.reading.records import Records
+from beam_prep.sample.sample import prepare
 from beam_prep.transforms.records import ReadJSONL
 from tests.conftest import ROOT, SHARED, shared
 from tests.test_sources import blocks

@@ -15,9 +15,9 @@ from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.dry_run import dry_run
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.preview import prepare
 from beam_prep.reading.records import Records, parse
 from beam_prep.replay import Replay
+from beam_prep.sample.sample import prepare
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import blocks_of, split_file
 from tests.conftest import ROOT, shared, tree

@@ -22,8 +22,8 @@ def lines(start: int, stop: int, size: int = 200) -> str:
     return "".join(json.dumps({"number": number, "text": "x" * size}) + "\n" for number in range(start, stop))
 
 
-def drawn_of(folder: Path, count: int) -> Drawn:
-    return draw(list_inputs(sorted(map(str, folder.iterdir()))), count)
+def drawn_of(folder: Path, count: int, size: int = module.SAMPLE_BYTES) -> Drawn:
+    return draw(list_inputs(sorted(map(str, folder.iterdir()))), count, size)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -70,10 +70,9 @@ def test_records_longer_than_a_place_are_found(tmp_path: Path) -> None:
     assert len(numbers(drawn_of(tmp_path, 20))) == 20
 
 
-def test_of_very_long_records_fewer_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SAMPLE_BYTES", 1 << 20)
+def test_of_very_long_records_fewer_are_drawn(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(lines(0, 40, 300_000))
-    drawn = drawn_of(tmp_path, 20)
+    drawn = drawn_of(tmp_path, 20, 1 << 20)
     assert drawn.count == len(numbers(drawn)) in (3, 4)
     assert not drawn.all
 
@@ -81,7 +80,7 @@ def test_of_very_long_records_fewer_are_drawn(tmp_path: Path, monkeypatch: pytes
 def test_of_a_large_compressed_file_the_beginning_is_read_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "STREAM_BYTES", 1 << 20)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(0, 20_000).encode(), 1))
     drawn = drawn_of(tmp_path, 100)
     assert drawn.unread == (str(tmp_path / "a.jsonl.gz"),)

@@ -103,7 +103,7 @@ def test_more_shards_than_a_process_may_map(
     formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "MOST_MAPS", 8)
-    monkeypatch.setattr(shards, "_all", shards._Process())
+    monkeypatch.setattr(shards, "MAPPED", shards.Mapped())
     rows = documents([2] * 50)
     parts = {"a": [[row] for row in rows[:40]], "b": [[row] for row in rows[40:]]}
     folders = [output([IDS, MASK], parts, formats) for _ in range(2)]
@@ -121,7 +121,7 @@ def test_more_shards_than_a_process_may_map(
 
 def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MOST_MAPS", 8)
-    monkeypatch.setattr(shards, "_all", shards._Process())
+    monkeypatch.setattr(shards, "MAPPED", shards.Mapped())
     dataset = bp.open(output([IDS], {"a": [[row] for row in documents([3] * 40)]}))
     wrong: list[Any] = []
 

@@ -15,7 +15,7 @@ from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.pipeline import Pipeline
-from beam_prep.preview import prepare
+from beam_prep.sample.sample import prepare
 from beam_prep.starter.draft import PLAIN_TEMPLATE
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT, shared
