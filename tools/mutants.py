@@ -85,8 +85,8 @@ MUTANTS = [
     Mutant(
         "`keep_start` keeps the end",
         "tokens/rows.py",
-        'rows.head(length) if mode == "keep_start" else rows.tail(length)',
-        'rows.tail(length) if mode == "keep_start" else rows.head(length)',
+        'rows.cut(0 if mode == "keep_start" else rows.lengths - kept, kept)',
+        'rows.cut(0 if mode != "keep_start" else rows.lengths - kept, kept)',
         "tests/tokens/test_truncate.py",
     ),
     Mutant(

@@ -14,7 +14,7 @@ from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 _FILES = 256  # looked into: each is a request to a store
 _PLACES = 128  # at least, if there are so many: records beside each other are alike
 _PLACES_BYTES = 2  # times the bytes of a sample are read at places, at most: few long records begin at a place
-STREAM_BYTES = 8  # times the bytes of a sample are read of all compressed files, at most
+_STREAM_BYTES = 8  # times the bytes of a sample are read of all compressed files, at most
 SAMPLE_BYTES = 1 << 25
 """Of records, at most: to encode 32 MB takes some 20 seconds."""
 _CELLS = 2048
@@ -67,7 +67,7 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     complete = len(some) == len(files)
     for index in streams:
         places = max(1, round(most_places * weight[index] / total))
-        most = max(CHUNK, STREAM_BYTES * size // len(streams))
+        most = max(CHUNK, _STREAM_BYTES * size // len(streams))
         found, end, whole = blocks_drawn(files[index], index, CHUNK, places, most)
         strata.append(_Stratum(found, end if whole else max(end, weight[index])))
         complete &= whole and strata[-1].read == end
@@ -77,7 +77,7 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     beside = _Stratum([], sum(files[index].size for index in plain))
     for number, (index, start) in enumerate(_cells([(index, files[index].size) for index in plain])):
         enough = lines >= count or held >= size
-        if number >= most_places or (enough and number >= max(_PLACES, len(plain))) or held >= STREAM_BYTES * size:
+        if number >= most_places or (enough and number >= max(_PLACES, len(plain))) or held >= _STREAM_BYTES * size:
             complete = False
             break
         beside.read += min(CHUNK, files[index].size - start)

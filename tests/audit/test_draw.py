@@ -77,12 +77,9 @@ def test_of_very_long_records_fewer_are_drawn(tmp_path: Path) -> None:
     assert not drawn.all
 
 
-def test_of_a_large_compressed_file_the_beginning_is_read_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STREAM_BYTES", 1 << 20)
+def test_of_a_large_compressed_file_the_beginning_is_read_and_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(0, 20_000).encode(), 1))
-    drawn = drawn_of(tmp_path, 100)
+    drawn = drawn_of(tmp_path, 100, 1 << 17)
     assert drawn.unread == (str(tmp_path / "a.jsonl.gz"),)
     assert max(numbers(drawn)) < 6000
     assert not drawn.all
