@@ -4,7 +4,7 @@ BIN = $(VENV)/bin
 OUT ?= out/demo
 SHELL = /bin/bash
 
-.PHONY: demo docs pictures config-page screenshots test test-long test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench-shapes release clean
+.PHONY: demo docs pictures config-page screenshots test test-long test-nightly test-faults faults soak coverage test-engines engines test-trainers test-browser flink-demo template requirements check format bench-shapes release clean
 
 # setuptools warns of every editable installation.
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
@@ -45,6 +45,10 @@ test: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto $(APART) -m long
+
+# The properties, with 500 cases of each where `make test` tries 40.
+test-nightly: $(VENV)/.installed
+	@$(BIN)/python -m pytest -n auto --hypothesis-profile=nightly $(APART) $(or $(TESTS),-m hypothesis)
 
 # Kills, full disks, I/O errors: some, drawn by the commit. `make faults` tries them at every change of a file (an hour).
 test-faults: engines

@@ -258,7 +258,7 @@ def _place_in_config(word: str) -> str | None:
 
 
 def _options_of_beam() -> argparse.ArgumentParser:
-    _import_beam()
+    import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     importlib.import_module("beam_prep.runners")  # Flink's
@@ -268,7 +268,7 @@ def _options_of_beam() -> argparse.ArgumentParser:
     return known
 
 
-_UNTIL_ENDED = 5.0
+UNTIL_ENDED = 5.0
 """Seconds that the end of this process waits for threads of an engine."""
 
 
@@ -277,7 +277,7 @@ def _end(command: str, number: int) -> NoReturn:
     advice = "; blocks that are done are not done again: run again" if command in ("run", "replay") else ""
     print(f"beam-prep: stopped by {signal.Signals(number).name}{advice}", file=sys.stderr, flush=True)
     signal.signal(number, signal.SIG_DFL)
-    late = threading.Timer(_UNTIL_ENDED, os.kill, (os.getpid(), number))
+    late = threading.Timer(UNTIL_ENDED, os.kill, (os.getpid(), number))
     late.daemon = True
     late.start()
     raise SystemExit(128 + number)
@@ -293,14 +293,14 @@ def _set_up_log(verbose: bool) -> None:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def _import_beam() -> None:
+def import_beam() -> None:
     with quiet_import():
         importlib.import_module("apache_beam")
 
 
 def _reach_stores(beam_options: list[str]) -> None:
     """Beam's options say where a store is."""
-    _import_beam()
+    import_beam()
     from apache_beam.io.filesystems import FileSystems
     from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -333,7 +333,7 @@ def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> s
 
 @_command("JSONL files -> an output directory", options.add_arguments, example=RUN_EXAMPLE, beams=True)
 def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
+    import_beam()
     from beam_prep.pipeline import Pipeline
     from beam_prep.recipe import read_config
 
@@ -377,7 +377,7 @@ def _made(result: "Result") -> str:
     beams=True,
 )
 def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
+    import_beam()
     from beam_prep.replay import Replay
 
     arguments = _with_config(options.replay_arguments(given), given)
@@ -450,7 +450,7 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
         places = {name: getattr(given, name) for name in ("record", "domain", "split", "source")}
         inspect(given.paths[0], **chosen, **places)
         return 0
-    _import_beam()
+    import_beam()
     from beam_prep.preview import preview
 
     preview(given.paths, given.config, given.tokenizer_path, **chosen)
@@ -495,7 +495,7 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
     example=AUDIT_EXAMPLE,
 )
 def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
+    import_beam()
     from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit_groups
 
     count = SAMPLE if given.sample is None else given.sample
@@ -520,7 +520,7 @@ def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
     example=INIT_EXAMPLE,
 )
 def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
+    import_beam()
     from beam_prep.starter.write import start
 
     print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
@@ -541,7 +541,7 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
     example=TEMPLATE_EXAMPLE,
 )
 def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _import_beam()
+    import_beam()
     from beam_prep.template import template
 
     pager = not given.no_pager
@@ -643,7 +643,7 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
         wrong = list(problems(files, manifest))
         found |= numbers(text)
         if given.inputs:
-            _import_beam()
+            import_beam()
             from beam_prep.storage.input_digests import compare_inputs
 
             inputs = compare_inputs(manifest["inputs"])

@@ -25,7 +25,7 @@ from beam_prep.data.block import InputFile
 
 log = logging.getLogger("beam_prep")
 
-_EVERY_TERMINAL, _EVERY_LOG, _FIRST_LOG = 0.5, 30.0, 5.0
+_EVERY_TERMINAL, EVERY_LOG, FIRST_LOG = 0.5, 30.0, 5.0
 _EVERY_SHARD = 0.25
 """Seconds between two lines of a worker that writes a shard."""
 _WINDOW = 60.0
@@ -203,7 +203,7 @@ class Progress:
         self._clock = clock
         self._ask: Ask | None = None
         self._console: Any = None
-        self._stop = threading.Event()
+        self.stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="beam_prep-progress")
         self._began: dict[Phase, float] = {"tokenise": clock()}
         self._seen: dict[Phase, deque[tuple[float, int]]] = {}
@@ -215,7 +215,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self.stopped.set()
         self._thread.join(_UNTIL_ENDED)
         if self._thread.is_alive() and self._console is not None:
             with contextlib.suppress(OSError):
@@ -291,24 +291,24 @@ class Progress:
             if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown"):
                 self._watch_terminal()
             else:
-                self._watch_log()
+                self.watch_log()
 
-    def _watch_log(self) -> None:
+    def watch_log(self) -> None:
         """A line soon, one every half minute, and one when a long phase has ended."""
-        wait, phase = _FIRST_LOG, PHASES[0]
+        wait, phase = FIRST_LOG, PHASES[0]
         due = self._clock() + wait
-        while not self._stop.wait(min(_EVERY_TERMINAL, max(due - self._clock(), 0.0))):
+        while not self.stopped.wait(min(_EVERY_TERMINAL, max(due - self._clock(), 0.0))):
             if self._ask is not None and self._clock() < due:
                 continue  # a runner is asked no more often than is needed
             state = self.state()
             if state.phase != phase:
                 took = self._began[state.phase] - self._began[phase]
-                if took >= _FIRST_LOG:
+                if took >= FIRST_LOG:
                     log.info("%s: done in %s", phase, lasting(took))
                 phase = state.phase
             if self._clock() >= due:
                 log.info("%s", state.line())
-                due = self._clock() + _EVERY_LOG
+                due = self._clock() + EVERY_LOG
 
     def _watch_terminal(self) -> None:
         from rich.console import Console
@@ -341,5 +341,5 @@ class Progress:
                     completed=min(state.done, state.goal or 0),
                     description=left + state.words,
                 )
-                if self._stop.wait(_EVERY_TERMINAL if self._ask is None else _FIRST_LOG):
+                if self.stopped.wait(_EVERY_TERMINAL if self._ask is None else FIRST_LOG):
                     return

@@ -16,7 +16,7 @@ from beam_prep.formats.manifest import UNLISTED
 
 # Machines differ in speed, and several tests share one: no case fails for its time.
 settings.register_profile("quick", deadline=None, max_examples=40)
-# pytest --hypothesis-profile=nightly
+# `make test-nightly`
 settings.register_profile("nightly", deadline=None, max_examples=500)
 settings.load_profile("quick")
 
@@ -80,6 +80,16 @@ def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
         return job.run(["--runner=FnApiRunner"])
 
     return _run
+
+
+def prepared(config: dict[str, Any], records: list[Any]) -> Any:
+    """The `Batch` of a block of records, as a run caches it, without a job."""
+    from beam_prep.config import PipelineConfig
+    from beam_prep.sample.sample import prepare
+    from beam_prep.testing import records as block
+    from tests.reference import ours
+
+    return prepare(block(records), PipelineConfig.from_dict(config), ours(ROOT / "examples" / "tokenizer"))
 
 
 @pytest.fixture(params=["auto", "transformers"], ids=["fast", "reference"])

@@ -11,7 +11,6 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given as drawn
-from hypothesis import settings
 
 from beam_prep import errors
 from beam_prep.config import PipelineConfig, loading
@@ -528,7 +527,6 @@ def nearly_configs(draw: st.DrawFn) -> Any:
     return config
 
 
-@settings(max_examples=400)
 @drawn(nearly_configs() | ANY)
 def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> None:
     try:

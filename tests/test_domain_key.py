@@ -8,7 +8,6 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.cli import summary
-from tests.test_preference import rejects
 
 TEXTS: dict[str, Any] = {
     "input": {"sections": [{"field": "text", "action": "train"}]},
@@ -43,7 +42,8 @@ def test_a_text_is_a_domain_and_what_is_no_value_a_reject(
     assert {shard["domain"]: shard["rows"] for shard in done.manifest["shards"]} == wanted
     assert done.manifest["domains"]["2024.5"] == "2024.5"  # its folder
     assert "\n  4 domains: , 2024, 2024.5, __default__" in summary(done.output, done.manifest)
-    assert rejects(Path(done.output)) == {len(NAMED) + 2: "wrong_type", len(NAMED) + 3: "wrong_type"}
+    rejects = {reject["line"]: reject["reason"] for reject in bp.open(done.output).rejects()}
+    assert rejects == {len(NAMED) + 2: "wrong_type", len(NAMED) + 3: "wrong_type"}
     said = (
         "output.domain_key 'd' is a number or a boolean (as 2024) in 4 of the first 11 records: these are in the domain"
     )

@@ -197,13 +197,13 @@ def test_the_parts_decode_to_the_document(name: str, text: str, seed: int, mode:
 )
 def test_each_way_to_put_a_space_before_a_text(parts: dict[str, str]) -> None:
     tokenizer = changed("mistral-v3", normalizer="null", **parts)
-    for text in (ADD, "x=[1,2,3]", "    indented = True", "a"):
-        for mode in get_args(FimMode):
-            for seed in range(9):
-                fim = Fim(1.0, mode, seed)
-                (ids,) = batch_of(tokenizer, [text], fim)["sequence"].to_lists()
-                whole = tokenizer.decode(tokenizer.encode([text], False).flat.tolist())
-                assert joined(tokenizer, ids, fim) == whole
+    texts = [ADD, "x=[1,2,3]", "    indented = True", "a"]
+    wholes = [tokenizer.decode(ids) for ids in tokenizer.encode(texts, False).to_lists()]
+    for mode in get_args(FimMode):
+        for seed in range(9):
+            fim = Fim(1.0, mode, seed)
+            rows = batch_of(tokenizer, texts, fim)["sequence"].to_lists()
+            assert [joined(tokenizer, ids, fim) for ids in rows] == wholes
 
 
 def test_a_space_that_byte_level_puts_before_a_text() -> None:

@@ -77,7 +77,11 @@ def rows(made: bp.Dataset) -> list[list[list[float]]]:
 LABELS = {"columns": "labels", "storage_format": ["bin", "arrow"]}
 
 
-@pytest.mark.parametrize("parts", [{"output": LABELS}, {"output": {"loss_weights": True}}], ids=["labels", "masks"])
+@pytest.mark.parametrize(
+    "parts",
+    [{"output": LABELS}, pytest.param({"output": {"loss_weights": True}}, marks=pytest.mark.long)],
+    ids=["labels", "masks"],
+)
 def test_a_group_gives_the_rows_that_a_job_of_its_own_gives(parts: dict[str, Any], make: Made) -> None:
     given = config(named(), preprocessing={"eos": "if_missing", "min_chars": 20}, **parts)
     together = make(given)
@@ -103,9 +107,13 @@ def test_rows_without_a_domain_are_in_the_order_of_the_groups(make: Made) -> Non
 WORKERS = ["--runner=DirectRunner", "--direct_num_workers=2"]
 
 
-@pytest.mark.parametrize("runner", [RUNNER, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["alone", "workers"])
 @pytest.mark.parametrize(
-    "packing", ["none", *(pytest.param(each, marks=pytest.mark.long) for each in ("bfd", "wrapped"))]
+    ("packing", "runner"),
+    [
+        ("none", RUNNER),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("bfd", WORKERS), ("wrapped", RUNNER))),
+    ],
+    ids=["none", "bfd, workers", "wrapped"],
 )
 def test_neither_blocks_nor_workers_change_a_byte(packing: str, runner: Any, make: Made, tmp_path: Path) -> None:
     given = config(

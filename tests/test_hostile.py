@@ -45,34 +45,32 @@ def prepared(tmp_path: Path, tokenizer_path: str) -> Callable[..., bp.Dataset]:
     return _prepared
 
 
-@pytest.mark.parametrize(
-    ("ending", "opened", "filler"),
-    [
-        *(("", open, filler) for filler in (b" ", b"\0", b'{"text": "long"')),
-        (".gz", gzip.open, b'{"text": "long"'),
-        (".bz2", bz2.open, b" "),
-        (".zst", zstd, b"\0"),
-    ],
-)
-def test_a_line_that_is_too_long_is_one_reject(
-    prepared: Callable[..., bp.Dataset], tmp_path: Path, ending: str, opened: Any, filler: bytes
-) -> None:
-    """In a file of several blocks, some of which begin within the line; the same bytes at another block size."""
-    path = tmp_path / f"in.jsonl{ending}"
-    with opened(path, "wb") as file:
-        file.write(GOOD + filler * (600_000 // len(filler)) + b"\n" + GOOD)
+LONG: list[tuple[str, Any, bytes]] = [
+    *((f"{place}.jsonl", open, filler) for place, filler in enumerate((b" ", b"\0", b'{"text": "long"'))),
+    ("3.jsonl.gz", gzip.open, b'{"text": "long"'),
+    ("4.jsonl.bz2", bz2.open, b" "),
+    ("5.jsonl.zst", zstd, b"\0"),
+]
+
+
+def test_a_line_that_is_too_long_is_one_reject(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
+    """In files of several blocks, some of which begin within the line; the same bytes at another block size."""
+    for name, opened, filler in LONG:
+        with opened(tmp_path / name, "wb") as file:
+            file.write(GOOD + filler * (600_000 // len(filler)) + b"\n" + GOOD)
+    paths = [tmp_path / name for name, _, _ in LONG]
     outputs = [
-        prepared(TEXT, path, name=str(size), max_line_bytes=100_000, block_bytes=size, max_reject_chars=7)
+        prepared(TEXT, *paths, name=str(size), max_line_bytes=100_000, block_bytes=size, max_reject_chars=7)
         for size in (65_536, 1 << 20)
     ]
     for output in outputs:
-        assert output.manifest["ledger"]["rejected"] == {"line_too_long": 1}
-        assert output.manifest["totals"]["rows"] == 100
+        assert output.manifest["ledger"]["rejected"] == {"line_too_long": 6}
+        assert output.manifest["totals"]["rows"] == 600
         assert output.manifest["options"]["max_line_bytes"] == 100_000
-        (file,) = (Path(output.path) / "rejects").iterdir()
-        (reject,) = map(json.loads, file.read_text("utf-8").splitlines())
-        text = (filler * 7)[:7].decode()
-        assert (reject["offset"], reject["line"], reject["text"]) == (len(GOOD), 51, text)
+        assert [(each["file"], each["offset"], each["line"], each["text"]) for each in output.rejects()] == [
+            (str(path), len(GOOD), 51, (filler * 7)[:7].decode())
+            for path, (_, _, filler) in zip(paths, LONG, strict=True)
+        ]
     assert outputs[0].manifest == outputs[1].manifest
 
 

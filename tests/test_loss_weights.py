@@ -141,8 +141,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("of", ["record", "message"])
-@pytest.mark.parametrize(("weight", "reason", "message"), BAD)
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize(
+    ("name", "weight", "reason", "message"), [*(("role", *bad) for bad in BAD), *((name, *BAD[0]) for name in OUTPUTS)]
+)
 def test_what_is_no_weight_is_a_reject(name: str, weight: Any, reason: str, message: str, of: str) -> None:
     own = {"weight": weight}
     record = {**BEFORE, "messages": [said("user", "b"), said("assistant", "c", **(own if of == "message" else {}))]}

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import beam_prep as bp
-from tests.conftest import ROOT
+from beam_prep.tokens.batch import Batch
+from tests.conftest import ROOT, prepared
 
+TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
+EOS = TOKENIZER.special_tokens["eos_token"]
 DPO = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())
 GRPO = json.loads((ROOT / "configs" / "grpo.json").read_text())
 
@@ -22,23 +25,28 @@ def pair(chosen: str, rejected: str, question: str = "What is two and two?") -> 
     }
 
 
-def rejects(output: Path) -> dict[int, str]:
-    rows = [json.loads(line) for file in output.glob("rejects/*.jsonl") for line in file.read_text().splitlines()]
-    return {row["line"]: row["reason"] for row in rows}
+def rejects(batch: Batch) -> dict[int, str]:
+    """Line of each reject, from 1 on, to its reason."""
+    return {line + 1: reason for line, reason in bp.testing.rejects(batch)}
+
+
+def messages(batch: Batch) -> dict[int, str]:
+    return {line + 1: message for line, message in batch.ledger.messages.items()}
 
 
 def test_sides_that_are_equal_or_missing_are_rejected(run: Callable[..., Any]) -> None:
+    """In a run."""
     good = pair("Four.", "Five.")
     lone = {"chosen": good["chosen"]}
     answers = {name: [good[name][1]] for name in good}  # nothing is asked
     done = run(DPO, [good, pair("Four.", "Four."), lone, answers], max_reject_rate=1, max_no_loss_rate=1)
     assert len(bp.open(done.output)) == 1
-    found = rejects(Path(done.output))
+    found = {reject["line"]: reject["reason"] for reject in bp.open(done.output).rejects()}
     assert found.keys() == {2, 3, 4}
     assert (found[2], found[4]) == ("equal_sides", "no_prompt")
 
 
-def test_a_prompt_of_messages_that_nothing_follows_is_rejected(run: Callable[..., Any], way: None) -> None:
+def test_a_prompt_of_messages_that_nothing_follows_is_rejected() -> None:
     good = pair("Four.", "Five.")
     ask = good["chosen"][:1]
     bare = [
@@ -46,44 +54,41 @@ def test_a_prompt_of_messages_that_nothing_follows_is_rejected(run: Callable[...
         {"prompt": ask, "chosen": [], "rejected": []},
         {"prompt": ask, "chosen": good["chosen"][1:]},
     ]
-    done = run(DPO, [good, *bare], max_reject_rate=1)
-    assert len(bp.open(done.output)) == 1
-    assert rejects(Path(done.output)) == {2: "no_answer", 3: "no_answer", 4: "no_answer"}
+    batch = prepared(DPO, [good, *bare])
+    assert len(batch) == 1
+    assert rejects(batch) == {2: "no_answer", 3: "no_answer", 4: "no_answer"}
 
 
-def test_a_prompt_that_is_text_beside_conversations_is_the_one_they_begin_with(run: Callable[..., Any]) -> None:
+def test_a_prompt_that_is_text_beside_conversations_is_the_one_they_begin_with() -> None:
     without = pair("Four.", "Five.")
     beside = {"prompt": "What is two and two?", **without}  # as UltraFeedback has it
-    rows = bp.open(run(DPO, [without, beside]).output)
-    assert len(rows) == 2
-    assert all((rows[0][name] == rows[1][name]).all() for name in rows.columns)
+    one, other = bp.testing.to_rows(prepared(DPO, [without, beside]))
+    assert one == other
 
 
-def test_sides_that_are_equal_after_cutting_are_rejected(run: Callable[..., Any]) -> None:
+def test_sides_that_are_equal_after_cutting_are_rejected() -> None:
     long = "word " * 200
     config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}
     rows = [pair("Four.", "Five."), pair(long + "yes", long + "no", "Say it."), pair("Yes " + long, "No " + long)]
-    done = run(config, rows, max_reject_rate=1, max_no_loss_rate=1)
-    assert rejects(Path(done.output)) == {2: "equal_sides"}
-    assert len(bp.open(done.output)) == 2
+    batch = prepared(config, rows)
+    assert rejects(batch) == {2: "equal_sides"}
+    assert len(batch) == 2
 
 
-def test_as_many_rewards_as_responses(run: Callable[..., Any]) -> None:
+def test_as_many_rewards_as_responses() -> None:
     ask = [{"role": "user", "content": "Two and two?"}]
     rows = [
         {"prompt": ask, "responses": ["4", "5"], "rewards": [1.0, 0.0]},
         {"prompt": ask, "responses": ["4", "5"], "rewards": [1.0]},
     ]
-    done = run(GRPO, rows, max_reject_rate=1, max_no_loss_rate=1)
-    assert rejects(Path(done.output)) == {2: "count_mismatch"}
+    assert rejects(prepared(GRPO, rows)) == {2: "count_mismatch"}
 
 
-def test_the_last_message_is_the_assistants(run: Callable[..., Any]) -> None:
+def test_the_last_message_is_the_assistants() -> None:
     config = json.loads((ROOT / "configs" / "sft_last_turn_shifted.json").read_text())
     good = {"messages": pair("Four.", "")["chosen"]}
     bad = {"messages": [*good["messages"], {"role": "user", "content": "Sure?"}]}
-    done = run(config, [good, bad], max_reject_rate=1, max_no_loss_rate=1)
-    assert rejects(Path(done.output)) == {2: "last_not_assistant"}
+    assert rejects(prepared(config, [good, bad])) == {2: "last_not_assistant"}
 
 
 # A prompt stands once: as exact texts, what is trained in brackets.
@@ -123,37 +128,32 @@ def conversation(field: str = "prompt", **rest: Any) -> dict[str, Any]:
     return {"input": {"sources": sources, "chat_template": TEMPLATE, **rest}}
 
 
-def shown(dataset: Any, row: int, ids: str, mask: str) -> tuple[str, str]:
+def shown(row: dict[str, Any], ids: str, mask: str) -> tuple[str, str]:
     """(text that is not trained, text that is), the first before the second."""
-    tokens, trained = dataset[row][ids], dataset[row][mask].astype(bool)
+    tokens, trained = np.array(row[ids]), np.array(row[mask]) > 0
     assert not trained[: (~trained).sum()].any()
-    return dataset.tokenizer.decode(tokens[~trained]), dataset.tokenizer.decode(tokens[trained])
+    return TOKENIZER.decode(tokens[~trained].tolist()), TOKENIZER.decode(tokens[trained].tolist())
 
 
 @pytest.mark.parametrize("implicit", [False, True])
-def test_the_prompt_of_a_chat_stands_once_and_is_not_trained(
-    run: Callable[..., Any], implicit: bool, way: None
-) -> None:
-    rows: Any = bp.open(run(conversation(implicit_prompt=implicit), [record for record, _ in CHATS.values()]).output)
-    eos = rows.tokenizer.special_tokens["eos_token"]
-    assert len(rows) == len(CHATS)
-    for row, (_, prompt) in enumerate(CHATS.values()):
-        assert shown(rows, row, "chosen", "chosen_mask") == (prompt, f"A heron.{eos}")
-        assert shown(rows, row, "rejected", "rejected_mask") == (prompt, f"A robin.{eos}")
+def test_the_prompt_of_a_chat_stands_once_and_is_not_trained(implicit: bool) -> None:
+    batch = prepared(conversation(implicit_prompt=implicit), [record for record, _ in CHATS.values()])
+    for row, (_, prompt) in zip(bp.testing.to_rows(batch), CHATS.values(), strict=True):
+        assert shown(row, "chosen", "chosen_mask") == (prompt, f"A heron.{EOS}")
+        assert shown(row, "rejected", "rejected_mask") == (prompt, f"A robin.{EOS}")
 
 
-def test_the_prompt_of_a_completion_stands_once(run: Callable[..., Any]) -> None:
+def test_the_prompt_of_a_completion_stands_once() -> None:
     records = [{"prompt": record["prompt"], "completion": record["chosen"]} for record, _ in CHATS.values()]
     both = {"template": "conversation"}
     sections = [{"field": "prompt", "action": "mask", **both}, {"field": "completion", "action": "train", **both}]
-    rows: Any = bp.open(run({"input": {"sections": sections, "chat_template": TEMPLATE}}, records).output)
-    eos = rows.tokenizer.special_tokens["eos_token"]
-    for row, (_, prompt) in enumerate(CHATS.values()):
-        assert shown(rows, row, "sequence", "loss_mask") == (prompt, f"A heron.{eos}")
+    batch = prepared({"input": {"sections": sections, "chat_template": TEMPLATE}}, records)
+    for row, (_, prompt) in zip(bp.testing.to_rows(batch), CHATS.values(), strict=True):
+        assert shown(row, "sequence", "loss_mask") == (prompt, f"A heron.{EOS}")
 
 
 @pytest.mark.parametrize("encode", ["joint", "separate"])
-def test_the_prompt_of_texts_stands_once(run: Callable[..., Any], encode: str) -> None:
+def test_the_prompt_of_texts_stands_once(encode: str) -> None:
     records = [
         {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."},
         {"prompt": "The sky is", "chosen": "The sky is blue.", "rejected": "The sky is green."},
@@ -162,44 +162,37 @@ def test_the_prompt_of_texts_stands_once(run: Callable[..., Any], encode: str) -
         side: {"sections": [{"field": "prompt", "action": "mask"}, {"field": side, "action": "train"}]}
         for side in ("chosen", "rejected")
     }
-    rows = bp.open(run({"input": {"sources": sources}, "preprocessing": {"encode": encode}}, records).output)
+    rows = bp.testing.to_rows(prepared({"input": {"sources": sources}, "preprocessing": {"encode": encode}}, records))
     assert len(rows) == 2
-    for row in range(2):
-        assert shown(rows, row, "chosen", "chosen_mask") == ("The sky is", " blue.")
-        assert shown(rows, row, "rejected", "rejected_mask") == ("The sky is", " green.")
+    for row in rows:
+        assert shown(row, "chosen", "chosen_mask") == ("The sky is", " blue.")
+        assert shown(row, "rejected", "rejected_mask") == ("The sky is", " green.")
 
 
-def test_a_side_with_another_prompt_is_a_reject_that_shows_both(run: Callable[..., Any]) -> None:
+def test_a_side_with_another_prompt_is_a_reject_that_shows_both() -> None:
     other = {"role": "user", "content": "Which tree bends?"}
     bad = {"prompt": [ASK], "chosen": [other, HERON], "rejected": [other, ROBIN]}
-    done = run(conversation(), [CHATS["explicit"][0], bad], max_reject_rate=1)
-    assert messages(Path(done.output)) == {
+    assert messages(prepared(conversation(), [CHATS["explicit"][0], bad])) == {
         2: "a side has another prompt: the prompt ('prompt') is [user: \"Which bird wades?\"], 'chosen' is "
         '[user: "Which tree bends?", assistant: "A heron."]; wanted a side that begins with the prompt as it is, or '
         "one that holds only what follows it"
     }
 
 
-def test_a_pair_of_alpaca_has_its_system_text_and_its_question(run: Callable[..., Any]) -> None:
+def test_a_pair_of_alpaca_has_its_system_text_and_its_question() -> None:
     record = {"system": "Be brief.", "question": "Which bird wades?", "chosen": "A heron.", "rejected": "A robin."}
     adapter = {"name": "alpaca", "to": "preference", "instruction": "question"}
-    rows = bp.open(run(conversation(adapter=adapter), [record]).output)
-    assert shown(rows, 0, "chosen", "chosen_mask")[0] == WITH_SYSTEM
+    (row,) = bp.testing.to_rows(prepared(conversation(adapter=adapter), [record]))
+    assert shown(row, "chosen", "chosen_mask")[0] == WITH_SYSTEM
 
 
-def test_sides_that_only_the_cut_makes_equal_say_so(run: Callable[..., Any]) -> None:
+def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     long = "word " * 200
     config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}
     rows = [pair("Four.", "Five."), pair(long + "yes", long + "no", "Say it."), pair(long, long, "Say it.")]
     for template in ("conversation", "message"):
         given = json.loads(json.dumps(config).replace('"conversation"', f'"{template}"'))
-        done = run(given, rows, template, max_reject_rate=1)
-        found = messages(Path(done.output))
+        found = messages(prepared(given, rows))
         assert found.keys() == {2, 3}
         assert "all that differs is cut off" in found[2]
         assert "cut off" not in found[3]
-
-
-def messages(output: Path) -> dict[int, str]:
-    rows = [json.loads(line) for file in output.glob("rejects/*.jsonl") for line in file.read_text().splitlines()]
-    return {row["line"]: row["message"] for row in rows}

@@ -278,7 +278,7 @@ def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPa
         asked.set()
         raise RuntimeError("the runner is gone")
 
-    monkeypatch.setattr(progress, "_FIRST_LOG", 0.0)
+    monkeypatch.setattr(progress, "FIRST_LOG", 0.0)
     shown = Progress(None, of_size(5))
     shown.ask(fails)
     with shown:
@@ -304,9 +304,9 @@ def test_a_log_has_a_line_soon_and_then_one_every_half_minute(
                 report_block(str(folder), Counts(plans=1, planned=5))
             return clock.now > 200
 
-    monkeypatch.setattr(shown, "_stop", Ticks())
+    monkeypatch.setattr(shown, "stopped", Ticks())
     with caplog.at_level(logging.INFO, "beam_prep"):
-        shown._watch_log()
+        shown.watch_log()
     assert [line.split(":")[0] for line in caplog.messages] == [
         "tokenise 0%",
         "tokenise 0%",

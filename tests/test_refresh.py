@@ -207,7 +207,7 @@ def test_every_format_names_its_files(jobs: Jobs) -> None:
     manifest = json.loads((jobs.folder / "out" / "manifest.json").read_bytes())
     columns = output_columns(manifest)
     for shard in manifest["shards"]:
-        named = reuse._files(manifest["formats"], columns, shard["shard"], len(manifest["shards"]))
+        named = reuse.files_named(manifest["formats"], columns, shard["shard"], len(manifest["shards"]))
         assert named is not None
         assert sorted(f"__default__/{name}" for name in named) == sorted(file["path"] for file in shard["files"])
         for name, content in named.items():

@@ -186,7 +186,7 @@ def test_a_drawn_row_is_said_to_be_cut_if_and_only_if_it_is(
 
 @pytest.mark.parametrize("reason_of", ["filter", "map"])
 def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most_frequent(reason_of: str) -> None:
-    from beam_prep.shards.plan import REASONS_SHOWN, _first_blocks
+    from beam_prep.shards.plan import REASONS_SHOWN, first_blocks
 
     class Receipts:
         def counted(self, kind: str, reasons: list[str]) -> Any:
@@ -195,7 +195,7 @@ def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most
 
     counts = {f"{reason_of} {number}": number for number in range(1_000)}
     wanted = {f"{reason_of} {number}" for number in range(1_000 - REASONS_SHOWN, 1_000)}
-    assert _first_blocks(Receipts(), "dropped", counts, 1).tolist() == [0]  # type: ignore[arg-type]
+    assert first_blocks(Receipts(), "dropped", counts, 1).tolist() == [0]  # type: ignore[arg-type]
 
 
 def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:

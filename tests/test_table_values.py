@@ -1,4 +1,4 @@
-"""A table's values are what its library reads: runs over tables give what runs over the same records as JSONL give."""
+"""A table's values are what its library reads: blocks of tables give what blocks of the same records as JSONL give."""
 
 import json
 import math
@@ -11,12 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import beam_prep as bp
-from beam_prep.reading.records import Record, parse
+from beam_prep.reading.records import Record
 from beam_prep.starter.shapes import find_shape
-from beam_prep.storage.files import list_inputs
-from beam_prep.storage.splits import blocks_of, split_file
 from tests.conftest import ROOT
-from tests.test_sources import LOOSE, made, outcome, write
+from tests.test_sources import blocks, made, tokens_of, write
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -74,19 +72,15 @@ MIXED: list[Any] = [
 
 
 def records_of(path: str) -> list[Record]:
-    """The records that a run reads of an input."""
-    files = list(list_inputs(path))
-    splits = [split for place, file in enumerate(files) for split in split_file((place, file), 1 << 20)]
-    return [row for split in splits for block in blocks_of(split, 1 << 20) for row in parse(*block, by_row=True).rows]
+    return [row for block in blocks(path) for row in block.rows]
 
 
-def compared(rows: list[Record], path: str, given: dict[str, Any], folder: Path, tokenizer: str) -> None:
-    """Runs a config over records as JSONL and over a table, and compares all of both outputs."""
+def compared(rows: list[Record], path: str, given: dict[str, Any], folder: Path) -> None:
+    """Compares what a config makes of records as JSONL and of a table."""
     (folder / "x.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    made(given, str(folder / "x.jsonl"), folder / "lines", tokenizer, **LOOSE)
-    made(given, path, folder / "table", tokenizer, **LOOSE)
-    assert outcome(folder / "table") == outcome(folder / "lines")
-    assert len(bp.open(folder / "table")) == len(rows)
+    found = tokens_of(path, given)
+    assert found == tokens_of(str(folder / "x.jsonl"), given)
+    assert len(found[0]) == len(rows)
 
 
 def without_nulls(value: Any) -> Any:
@@ -102,7 +96,7 @@ def without_nulls(value: Any) -> Any:
 
 @pytest.mark.parametrize("way", ["json", "parquet", "folder"])
 @pytest.mark.parametrize("name", ["calls", "mixed"])
-def test_columns_that_datasets_writes_as_json(name: str, way: str, tmp_path: Path, tokenizer_path: str) -> None:
+def test_columns_that_datasets_writes_as_json(name: str, way: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     shapes: dict[str, list[Record]] = {"calls": CALLS, "mixed": MIXED}
     rows = shapes[name]
@@ -121,10 +115,10 @@ def test_columns_that_datasets_writes_as_json(name: str, way: str, tmp_path: Pat
     else:
         found.save_to_disk(path)
     assert without_nulls(records_of(path)) == without_nulls(list(found))
-    compared(rows, path, CHAT, tmp_path, tokenizer_path)
+    compared(rows, path, CHAT, tmp_path)
 
 
-def test_a_sequence_of_a_dict_holds_messages(tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_sequence_of_a_dict_holds_messages(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         {"messages": datasets.Sequence({"role": datasets.Value("string"), "content": datasets.Value("string")})}
@@ -138,18 +132,18 @@ def test_a_sequence_of_a_dict_holds_messages(tmp_path: Path, tokenizer_path: str
     found.save_to_disk(str(tmp_path / "set"))
     read = records_of(str(tmp_path / "set"))
     assert read == list(found) == stored
-    compared(rows, str(tmp_path / "set"), CHAT, tmp_path, tokenizer_path)
+    compared(rows, str(tmp_path / "set"), CHAT, tmp_path)
 
 
 @pytest.mark.parametrize("adapter", [None, "sharegpt"])
-def test_messages_as_json_text_are_messages(adapter: str | None, tmp_path: Path, tokenizer_path: str) -> None:
+def test_messages_as_json_text_are_messages(adapter: str | None, tmp_path: Path) -> None:
     rows: list[Record] = CALLS
     given = CHAT
     if adapter:
         shared = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
         rows, given = [{"conversations": shared}], {**CHAT, "input": {**CHAT["input"], "adapter": adapter}}
     texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
-    compared(rows, write(texts, tmp_path / "x"), given, tmp_path, tokenizer_path)
+    compared(rows, write(texts, tmp_path / "x"), given, tmp_path)
 
 
 def test_init_finds_messages_in_each_of_their_forms() -> None:
@@ -173,11 +167,10 @@ def test_init_finds_messages_in_each_of_their_forms() -> None:
     ],
     ids=["cut", "text", "object", "lengths"],
 )
-def test_what_holds_no_messages_is_a_reject(messages: Any, message: str, tmp_path: Path, tokenizer_path: str) -> None:
-    path = write([{"messages": messages}, {"messages": messages}], tmp_path / "x")
-    with pytest.raises(bp.errors.RunError, match=r"x\.parquet \(row 1\)") as raised:
-        made(CHAT, path, tmp_path / "out", tokenizer_path)
-    assert message in str(raised.value)
+def test_what_holds_no_messages_is_a_reject(messages: Any, message: str, tmp_path: Path) -> None:
+    _, said = tokens_of(write([{"messages": messages}, {"messages": messages}], tmp_path / "x"), CHAT)
+    assert len(said) == 2
+    assert message in said[0]
 
 
 def test_json_of_parquet_itself(tmp_path: Path) -> None:
@@ -186,7 +179,7 @@ def test_json_of_parquet_itself(tmp_path: Path) -> None:
     assert records_of(str(tmp_path / "x.parquet")) == [{"x": {"a": 1, "b": None}}, {}, {"x": []}]
 
 
-def test_sides_of_pairs_as_json_text_have_their_prompt_once(tmp_path: Path, tokenizer_path: str) -> None:
+def test_sides_of_pairs_as_json_text_have_their_prompt_once(tmp_path: Path) -> None:
     rows = [
         {
             side: [*TALK[:1], {"role": "assistant", "content": text}]
@@ -196,7 +189,7 @@ def test_sides_of_pairs_as_json_text_have_their_prompt_once(tmp_path: Path, toke
     given = json.loads((ROOT / "configs/dpo_conversation.json").read_text())
     given["input"]["chat_template"] = TEMPLATE
     texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
-    compared(rows, write(texts, tmp_path / "x"), given, tmp_path, tokenizer_path)
+    compared(rows, write(texts, tmp_path / "x"), given, tmp_path)
 
 
 # What JSON does not have
@@ -264,17 +257,15 @@ READ: dict[str, tuple[Any, dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_where_it_is_read_the_reject_names_it_and_its_place(name: str, tmp_path: Path, tokenizer_path: str) -> None:
+def test_where_it_is_read_the_reject_names_it(name: str, tmp_path: Path) -> None:
     row, given, reason, message = READ[name]
-    path = write([row], tmp_path / "x")
-    with pytest.raises(bp.errors.RunError, match=r"x\.parquet \(row 1\)") as raised:
-        made(given, path, tmp_path / "out", tokenizer_path)
-    assert f"(row 1): {reason}: {message}" in str(raised.value)
+    _, (said,) = tokens_of(write([row], tmp_path / "x"), given)
+    assert said.startswith(f"{reason}: {message}")
 
 
-def test_an_object_that_looks_like_bytes_is_an_object(tmp_path: Path, tokenizer_path: str) -> None:
+def test_an_object_that_looks_like_bytes_is_an_object(tmp_path: Path) -> None:
     rows: list[Record] = [{"messages": asked(call("set", binary=5))}]
-    compared(rows, write(rows, tmp_path / "x"), CHAT, tmp_path, tokenizer_path)
+    compared(rows, write(rows, tmp_path / "x"), CHAT, tmp_path)
 
 
 @pytest.mark.parametrize(

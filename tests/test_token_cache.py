@@ -227,7 +227,7 @@ class Store:
 def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[TokenCache, Store]:
     token_cache = replace(block.token_cache, folder="s3://bucket/token_cache")
     store = Store({f"s3://bucket/token_cache/{block.name}{ending}": data for ending, data in block.whole.items()})
-    monkeypatch.setattr(objects, "_client", lambda path: store)
+    monkeypatch.setattr(objects, "client_of", lambda path: store)
     return token_cache, store
 
 

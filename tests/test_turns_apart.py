@@ -1,10 +1,13 @@
 """`input.turns`: a conversation becomes a row for each trained turn, rendered as at inference."""
 
+import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -13,10 +16,11 @@ from beam_prep import cli
 from beam_prep.chat.apply import render_records
 from beam_prep.data.schema import TurnsApart
 from beam_prep.errors import ConfigError
-from beam_prep.storage.tokenizers import load_tokenizer
-from tests.conftest import tree
+from tests.conftest import ROOT, prepared, tree
 from tests.reference import auto
 
+OURS = ROOT / "examples/tokenizer"
+TOKENIZER = bp.Tokenizer.load(OURS)
 TEMPLATE = (
     "{%- set last = namespace(user=-1) -%}"
     "{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}{%- endfor -%}"
@@ -45,13 +49,12 @@ def made(tmp_path: Path, tokenizer_path: str) -> Any:
         path.write_text(
             "".join(json.dumps(each if isinstance(each, dict) else {"messages": each}) + "\n" for each in chats)
         )
-        sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
-        config = {
-            "input": {"sections": sections, "chat_template": TEMPLATE, "turns": turns},
-            "mask": options.pop("mask", {"assistant": "train"}),
-            "preprocessing": options.pop("preprocessing", {}),
-            "output": {"storage_format": "bin", **(output or {})},
-        }
+        config = config_of(
+            turns,
+            mask=options.pop("mask", {"assistant": "train"}),
+            preprocessing=options.pop("preprocessing", {}),
+            output={"storage_format": "bin", **(output or {})},
+        )
         (tmp_path / "config.json").write_text(json.dumps(config))
         job = bp.Pipeline(bp.PipelineConfig.from_dict(config), path, tmp_path / name, tokenizer_path, **options)
         job.run(["--direct_running_mode=in_memory"])
@@ -60,15 +63,35 @@ def made(tmp_path: Path, tokenizer_path: str) -> Any:
     return make
 
 
-def shown(ds: bp.Dataset) -> list[tuple[str, str]]:
-    """(text, what is trained of it) of each row."""
-    decode = load_tokenizer(str(Path(ds.path) / "tokenizer")).reference.decode
-    rows = []
-    for row in ds:
-        ids, mask = row["sequence"].tolist(), row["loss_mask"].tolist()
-        trained = [token for token, one in zip(ids, mask, strict=True) if one]
-        rows.append((decode(ids, skip_special_tokens=False), decode(trained, skip_special_tokens=False)))
-    return rows
+def shown(rows: Iterable[Any]) -> list[tuple[str, str]]:
+    """(text, what is trained of it) of each row, of an output or a block."""
+    decode = TOKENIZER.reference.decode
+    found = []
+    for row in rows:
+        ids, mask = np.asarray(row["sequence"]), np.asarray(row["loss_mask"]) > 0
+        text, trained = (decode(each.tolist(), skip_special_tokens=False) for each in (ids, ids[mask]))
+        found.append((text, trained))
+    return found
+
+
+def config_of(turns: str, **parts: Any) -> dict[str, Any]:
+    sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
+    return {
+        "input": {"sections": sections, "chat_template": TEMPLATE, "turns": turns},
+        "mask": {"assistant": "train"},
+        "output": {"storage_format": "bin"},
+        **parts,
+    }
+
+
+def rows(chats: list[Any], turns: str, **parts: Any) -> list[tuple[str, str]]:
+    """What `shown` gives of the rows of some conversations, without a job."""
+    batch = prepared(config_of(turns, **parts), [{"messages": chat} for chat in chats])
+    found = []
+    for ids, mask, lengths in zip(*(batch[name].to_lists() for name in batch.schema), strict=True):
+        borders = [0, *itertools.accumulate(lengths)]
+        found += [{"sequence": ids[a:b], "loss_mask": mask[a:b]} for a, b in itertools.pairwise(borders)]
+    return shown(found)
 
 
 U, A, END = "<|im_start|>user:", "<|im_start|>assistant:", "<|im_end|>"
@@ -77,46 +100,46 @@ SECOND = (f"{U}one{END}{A}first{END}{U}two{END}{A}(so)second{END}", "(so)second<
 
 
 @pytest.mark.parametrize("turns", ["apart", "auto"])
-def test_a_row_has_each_turn_with_its_reasoning(turns: str, made: Any) -> None:
-    assert shown(made([CHAT], turns)) == [FIRST, SECOND]
+def test_a_row_has_each_turn_with_its_reasoning(turns: str) -> None:
+    assert rows([CHAT], turns) == [FIRST, SECOND]
 
 
-def test_auto_keeps_turns_together_that_history_does_not_change(made: Any) -> None:
-    (row,) = shown(made([CALLS], "auto"))
+def test_auto_keeps_turns_together_that_history_does_not_change() -> None:
+    (row,) = rows([CALLS], "auto")
     wanted = f"{U}one{END}{A}(hm)look{END}<|im_start|>tool:seen{END}{A}(ah)done{END}"
     assert row == (wanted, "(hm)look<|im_end|>(ah)done<|im_end|>")
-    assert len(shown(made([CALLS], "apart", "other"))) == 2
+    assert len(rows([CALLS], "apart")) == 2
 
 
-def test_auto_begins_a_row_where_history_changes(made: Any) -> None:
-    rows = shown(made([[*CALLS, say("user", "two"), say("assistant", "end", "ok")]], "auto"))
-    assert [trained for _, trained in rows] == ["(hm)look<|im_end|>(ah)done<|im_end|>", "(ok)end<|im_end|>"]
+def test_auto_begins_a_row_where_history_changes() -> None:
+    found = rows([[*CALLS, say("user", "two"), say("assistant", "end", "ok")]], "auto")
+    assert [trained for _, trained in found] == ["(hm)look<|im_end|>(ah)done<|im_end|>", "(ok)end<|im_end|>"]
 
 
-def test_what_stands_behind_the_last_trained_turn_is_in_no_row(made: Any) -> None:
-    assert shown(made([[*CHAT, say("user", "three")]], "apart")) == [FIRST, SECOND]
+def test_what_stands_behind_the_last_trained_turn_is_in_no_row() -> None:
+    assert rows([[*CHAT, say("user", "three")]], "apart") == [FIRST, SECOND]
 
 
-def test_the_last_turn_alone_where_the_mask_says_so(made: Any) -> None:
-    assert shown(made([CHAT], "apart", mask={"assistant": "last"})) == [SECOND]
+def test_the_last_turn_alone_where_the_mask_says_so() -> None:
+    assert rows([CHAT], "apart", mask={"assistant": "last"}) == [SECOND]
 
 
 @pytest.mark.parametrize("turns", ["apart", "auto"])
-def test_the_last_of_a_role_is_that_of_the_conversation(turns: str, made: Any) -> None:
-    trained = [trained for _, trained in shown(made([CHAT], turns, mask={"assistant": "train", "user": "last"}))]
+def test_the_last_of_a_role_is_that_of_the_conversation(turns: str) -> None:
+    trained = [trained for _, trained in rows([CHAT], turns, mask={"assistant": "train", "user": "last"})]
     assert trained == [FIRST[1], f"two<|im_end|>{SECOND[1]}"]
 
 
-def test_a_turn_that_says_train_false_has_no_row(made: Any) -> None:
+def test_a_turn_that_says_train_false_has_no_row() -> None:
     chat = [CHAT[0], {**CHAT[1], "train": False}, *CHAT[2:]]
-    assert shown(made([chat], "apart")) == [SECOND]
+    assert rows([chat], "apart") == [SECOND]
 
 
 def test_rows_keep_the_place_and_the_fields_of_their_record(made: Any) -> None:
     chats = [{"messages": CHAT, "id": f"r{n}"} for n in range(3)]
-    rows = [*made(chats, "apart", output={"keep_fields": ["id"], "provenance": True})]
-    assert [row["id"] for row in rows] == ["r0", "r0", "r1", "r1", "r2", "r2"]
-    assert len({int(row["offset"]) for row in rows}) == 3
+    found = [*made(chats, "apart", output={"keep_fields": ["id"], "provenance": True})]
+    assert [row["id"] for row in found] == ["r0", "r0", "r1", "r1", "r2", "r2"]
+    assert len({int(row["offset"]) for row in found}) == 3
 
 
 def test_the_manifest_counts_records_and_rows(made: Any) -> None:
@@ -168,7 +191,7 @@ def test_splits_and_copies_take_a_records_rows_together(made: Any) -> None:
 
 
 def test_block_size_formats_and_packing_change_no_row(made: Any) -> None:
-    chats = [[say("user", f"q{n}"), *CHAT[1:]] for n in range(300)]
+    chats = [[say("user", f"q{n}"), *CHAT[1:]] for n in range(240)]
     one = made(chats, "apart", output={"storage_format": ["bin", "tfrecord"]})
     other = made(chats, "apart", "small", output={"storage_format": ["bin", "tfrecord"]}, block_bytes=65536)
     assert shown(one) == shown(other)
@@ -176,15 +199,14 @@ def test_block_size_formats_and_packing_change_no_row(made: Any) -> None:
         k: v for k, v in tree(Path(other.path)).items() if "shard" in k
     }
     packed = made(chats, "apart", "packed", preprocessing={"packing_strategy": "bfd", "max_packed_len": 64})
-    assert packed.manifest["totals"]["packing"]["rows"] == 600
+    assert packed.manifest["totals"]["packing"]["rows"] == 480
     packed.verify()
 
 
 def test_labels_shift_chunks_and_padding_are_of_each_row(made: Any) -> None:
     ds = made([CHAT], "apart", output={"columns": "labels"}, preprocessing={"shift": True})
-    rows = [row["input_ids"].tolist() for row in ds]
     plain = [row["sequence"].tolist() for row in made([CHAT], "apart", "plain")]
-    assert rows == [ids[:-1] for ids in plain]
+    assert [row["input_ids"].tolist() for row in ds] == [ids[:-1] for ids in plain]
     chunked = made([CHAT], "apart", "chunks", preprocessing={"truncation_mode": "chunk", "max_seq_len": 8})
     chunked.verify()
     padded = made([CHAT], "apart", "padded", preprocessing={"padding": 16})
@@ -215,16 +237,15 @@ TURNS = st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), WORDS
 
 @given(turns=TURNS, is_auto=st.booleans())
 def test_each_turn_is_trained_once_in_what_transformers_renders(
-    tokenizer_path: str, turns: list[tuple[str, str, str | None]], is_auto: bool
+    turns: list[tuple[str, str, str | None]], is_auto: bool
 ) -> None:
     messages = [say("user", "go"), *(say(role, text, thought) for role, text, thought in turns)]
     messages = [each for place, each in enumerate(messages) if not place or each["role"] != messages[place - 1]["role"]]
-    tokenizer = load_tokenizer(tokenizer_path)
     section = bp.Section("messages", "$role", template="conversation")
     output = bp.Output("sequence", "ids", (section,), mask_name="loss_mask")
     rules = bp.TextRules(chat_template=TEMPLATE, turns=TurnsApart(is_auto, {"assistant": "train"}))
-    rendered = render_records(bp.testing.records([{"messages": messages}]), (output,), tokenizer, None, rules)
-    reference = auto(Path(tokenizer_path))
+    rendered = render_records(bp.testing.records([{"messages": messages}]), (output,), TOKENIZER, None, rules)
+    reference = auto(OURS)
     prefixes = [
         reference.apply_chat_template(messages[: place + 1], chat_template=TEMPLATE, tokenize=False)
         for place in range(len(messages))

@@ -211,7 +211,7 @@ def test_a_signal_ends_a_run_and_its_workers(
 
 
 def test_a_thread_of_an_engine_that_never_ends_keeps_no_process_alive() -> None:
-    code = "import sys, threading, time; from beam_prep import cli; cli._UNTIL_ENDED = 0.2; "
+    code = "import sys, threading, time; from beam_prep import cli; cli.UNTIL_ENDED = 0.2; "
     code += "wait = lambda *_: (threading.Thread(target=time.sleep, args=(600,)).start(), print(flush=True), "
     # Python sees a signal that comes just before a sleep when that ends.
     code += "[time.sleep(0.01) for _ in range(60000)]); cli.COMMANDS['presets'].set_defaults(run=wait); "
@@ -256,7 +256,7 @@ def test_nothing_of_a_worker_is_left(
 
 @pytest.mark.long
 def test_a_run_in_worker_processes_shows_its_progress(long_source: Path, tokenizer: Path, tmp_path: Path) -> None:
-    code = "import sys; from beam_prep import cli, progress; progress._FIRST_LOG = progress._EVERY_LOG = 0.2; "
+    code = "import sys; from beam_prep import cli, progress; progress.FIRST_LOG = progress.EVERY_LOG = 0.2; "
     code += "sys.exit(cli.main())"
     config = tmp_path / "config.json"
     config.write_text(json.dumps(TRAINED))

@@ -162,11 +162,11 @@ class ArrayRecordReader(FileReader):
 
     def _library(self) -> Any:
         # A forked process opens the file itself: it would share the place at which its parent reads.
-        return _opened(self._path, self._version, os.getpid())
+        return opened_file(self._path, self._version, os.getpid())
 
 
 @lru_cache(maxsize=_OPEN)
-def _opened(path: Path, version: tuple[int, int, int], process: int) -> Any:
+def opened_file(path: Path, version: tuple[int, int, int], process: int) -> Any:
     """The library's reader of a file.
 
     Raises:

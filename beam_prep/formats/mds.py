@@ -54,7 +54,7 @@ _U4 = np.dtype("<u4")
 _WIDTHS = (np.dtype("<u1"), np.dtype("<u2"), _U4)
 _ONE_DIMENSION = 1 << 2
 _COPY_BYTES = 1 << 20
-_MAX_BYTES = 2**32 - 1
+MAX_BYTES = 2**32 - 1
 
 
 class MDS(FileFormat):
@@ -171,9 +171,9 @@ class MDSWriter:
             parts += [head, *row]
             self._sizes.append(len(head) + sum(sizes))
         self._bytes += sum(self._sizes[-rows:]) + _U4.itemsize * rows
-        if self._bytes > _MAX_BYTES:
+        if self._bytes > MAX_BYTES:
             raise ValueError(
-                f"a shard of more than {_MAX_BYTES} bytes, which the format mds cannot hold: "
+                f"a shard of more than {MAX_BYTES} bytes, which the format mds cannot hold: "
                 "lower output.max_tokens_per_shard"
             )
         with in_temporary_folder():

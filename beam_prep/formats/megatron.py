@@ -48,7 +48,7 @@ CODES = {
 """Dtype of a column -> the code in the index."""
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
-_MAX_LENGTH = 2**31 - 1
+MAX_LENGTH = 2**31 - 1
 
 
 class Megatron(FlatFormat):
@@ -107,10 +107,10 @@ def _index_of(column: FlatColumn) -> list[bytes]:
     """
     sequences = np.concatenate([np.zeros(0, np.int64), *(column.inner or column.rows)])
     documents = np.concatenate([np.zeros(0, np.int64), *column.lists]) if column.lists else np.ones_like(sequences)
-    if sequences.max(initial=0) > _MAX_LENGTH:
+    if sequences.max(initial=0) > MAX_LENGTH:
         raise ValueError(
             f"column {column.column.name!r}: a sequence of {sequences.max()} values, megatron's index "
-            f"holds up to {_MAX_LENGTH}"
+            f"holds up to {MAX_LENGTH}"
         )
     dtype = column.column.dtype
     return [

@@ -27,7 +27,7 @@ from beam_prep.formats.contract import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped, rows_over
 
 META = "meta.json"
-_SLICE = 1 << 16
+SLICE = 1 << 16
 
 
 class Bin(FlatFormat):
@@ -70,9 +70,9 @@ def _meta(columns: Sequence[FlatColumn]) -> Iterator[bytes]:
 
 def _numbers(values: Array) -> Iterator[bytes]:
     """`1, 2, 3` in pieces. The text of a Python list of ints is JSON, and is made faster than by `json`."""
-    for start in range(0, len(values), _SLICE):
+    for start in range(0, len(values), SLICE):
         yield b", " if start else b""
-        yield str(values[start : start + _SLICE].tolist())[1:-1].encode()
+        yield str(values[start : start + SLICE].tolist())[1:-1].encode()
 
 
 def _read_meta(path: Path) -> Any:

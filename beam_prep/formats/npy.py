@@ -42,9 +42,9 @@ from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
 
 __all__ = ["Npy"]
 
-_SLICE = 1 << 12
+SLICE = 1 << 12
 """Rows whose lines are made at once."""
-_BLOCK = (1 << 16) - 1
+BLOCK = (1 << 16) - 1
 """Bytes of a block of a gzip stream that is not compressed, at most."""
 
 
@@ -104,10 +104,10 @@ def _lines(column: FlatColumn) -> Iterator[bytes]:
         borders = start + offsets_of(lengths)
         start = int(borders[-1])
         lists = Ragged.from_lengths(column.inner[index], column.lists[index]) if column.lists else None
-        for at in range(0, len(lengths), _SLICE):
-            fields: list[str] = list(map("%d,%d".__mod__, pairwise(borders[at : at + _SLICE + 1].tolist())))
+        for at in range(0, len(lengths), SLICE):
+            fields: list[str] = list(map("%d,%d".__mod__, pairwise(borders[at : at + SLICE + 1].tolist())))
             if lists is not None:
-                inner = lists[at : at + _SLICE].to_lists()
+                inner = lists[at : at + SLICE].to_lists()
                 fields = [f"{field},{' '.join(map(str, row))}" for field, row in zip(fields, inner, strict=True)]
             yield "".join(f"{field}\n" for field in fields).encode()
 
@@ -119,9 +119,9 @@ def _gzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         crc, size = zlib.crc32(piece, crc), size + len(piece)
         held += piece
-        while len(held) > _BLOCK:
-            yield _block(held[:_BLOCK], last=False)
-            held = held[_BLOCK:]
+        while len(held) > BLOCK:
+            yield _block(held[:BLOCK], last=False)
+            held = held[BLOCK:]
     yield _block(held, last=True)
     yield struct.pack("<II", crc, size & 0xFFFFFFFF)
 

@@ -112,14 +112,14 @@ class OpenShards(dict[int, OpenShard]):
         Returns:
             The shard: as another thread opened it, if that was faster.
         """
-        with _all.lock:
+        with MAPPED.lock:
             if shard not in self:
                 self[shard] = opened
-                _all.add(self, shard, maps)
+                MAPPED.add(self, shard, maps)
             return self.get(shard, opened)
 
 
-class _Process:
+class Mapped:
     """All that are open in this process, the oldest first."""
 
     def __init__(self) -> None:
@@ -147,13 +147,13 @@ class _Process:
         self.lock = threading.Lock()
 
 
-_all = _Process()
+MAPPED = Mapped()
 
 
 def close_oldest() -> bool:
     """Closes the shard of this process that was opened first; False if none is open."""
-    with _all.lock:
-        return _all.close_oldest()
+    with MAPPED.lock:
+        return MAPPED.close_oldest()
 
 
-os.register_at_fork(after_in_child=lambda: _all.renew_lock())
+os.register_at_fork(after_in_child=lambda: MAPPED.renew_lock())

@@ -204,7 +204,7 @@ class Packed(View):
     """
 
     def __init__(self, dataset: Packable, length: int, seed: int | None, strategy: Strategy, ranks: Ranks) -> None:
-        ids = _ids_of(dataset)
+        ids = ids_of(dataset)
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
         if not 1 <= length < 2**31:
@@ -258,7 +258,7 @@ class Packed(View):
         return rows
 
 
-def _ids_of(dataset: Packable) -> str:
+def ids_of(dataset: Packable) -> str:
     """The column of ids that can be packed.
 
     Raises:

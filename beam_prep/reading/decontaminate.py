@@ -23,7 +23,7 @@ Mode = Literal["drop", "mark"]
 
 _NOTED = 300
 """Characters of an n-gram that are quoted."""
-_AT_ONCE = 1 << 18
+AT_ONCE = 1 << 18
 """Characters of the texts that are worked on at a time."""
 _WIDTH, _LONG = 8, 64
 """Bytes of a word that are hashed at a time; bytes of a word, beyond which it is hashed alone."""
@@ -143,7 +143,7 @@ def _kept_characters() -> Array:
     return np.fromiter(map(_is_kept, range(0x110000)), bool, 0x110000)
 
 
-def _ngrams(hashes: Array, count: int) -> Array:
+def ngrams(hashes: Array, count: int) -> Array:
     """uint64 [words - count + 1]: hashes of `count` words in a row, from those of single words.
 
     A sum of hashes times powers of a multiplier, those of the words' places: the difference of two sums up to a place,
@@ -223,7 +223,7 @@ class Index:
         return dict(sorted(found.items()))
 
     def _find(self, words: Words) -> Iterator[tuple[int, Shared]]:
-        hashes = _ngrams(words.hashes(), self.ngram)
+        hashes = ngrams(words.hashes(), self.ngram)
         table, unused = self._filter
         place = (hashes >> unused).view(np.int64)
         byte = table.take(place >> 3)
@@ -255,7 +255,7 @@ def _parts(places: Array, sizes: Array) -> Iterator[list[int]]:
     """Some of several texts by place, a few at a time, by their sizes."""
     begins = offsets_of(sizes[places])[:-1]
     if len(places):
-        yield from map(np.ndarray.tolist, np.split(places, np.flatnonzero(np.diff(begins // _AT_ONCE)) + 1))
+        yield from map(np.ndarray.tolist, np.split(places, np.flatnonzero(np.diff(begins // AT_ONCE)) + 1))
 
 
 class IndexBuilder:
@@ -287,7 +287,7 @@ class IndexBuilder:
     def _add(self, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
         words = Words([text for each in texts for text in each])
         joined, starts = words.joined()
-        hashes = _ngrams(words.hashes(), self._ngram)
+        hashes = ngrams(words.hashes(), self._ngram)
         first = np.arange(len(hashes))
         inside = first + self._ngram <= words.first[np.searchsorted(words.first, first, side="right")]
         records = words.first[offsets_of([len(each) for each in texts])]

@@ -67,7 +67,7 @@ class Files(Protocol):
     def open_table(self, source: InputFile) -> AbstractContextManager[Any]: ...
 
 
-_SHARED_BYTES = 4 * 1024 * 1024
+SHARED_BYTES = 4 * 1024 * 1024
 """Bytes of a compressed file from which on several workers read it."""
 
 _STEP = 1 << 20
@@ -122,7 +122,7 @@ class Source:
         """
         if self.is_stream(file):
             fast = self.is_seekable and file.compression in ("gzip", "zstd")
-            parts = max(1, workers) if fast and file.size >= _SHARED_BYTES else 1
+            parts = max(1, workers) if fast and file.size >= SHARED_BYTES else 1
             return [Split(number, file, 0, -1, part, parts) for part in range(parts)]
         return ranges(number, file, block_bytes)
 

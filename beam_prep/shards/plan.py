@@ -231,7 +231,7 @@ def make_plan(
         roles=_roles(seen),
         drops=_listed(seen, row_indexes, "dropped", ledger.dropped),
         marks=_listed(seen, row_indexes, "counter", marks),
-        first_rejected=rejects.of(_first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
+        first_rejected=rejects.of(first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
         lengths=seen.lengths,
         drawn=_drawn(seen, splits),
         splits=() if splits is None else splits.names,
@@ -323,7 +323,7 @@ def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapp
 
     At most as many blocks are read.
     """
-    blocks = _first_blocks(receipts, kind, counts, SHOWN).tolist()
+    blocks = first_blocks(receipts, kind, counts, SHOWN).tolist()
     before, found = first_lines(receipts), []
     left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
@@ -362,7 +362,7 @@ def reasons_shown(counts: Mapping[str, int]) -> list[str]:
     return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
 
 
-def _first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
+def first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
     """The first blocks that have each of the most frequent reasons before the end, int64, ascending."""
     found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons_shown(counts)]
     return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))

@@ -19,7 +19,7 @@ from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, cutoff
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.slices import Merge, ShardPlan, first_lines, folders_of
 
-_HISTOGRAM = 16
+HISTOGRAM = 16
 """Bits of the sample keys that a histogram tells apart."""
 
 
@@ -213,8 +213,8 @@ class SampleCounts:
         for code, taken in parts.taken().items():
             if taken.most is not None:
                 here = (made.part == code) & (made.sample > 0)
-                first = (made.sample[here] >> np.uint64(64 - _HISTOGRAM)).astype(np.int64)
-                found[code] = np.bincount(first, tokens[here], 1 << _HISTOGRAM).astype(np.int64)
+                first = (made.sample[here] >> np.uint64(64 - HISTOGRAM)).astype(np.int64)
+                found[code] = np.bincount(first, tokens[here], 1 << HISTOGRAM).astype(np.int64)
         return cls(found)
 
     def limits(self, parts: Parts) -> dict[int, "Limit"]:
@@ -242,12 +242,12 @@ class Limit:
     @property
     def first(self) -> int:
         """The first key of the bin."""
-        return self.bin << (64 - _HISTOGRAM)
+        return self.bin << (64 - HISTOGRAM)
 
     @property
     def last(self) -> int:
         """The last key of the bin."""
-        return ((self.bin + 1) << (64 - _HISTOGRAM)) - 1
+        return ((self.bin + 1) << (64 - HISTOGRAM)) - 1
 
 
 def limited(parts: Parts, limits: Mapping[int, Limit]) -> dict[int, Taken]:

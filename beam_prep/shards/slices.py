@@ -15,7 +15,7 @@ from beam_prep.shards.domains import folders
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import RowIndexes
 
-_PREFETCH = 512
+PREFETCH = 512
 """Borders whose blocks are fetched at a time."""
 
 
@@ -73,7 +73,7 @@ def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Se
     record.
     """
     mean = np.mean(over) if over else ends[-1] / max(1, receipts.rows.sum())
-    blocks = np.searchsorted(ends, goal + np.arange(_PREFETCH) * (max_tokens + mean))
+    blocks = np.searchsorted(ends, goal + np.arange(PREFETCH) * (max_tokens + mean))
     found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
     return found
 

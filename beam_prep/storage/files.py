@@ -146,7 +146,7 @@ def _match(pattern: str) -> list[InputFile]:
         if not found:
             raise InputError(f"no such input: {pattern!r} (from {os.getcwd()}); check the path, or quote the glob")
         files = [file for path in sorted(found, key=os.fsencode) for file in _files_of_folder(path) or [path]]
-        return [InputFile(path, *file_stat(path), _compression(path), place=os.path.abspath(path)) for path in files]
+        return [InputFile(path, *file_stat(path), compression_of(path), place=os.path.abspath(path)) for path in files]
     try:
         stored = objects.match_pattern(pattern)
     except (StorageError, ConfigError) as error:
@@ -164,7 +164,7 @@ def _match(pattern: str) -> list[InputFile]:
             f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
         )
     return [
-        InputFile(each.path, each.size, each.updated, _compression(each.path), each.version, each.checksum)
+        InputFile(each.path, each.size, each.updated, compression_of(each.path), each.version, each.checksum)
         for each in stored
     ]
 
@@ -188,7 +188,7 @@ def _files_of_folder(folder: str) -> list[str] | None:
     return None
 
 
-def _compression(path: str) -> str | None:
+def compression_of(path: str) -> str | None:
     packed = split_name(path)[2]
     return COMPRESSIONS[packed].name if packed else None
 
@@ -415,7 +415,7 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
         return
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    if not os.path.lexists(path) and _written_without_name(folder, path, parts):
+    if not os.path.lexists(path) and written_without_name(folder, path, parts):
         return
     made = f"{path}.{uuid.uuid4().hex}"
     with naming(path), open(made, "wb") as file:
@@ -423,7 +423,7 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     os.replace(made, path)
 
 
-def _written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
+def written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
     """Writes a new file that gets its name at the end (open(2), O_TMPFILE); False if that cannot be done here."""
     if not hasattr(os, "O_TMPFILE"):
         return False

@@ -249,7 +249,7 @@ class StoredOutput(_Output):
         self.check_claim()
         with temporary_files() as files:
             yield files
-            self._upload(files, self.path)
+            self.upload(files, self.path)
 
     def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
         self.check_claim()
@@ -263,9 +263,9 @@ class StoredOutput(_Output):
     def rejects(self) -> Iterator[HashedFiles]:
         with temporary_files() as files:
             yield files
-            self._upload(files, self.staging.path("output"))
+            self.upload(files, self.staging.path("output"))
 
-    def _upload(self, files: HashedFiles, folder: str) -> None:
+    def upload(self, files: HashedFiles, folder: str) -> None:
         """Writes files, each only if what is there is what was there when this launch held the claim.
 
         So a job that sleeps after it has looked at its claim, and loses it, replaces no file of another launch.
@@ -300,7 +300,7 @@ class StoredOutput(_Output):
         with temporary_files() as files:
             for name, data in others.items():
                 files.write(name, data)
-            self._upload(files, self.path)
+            self.upload(files, self.path)
         self._copy_rejects([file["path"] for file in manifest["rejects"]], self.path)
         if (wrong := self._first_wrong(listed_files(manifest))) is not None:
             raise OutputError(f"{wrong} is not as this job wrote it: another program writes to {self.path}; run again")
@@ -343,7 +343,7 @@ class StoredOutput(_Output):
                 for data in _parts(self.staging.path("output", name)):
                     file.write(data)
                 file.close()
-                self._upload(files, folder)
+                self.upload(files, folder)
 
 
 def _parts(path: str) -> Iterator[bytes]:

@@ -216,8 +216,8 @@ class EarlierOutput:
         receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
         if receipt is None or self.manifest is None:
             return None
-        before = _files(formats, columns, receipt.shard, self._shards[receipt.part])
-        after = _files(formats, columns, plan.shard, plan.shards)
+        before = files_named(formats, columns, receipt.shard, self._shards[receipt.part])
+        after = files_named(formats, columns, plan.shard, plan.shards)
         if before is None or after is None:
             return None
         folder = folder_of_shard(self.manifest, receipt.domain, receipt.split)
@@ -232,7 +232,7 @@ class EarlierOutput:
         return EarlierShard(self._folder, receipt, files, described)
 
 
-def _files(formats: Sequence[str], columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
+def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
     """The files of a shard in all formats; None: a format does not name them."""
     found: FilesOfShard = {}
     for name in formats:

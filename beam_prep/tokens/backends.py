@@ -59,7 +59,7 @@ GIGATOKEN_VERSION = "0.10.0"
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(tokenizer: Tokenizer) -> "WithGigatoken":
+def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
     """Raises `Unsupported`, with the reason in a few words."""
     try:
         import gigatoken
@@ -106,11 +106,11 @@ def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) ->
         raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} is one that has blanks")
     late = [token.content for token in added if token.normalized]
     early = [token.content for token in added if not token.normalized]
-    if (token := _sharing(early, late)) is not None:
+    if (token := sharing(early, late)) is not None:
         raise Unsupported(f"the added token {token!r} overlaps one that is matched in normalised text")
 
 
-def _sharing(some: Sequence[str], others: Sequence[str]) -> str | None:
+def sharing(some: Sequence[str], others: Sequence[str]) -> str | None:
     """The first of some texts that has a part in common with one of the others, where both can be in a text at once."""
     return next((text for text in some if any(_overlap(text, other) for other in others)), None)
 
@@ -143,7 +143,7 @@ class WithGigatoken:
     def __init__(
         self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
     ) -> None:
-        self._tokenizer, self._loaded = tokenizer, loaded
+        self._tokenizer, self.loaded_backend = tokenizer, loaded
         self._looks, self._normalises, self._vague = looks, normalises, vague
         self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # of each character
         self._tried[:0x80] = _SAME
@@ -166,7 +166,7 @@ class WithGigatoken:
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
         # One by one: these are arrays of numpy, while a batch is one of awkward, whose import takes 0.3 s.
-        rows = [self._loaded.encode(text) for text in texts]
+        rows = [self.loaded_backend.encode(text) for text in texts]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
         return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
@@ -214,7 +214,7 @@ class FastEncoder:
             return self.tokenizer.encode(texts, add_special_tokens)
         if not texts:
             return Ragged.from_lists([])
-        ids, left = _loaded(self.tokenizer).encode(texts)
+        ids, left = loaded_backend(self.tokenizer).encode(texts)
         if len(left):
             self.fell_back += len(left)
             ids = _replaced(ids, left, self.tokenizer.encode(take(texts, left), False))
@@ -259,7 +259,7 @@ class FastEncoder:
         """Ids of texts with the tokenizer's own special tokens."""
         around = _around_text(self.tokenizer)
         assert around is not None  # `choose` accepts no other tokenizer
-        return _around(ids, *around)
+        return with_parts_around(ids, *around)
 
     def _with_reference(
         self, texts: Sequence[str], special: bool, spans: CharSpans, ids: Ragged, tokens: TokenSpans, lossy: Array
@@ -281,7 +281,7 @@ def _replaced(ids: Ragged, places: Array, others: Ragged) -> Ragged:
     return Ragged.concat([ids, others]).take(order)
 
 
-def _around(ids: Ragged, before: list[int], after: list[int]) -> Ragged:
+def with_parts_around(ids: Ragged, before: list[int], after: list[int]) -> Ragged:
     """Every row with the same ids before and after it."""
     if not before and not after:
         return ids
@@ -368,7 +368,7 @@ def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
-    _loaded(tokenizer)
+    loaded_backend(tokenizer)
     if _around_text(tokenizer) is None:
         raise Unsupported("this tokenizer does more than put special tokens around a text")
     for special in (False, True):
@@ -390,7 +390,7 @@ def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
     used = cast(Used, backend)
     if used == "gigatoken":
         try:
-            _loaded(tokenizer)
+            loaded_backend(tokenizer)
         except Unsupported:
             used = "transformers"
     return FastEncoder(tokenizer, used)

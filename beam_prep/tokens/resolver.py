@@ -88,7 +88,7 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
         raise TokenizerError(
             f"no tokenizer folder {path!r}: --tokenizer_path wants a folder with tokenizer.json, or a Hugging Face name"
         )
-    offline = not looks_local and not _hub_answers()
+    offline = not looks_local and not hub_answers()
     try:
         found = AutoTokenizer.from_pretrained(path, local_files_only=offline, trust_remote_code=False)
     except Exception as error:  # on other files, transformers and the Rust library raise exceptions of all kinds
@@ -389,7 +389,7 @@ def _found_in(folder: str) -> str:
     return f"{', '.join(map(repr, names[:_SHOWN]))}{more}" if names else "nothing in it"
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """True if the Hugging Face Hub can be resolved. Its client would otherwise retry for a minute."""
     host = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:

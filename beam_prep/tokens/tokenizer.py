@@ -78,7 +78,7 @@ class TokenSpans:
         return list(zip(self.start.tolist(), self.stop.tolist(), strict=True))
 
 
-_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 512, 1 << 16
+TEXTS_AT_ONCE, CHARACTERS_AT_ONCE = 512, 1 << 16
 """Of a call of the Rust library, whose answer takes some 300 bytes a token."""
 _CUT = "\ufffd"  # what decoders give for bytes that are no character
 _LONGEST_CUT = 16  # tokens
@@ -145,7 +145,7 @@ class AddedToken(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _facts(tokenizer: "Tokenizer") -> _Facts:
+def facts_of(tokenizer: "Tokenizer") -> _Facts:
     contents = tokenizer.contents()
     facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
     template = contents.get("chat_template.jinja")
@@ -154,8 +154,8 @@ def _facts(tokenizer: "Tokenizer") -> _Facts:
 
 
 @functools.lru_cache(maxsize=4)
-def _reference(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
-    return rust_tokenizer(tokenizer.contents()["tokenizer.json"], _facts(tokenizer).settings)
+def reference_of(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
+    return rust_tokenizer(tokenizer.contents()["tokenizer.json"], facts_of(tokenizer).settings)
 
 
 @functools.lru_cache(maxsize=4)
@@ -175,7 +175,7 @@ def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
         return backend
     made = json.loads(backend.to_str())
     made["normalizer"], made["pre_tokenizer"] = after
-    return rust_tokenizer(json.dumps(made).encode(), _facts(tokenizer).settings)
+    return rust_tokenizer(json.dumps(made).encode(), facts_of(tokenizer).settings)
 
 
 def _without_prefix(state: Any) -> Any:
@@ -289,7 +289,7 @@ class Tokenizer:
         Raises:
             TokenizerError: there is no tokenizer that can be used.
         """
-        if (kept := _kept(Path(path))) is not None:
+        if (kept := kept_in(Path(path))) is not None:
             return kept
 
         for name in templates_with_bom(str(path)):
@@ -323,7 +323,7 @@ class Tokenizer:
 
         def derive() -> tokenizer_cache.ResolvedTokenizer:
             rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
-            return write(rust, self.special_tokens, text, _facts(self).settings)
+            return write(rust, self.special_tokens, text, facts_of(self).settings)
 
         return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
 
@@ -350,7 +350,7 @@ class Tokenizer:
     @property
     def special_tokens(self) -> dict[str, str]:
         """Named special tokens that are set: {"bos_token": "<s>", ...}."""
-        return _facts(self).special_tokens
+        return facts_of(self).special_tokens
 
     def id_of(self, name: str) -> int | None:
         """The id of a named special token (`bos_token` ...), None where it is not set."""
@@ -371,12 +371,12 @@ class Tokenizer:
     @property
     def max_id(self) -> int:
         """The largest id, added tokens included."""
-        return _facts(self).max_id
+        return facts_of(self).max_id
 
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template."""
-        return _facts(self).chat_template
+        return facts_of(self).chat_template
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -384,13 +384,13 @@ class Tokenizer:
 
         `chat_template` renders as transformers does: with `tool_use` where a conversation has tools, else `default`.
         """
-        found: dict[str, str] = _facts(self).settings.get("chat_templates", {})
+        found: dict[str, str] = facts_of(self).settings.get("chat_templates", {})
         return found
 
     @property
     def model_max_length(self) -> int | None:
         """The most tokens that the model takes, as the tokenizer's settings say; None where they do not."""
-        return _facts(self).settings.get("model_max_length")
+        return facts_of(self).settings.get("model_max_length")
 
     @property
     def resolved_here(self) -> bool:
@@ -430,7 +430,7 @@ class Tokenizer:
     @property
     def reference(self) -> "tokenizers.Tokenizer":
         """The Rust tokenizer, as transformers set it up. It is loaded into this process."""
-        return _reference(self)
+        return reference_of(self)
 
     @property
     def inside(self) -> "tokenizers.Tokenizer":
@@ -443,7 +443,7 @@ class Tokenizer:
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
         rows = []
-        for chunk in _chunks(texts):
+        for chunk in chunks(texts):
             batch = self.reference.encode_batch_fast(chunk, add_special_tokens=add_special_tokens)
             rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
         return Ragged.concat(rows)
@@ -459,7 +459,7 @@ class Tokenizer:
         starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
-        for chunk in _chunks(texts):
+        for chunk in chunks(texts):
             batch = self.reference.encode_batch(chunk, add_special_tokens=add_special_tokens)
             rows.append(Ragged.from_lists([encoding.ids for encoding in batch]))
             for encoding in batch:
@@ -526,12 +526,12 @@ class Tokenizer:
         return texts
 
 
-def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
     """The texts, as many at once as one call of the Rust library should get; at least one list."""
     chunk: list[str] = []
     characters = 0
     for text in texts:
-        if chunk and (len(chunk) == _TEXTS_AT_ONCE or characters + len(text) > _CHARACTERS_AT_ONCE):
+        if chunk and (len(chunk) == TEXTS_AT_ONCE or characters + len(text) > CHARACTERS_AT_ONCE):
             yield chunk
             chunk, characters = [], 0
         chunk.append(text)
@@ -557,7 +557,7 @@ def _named(templates: Iterable[str]) -> str:
     return f"this tokenizer's chat templates are named {names}" if names else "this tokenizer has no named templates"
 
 
-def _kept(folder: Path) -> Tokenizer | None:
+def kept_in(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder that `save` wrote; None for other folders, or if the files were edited."""
     try:
         contents = tokenizer_cache.read(folder)

@@ -81,11 +81,11 @@ def cache() -> Path:
     Raises:
         TokenizerError: neither can be written.
     """
-    return _usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))) or _folder_of_process()
+    return usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))) or folder_of_process()
 
 
 @functools.cache
-def _usable(folder: Path) -> Path | None:
+def usable(folder: Path) -> Path | None:
     """A folder, which is made if need be; None, and a warning, if it cannot be written, or others can."""
     try:
         if not folder.is_absolute():
@@ -104,7 +104,7 @@ def _usable(folder: Path) -> Path | None:
 
 
 @functools.cache
-def _folder_of_process() -> Path:
+def folder_of_process() -> Path:
     """A new temporary folder, which is removed with the process."""
     try:
         made = tempfile.TemporaryDirectory(prefix="beam_prep-", ignore_cleanup_errors=True)
@@ -130,7 +130,7 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
     except OSError as error:  # a full disk
         log.warning("resolved tokenizers are kept for this run only: %s", error)
     try:
-        return put(_folder_of_process() / "tokenizers" / fingerprint, contents)
+        return put(folder_of_process() / "tokenizers" / fingerprint, contents)
     except OSError as error:
         raise _no_folder_error(error) from None
 
@@ -232,10 +232,10 @@ def _state_of(folder: str) -> list[str] | None:
         contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     except OSError:
         return None
-    return [*(f"{name} {_version(name)}" for name in _LIBRARIES), digest_of(contents)]
+    return [*(f"{name} {version_of(name)}" for name in _LIBRARIES), digest_of(contents)]
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,5 @@
 """OpenAI's `weight` of a message: 0 and 1 are its `train`, on every path; other numbers are rejects."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,25 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.data.schema import Output, Section
+from beam_prep.data.schema import Output
 from beam_prep.tokens.mask import RoleMask, build_mask
 from tests.chars import batch_of, outcomes, texts, trained
+from tests.conftest import prepared
+from tests.test_loss_weights import OUTPUTS, TEMPLATE, said
 
-pytestmark = pytest.mark.long
-
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
-OUTPUTS = {
-    "message": [Section("messages", "$role", "message")],
-    "all": [Section("messages", "train", "conversation")],
-    "role": [Section("messages", "$role", "conversation")],
-    "last": [Section("messages", "$last", "conversation")],
-    "prompt": [Section("prompt", "mask", "conversation"), Section("messages", "train", "conversation")],
-}
 WEIGHTS = st.sampled_from([None, 0, 1, 0.0, 1.0])
-
-
-def said(role: str, content: str, **own: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **own}
 
 
 def masked(name: str, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
@@ -36,6 +23,7 @@ def masked(name: str, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
     return outcomes(batch), texts(batch), trained(batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OUTPUTS)
 @given(st.lists(WEIGHTS, min_size=1, max_size=4), st.booleans())
 def test_a_weight_is_what_train_would_be(name: str, weights: list[Any], both: bool) -> None:
@@ -54,20 +42,21 @@ def test_a_weight_is_what_train_would_be(name: str, weights: list[Any], both: bo
                 assert (content in found[2][0]) == train, (whole, found)
 
 
+BAD: list[tuple[Any, str, str]] = [
+    ({"weight": 0.5}, "bad_weight", "'messages[1].weight' is a number (0.5), wanted 0 or 1: there"),
+    ({"weight": -1}, "bad_weight", "'messages[1].weight' is a number (-1), wanted 0 or 1"),
+    ({"weight": 2}, "bad_weight", "'messages[1].weight' is a number (2), wanted 0 or 1"),
+    ({"weight": True}, "wrong_type", "'messages[1].weight' is a boolean (true), wanted 0 or 1"),
+    ({"weight": "0"}, "wrong_type", "'messages[1].weight' is a string (\"0\"), wanted 0 or 1"),
+    ({"weight": [0]}, "wrong_type", "'messages[1].weight' is a list, wanted 0 or 1"),
+    ({"weight": 0, "train": True}, "bad_weight", "'messages[1]' has train true and weight 0, wanted one of them"),
+    ({"weight": 1.0, "train": False}, "bad_weight", "'messages[1]' has train false and weight 1.0, wanted one"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("own", "reason", "message"),
-    [
-        ({"weight": 0.5}, "bad_weight", "'messages[1].weight' is a number (0.5), wanted 0 or 1: there"),
-        ({"weight": -1}, "bad_weight", "'messages[1].weight' is a number (-1), wanted 0 or 1"),
-        ({"weight": 2}, "bad_weight", "'messages[1].weight' is a number (2), wanted 0 or 1"),
-        ({"weight": True}, "wrong_type", "'messages[1].weight' is a boolean (true), wanted 0 or 1"),
-        ({"weight": "0"}, "wrong_type", "'messages[1].weight' is a string (\"0\"), wanted 0 or 1"),
-        ({"weight": [0]}, "wrong_type", "'messages[1].weight' is a list, wanted 0 or 1"),
-        ({"weight": 0, "train": True}, "bad_weight", "'messages[1]' has train true and weight 0, wanted one of them"),
-        ({"weight": 1.0, "train": False}, "bad_weight", "'messages[1]' has train false and weight 1.0, wanted one"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("name", OUTPUTS)
+    ("name", "own", "reason", "message"), [*(("role", *bad) for bad in BAD), *((name, *BAD[0]) for name in OUTPUTS)]
+)
 def test_weights_that_cannot_be_honoured_are_rejects(name: str, own: Any, reason: str, message: str) -> None:
     output = Output("sequence", "ids", tuple(OUTPUTS[name]), "loss_mask")
     record = {"prompt": [said("system", "q")], "messages": [said("user", "b"), said("assistant", "c", **own)]}
@@ -103,9 +92,8 @@ def chats(key: str) -> list[dict[str, Any]]:
     return [*plain, *({"messages": chat(n, 0, n % 2, None, [0, 1.0][n % 3 == 0])} for n in range(80, 100))]
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["role", "last", "message", "sharegpt", "prompt", "preference", "implicit"])
-def test_every_path_honours_weights(kind: str, run: Callable[..., Any]) -> None:
+def test_every_path_honours_weights(kind: str) -> None:
     conversation = {"template": "conversation"}
     sections: Any = [{"field": "messages", "action": "$last" if kind == "last" else "$role", **conversation}]
     given: dict[str, Any] = {"sections": sections}
@@ -139,17 +127,11 @@ def test_every_path_honours_weights(kind: str, run: Callable[..., Any]) -> None:
         return {"chosen": messages, "rejected": other} if kind == "implicit" else record
 
     config = {"input": given, "mask": {"assistant": "train"}, "preprocessing": {"rows_without_loss": "keep"}}
-    found, wanted, plain = (
-        bp.open(run(config, [shaped(record) for record in records], name).output)
-        for name, records in (
-            ("weight", chats("weight")),
-            ("train", chats("train")),
-            ("plain", [{"messages": [said(m["role"], m["content"]) for m in c["messages"]]} for c in chats("train")]),
-        )
+    plain = [{"messages": [said(m["role"], m["content"]) for m in c["messages"]]} for c in chats("train")]
+    weighted, trained, bare = (
+        bp.testing.to_rows(prepared(config, [shaped(record) for record in records]))
+        for records in (chats("weight"), chats("train"), plain)
     )
-    rows = [
-        [{name: values.tolist() for name, values in row.items()} for row in each] for each in (found, wanted, plain)
-    ]
-    assert len(rows[0]) == 100
-    assert rows[0] == rows[1] != rows[2]
-    assert rows[0][:80] == rows[2][:80]
+    assert len(weighted) == 100
+    assert weighted == trained != bare
+    assert weighted[:80] == bare[:80]

@@ -173,7 +173,7 @@ def test_keys_of_a_shard_lie_in_its_range(job: Job, tmp_path: Path) -> None:
 
 def test_a_larger_budget_holds_the_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a multiset: also where rows are repeated. And it is the prefix in the order of the sample keys."""
-    monkeypatch.setattr(runs, "_HISTOGRAM", 2)  # a bin that a budget cuts then has many rows
+    monkeypatch.setattr(runs, "HISTOGRAM", 2)  # a bin that a budget cuts then has many rows
     files = [rows(90), rows(60, 1)]
     blocks = Blocks(files, tmp_path, [[50, 3], [40]])
     there = sum(row.tokens for each in files for row in each if row and row.domain == "a")

@@ -75,7 +75,7 @@ def jobs(draw: st.DrawFn, shuffled: bool = True) -> Job:
 
 def check(files: Any, job: Job, cuts: Any, sizes: RunSizes, buckets: int, bits: int = 16) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "_HISTOGRAM", bits)
+        patch.setattr(runs, "HISTOGRAM", bits)
         blocks = Blocks(files, Path(folder), cuts)
         try:
             wanted = Naive(files, job)

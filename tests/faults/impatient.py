@@ -6,4 +6,4 @@ from apache_beam.io.gcp import gcsio  # noqa: F401
 from beam_prep import pipeline  # noqa: F401
 from beam_prep.storage.stores import client
 
-client.RETRY_SECONDS, client._PAUSE, client._LONGEST_PAUSE = 1.0, 0.02, 0.2
+client.RETRY_SECONDS, client.PAUSE, client.LONGEST_PAUSE = 1.0, 0.02, 0.2

@@ -15,7 +15,7 @@ from beam_prep import cli
 
 
 def main() -> None:
-    cli._import_beam()
+    cli.import_beam()
     importlib.import_module("tokenizers")
     for name in sys.argv[1:]:
         importlib.import_module(name)

@@ -256,7 +256,7 @@ def through(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     before = FileSystems._pipeline_options
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{place.proxy.port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(client, "_PAUSE", 0.02)
+    monkeypatch.setattr(client, "PAUSE", 0.02)
     monkeypatch.setattr(client, "RETRY_SECONDS", 3.0)
     FileSystems.set_options(PipelineOptions(place.options))
     objects.client_for.cache_clear()

@@ -51,9 +51,9 @@ STORED: dict[str, list[str]] = {
 PIECES: dict[str, list[tuple[Any, str]]] = {
     "arrow": [],  # The borders of its batches are in the file: test_batches.py; so are those of parquet.
     "array_record": [(array_record, "PIECE"), (example, "CHUNK_VALUES")],
-    "bin": [(mmap_bin, "_SLICE")],
+    "bin": [(mmap_bin, "SLICE")],
     "h5": [(hdf5, "PIECE")],
-    "npy": [(npy, "_SLICE")],
+    "npy": [(npy, "SLICE")],
     "tfrecord": [(tfrecord, "PIECE"), (example, "CHUNK_VALUES")],
 }
 """What a format writes at a time."""

@@ -52,7 +52,7 @@ def test_grain_reads_the_records_of_all_shards_in_any_order(tmp_path: Path) -> N
 def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(70):
         write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[shard]])}], shard)
-    array_record._opened.cache_clear()
+    array_record.opened_file.cache_clear()
     before = len(os.listdir("/proc/self/fd"))
     readers = [read(tmp_path, [SEQUENCE], shard) for shard in range(70)]
     assert [plain(reader.row(0))["sequence"] for reader in readers] == [[shard] for shard in range(70)]

@@ -126,9 +126,9 @@ def test_rows_come_back_whatever_they_are_and_however_they_came(
 
 def test_a_shard_that_its_offsets_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     size = write(tmp_path, [SEQUENCE, MASK], [sft()]).stat().st_size
-    monkeypatch.setattr(mds, "_MAX_BYTES", size)
+    monkeypatch.setattr(mds, "MAX_BYTES", size)
     write(tmp_path, [SEQUENCE, MASK], [sft()], shard=1)
-    monkeypatch.setattr(mds, "_MAX_BYTES", size - 1)
+    monkeypatch.setattr(mds, "MAX_BYTES", size - 1)
     with pytest.raises(ValueError, match=r"more than .* lower output\.max_tokens_per_shard"):
         write(tmp_path, [SEQUENCE, MASK], [sft()], shard=2)
 

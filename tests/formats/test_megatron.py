@@ -113,7 +113,7 @@ def test_a_dtype_without_a_code_is_refused(dtype: str, tmp_path: Path) -> None:
 
 
 def test_a_sequence_that_its_length_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(megatron, "_MAX_LENGTH", 2)
+    monkeypatch.setattr(megatron, "MAX_LENGTH", 2)
     with pytest.raises(ValueError, match="'sequence': a sequence of 3 values, megatron's index holds up to 2"):
         write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
 

@@ -80,9 +80,9 @@ def test_slices_of_any_size_give_the_same_files_and_the_rows_come_back(
     borders = [0, *sorted(min(border, rows) for border in cuts), rows]
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(npy, "_BLOCK", most[1])
+        patch.setattr(npy, "BLOCK", most[1])
         write(once, ALL, [whole])
-        patch.setattr(npy, "_SLICE", most[0])
+        patch.setattr(npy, "SLICE", most[0])
         write(many, ALL, cut(whole, borders))
     assert files(once) == files(many)
     reader = read(many, ALL)

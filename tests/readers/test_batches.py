@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -40,7 +40,6 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @given(
     st.lists(st.integers(-12, 11), max_size=30), st.sampled_from([slice(None), slice(None, None, -1), slice(2, 9, 3)])
 )
-@settings(max_examples=60)
 def test_a_list_gives_the_rows_that_indexing_gives(dataset: bp.Dataset, indices: list[int], part: slice) -> None:
     view = dataset[part]
     indices = [index % len(view) - (len(view) if index < 0 else 0) for index in indices]
@@ -104,7 +103,7 @@ def test_more_shards_than_a_process_may_map(
     formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "MOST_MAPS", 8)
-    monkeypatch.setattr(shards, "_all", shards._Process())
+    monkeypatch.setattr(shards, "MAPPED", shards.Mapped())
     rows = documents([2] * 50)
     parts = {"a": [[row] for row in rows[:40]], "b": [[row] for row in rows[40:]]}
     folders = [output([IDS, MASK], parts, formats) for _ in range(2)]
@@ -122,7 +121,7 @@ def test_more_shards_than_a_process_may_map(
 
 def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MOST_MAPS", 8)
-    monkeypatch.setattr(shards, "_all", shards._Process())
+    monkeypatch.setattr(shards, "MAPPED", shards.Mapped())
     dataset = bp.open(output([IDS], {"a": [[row] for row in documents([3] * 40)]}))
     wrong: list[Any] = []
 

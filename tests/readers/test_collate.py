@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -46,7 +46,6 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
 @given(SIZES, st.sampled_from(["right", "left"]), st.integers(1, 8))
-@settings(max_examples=60)
 def test_padded(sizes: list[int], side: Any, multiple: int) -> None:
     documents_ = documents(sizes, first=5)
     batch = bp.collate(SCHEMA, pad_id=3, side=side, pad_to_multiple_of=multiple)(rows_of(SCHEMA, documents_))
@@ -60,7 +59,6 @@ def test_padded(sizes: list[int], side: Any, multiple: int) -> None:
 
 
 @given(SIZES)
-@settings(max_examples=60)
 def test_packed(sizes: list[int]) -> None:
     documents_ = documents(sizes, first=5)
     batch = bp.collate(SCHEMA, packed=True)(rows_of(SCHEMA, documents_))
@@ -80,7 +78,6 @@ def test_packed(sizes: list[int]) -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4))
-@settings(max_examples=40)
 def test_packed_rows_give_the_batch_of_their_documents(groups: list[list[int]]) -> None:
     """Rows of several documents, with positions that run through: the same batch as of the documents alone."""
     schema = (IDS, LABELS, POSITIONS, LENGTHS)

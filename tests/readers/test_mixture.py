@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -36,7 +36,6 @@ def of_part(mixed: Any, name: str) -> list[int]:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SIZES)), st.floats(0.01, 9), min_size=1), st.integers(1, 300))
-@settings(max_examples=60)
 def test_shares_are_exact_and_rows_are_those_of_their_part(
     dataset: Dataset, weights: dict[str, float], samples: int
 ) -> None:
@@ -51,7 +50,6 @@ def test_shares_are_exact_and_rows_are_those_of_their_part(
 
 
 @given(st.integers(0, 5), st.integers(1, 40))
-@settings(max_examples=30)
 def test_all_rows_of_a_part_come_before_any_comes_again(dataset: Dataset, seed: int, samples: int) -> None:
     """Over epochs of the mixture, too: a part goes on where it was."""
     mixed = dataset.mixture({"a": 1, "c": 2}, seed, samples)
@@ -75,7 +73,6 @@ def test_an_epoch_by_size_has_every_row_once(dataset: Dataset) -> None:
 
 
 @given(STOPS, st.integers(0, 3), st.integers(0, 2))
-@settings(max_examples=60)
 def test_no_sample_is_seen_twice_and_none_is_lost(
     dataset: Dataset, stops: list[tuple[int, int]], seed: int, epoch: int
 ) -> None:

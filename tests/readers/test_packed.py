@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -132,7 +132,6 @@ STOPS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), max_size=6)
 
 
 @given(STOPS, st.integers(0, 3), st.integers(0, 2), st.sampled_from(STRATEGIES))
-@settings(max_examples=80)
 def test_no_sample_is_seen_twice_and_none_is_lost(
     dataset: Dataset, stops: list[tuple[int, int]], seed: int, epoch: int, strategy: Any
 ) -> None:
@@ -140,7 +139,6 @@ def test_no_sample_is_seen_twice_and_none_is_lost(
 
 
 @given(STOPS, st.integers(2, 9))
-@settings(max_examples=40)
 def test_tail_drop_gives_all_ranks_equally_many(dataset: Dataset, stops: list[tuple[int, int]], last: int) -> None:
     seen: list[tuple[int, ...]] = []
     state = None

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
@@ -25,7 +25,6 @@ def firsts(rows: Dataset) -> list[int]:
     return [int(row["input_ids"][0]) for row in rows]
 
 
-@settings(max_examples=30)
 @given(outputs(), st.slices(40))
 def test_views_have_the_rows_that_a_list_has(shards: dict[tuple[str, str], list[int]], part: slice) -> None:
     model: list[tuple[str, str, int]] = []

@@ -39,8 +39,8 @@ def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
     from beam_prep.storage.stores import objects as clients
 
     made = Counted()
-    monkeypatch.setitem(clients._CLIENTS, "mem", (lambda options: made, ""))
-    monkeypatch.setattr(shards, "_all", shards._Process())
+    monkeypatch.setitem(clients.CLIENTS, "mem", (lambda options: made, ""))
+    monkeypatch.setattr(shards, "MAPPED", shards.Mapped())
     clients.client_for.cache_clear()
     return made
 

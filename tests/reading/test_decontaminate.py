@@ -95,7 +95,7 @@ def test_what_is_found_is_what_a_set_of_words_finds(
         if shared is not None:
             wanted[place] = Shared(" ".join(shared), "eval.jsonl", first[shared])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_AT_ONCE", at_once)
+        patch.setattr(module, "AT_ONCE", at_once)
         index = index_of(count, references)
         assert index.find(texts) == wanted
     assert len(index.hashes) == len(first)
@@ -120,7 +120,7 @@ def test_the_hash_of_an_ngram_is_that_of_its_words_wherever_they_are(parts: list
     hashes = Words([text]).hashes()
     for first, ngram in enumerate(ngrams(text, count)):
         alone = Words(["before", " ".join(ngram)]).hashes()[1:]
-        assert module._ngrams(alone, count).tolist() == module._ngrams(hashes, count)[first : first + 1].tolist()
+        assert module.ngrams(alone, count).tolist() == module.ngrams(hashes, count)[first : first + 1].tolist()
 
 
 def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,18 @@ def test_rows_are_padded_in_parts_as_a_block_is(
     assert positions == [list(range(length)) for length in wanted[ids].lengths]
 
 
+def test_padding_is_ids_of_its_own_and_never_trained() -> None:
+    """Mutant 7: labels of padding were 0, and only whole jobs noticed."""
+    batch = made_of([[5, 6, 7], [8], []], [[0, 1, 1], [1], []])
+    found = {name: rows.to_lists() for name, rows in pad(to_labels(batch, shift=False), 2, 9).columns.items()}
+    assert found == {
+        "input_ids": [[5, 6, 7, 9], [8, 9], [9, 9]],
+        "labels": [[-100, 6, 7, -100], [8, -100], [-100, -100]],
+        "attention_mask": [[1, 1, 1, 0], [1, 0], [0, 0]],
+    }
+    assert pad(batch, 2, 9)["loss_mask"].to_lists() == [[0, 1, 1, 0], [1, 0], [0, 0]]
+
+
 def test_a_pad_id_that_its_column_cannot_hold_is_refused() -> None:
     column = Column("sequence", "uint16", 1, "ids")
     with pytest.raises(ValueError, match="the pad id 70000 does not fit uint16: use int32"):

@@ -250,7 +250,7 @@ def test_the_plan_is_what_a_sequential_program_does(
     wanted = Simulation(max_tokens, max_items, rejects_per_file).run(files, made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
-        patch.setattr(slices, "_PREFETCH", prefetch[0])
+        patch.setattr(slices, "PREFETCH", prefetch[0])
         patch.setattr(row_index, "PREFETCH_ROWS", prefetch[1])
         patch.setattr(plan_module, "SHOWN", DROPS)
         plan = made.plan(max_tokens, max_items, blobs)
@@ -345,7 +345,7 @@ def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest
     sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
     lines = [Line("kept", "a", size) for size in sizes]
     made = cached([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
-    monkeypatch.setattr(slices, "_PREFETCH", 32)
+    monkeypatch.setattr(slices, "PREFETCH", 32)
     shards = len([*made.plan(5000).shards])
     assert shards > 350
     assert len(made.fetched) <= shards / 10

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import beam_prep as bp
@@ -14,8 +15,11 @@ from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.pipeline import Pipeline
+from beam_prep.sample.sample import prepare
 from beam_prep.starter.draft import PLAIN_TEMPLATE
+from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT, shared
+from tests.test_sources import blocks as blocks_in
 
 Start = Callable[..., tuple[dict[str, Any], str, str]]
 DATA = ROOT / "examples" / "data"
@@ -60,6 +64,12 @@ def sides(prompt: str, **template: str) -> dict[str, Any]:
     }
 
 
+def blocks(path: Path, config: dict[str, Any], tokenizer: str) -> list[Batch]:
+    """The rows that a run with the config makes of the records."""
+    loaded, parsed = bp.Tokenizer.load(tokenizer), PipelineConfig.from_dict(config)
+    return [prepare(block, parsed, loaded) for block in blocks_in(str(path))]
+
+
 def kept(folder: Path, path: Path, config: dict[str, Any], tokenizer: str) -> dict[str, Any]:
     """The manifest of a run with the config."""
     job = Pipeline(PipelineConfig.from_dict(config), [str(path)], output_dir=folder / "out", tokenizer_path=tokenizer)
@@ -81,14 +91,11 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_sample_of_the_project_gets_a_config_that_runs(
-    name: str, start: Start, tmp_path: Path, tokenizer_path: str
-) -> None:
+def test_every_sample_of_the_project_gets_a_config_that_runs(name: str, start: Start, tokenizer_path: str) -> None:
     config, reasons, told = start(DATA / name)
-    manifest = kept(tmp_path, DATA / name, config, tokenizer_path)
-    ledger = manifest["ledger"]
-    assert ledger["rejected"] == {}
-    assert ledger["kept"] >= 0.95 * ledger["read"]
+    for block in blocks(DATA / name, config, tokenizer_path):
+        assert bp.testing.rejects(block) == []
+        assert len(block.line) >= 0.95 * len(block.ledger.status)
     for part in ("input", "preprocessing", "output"):
         for field in config.get(part, {}):
             assert f"`{part}.{field}`" in reasons  # each line has its reason
@@ -296,15 +303,15 @@ def test_the_prompt_is_in_each_row_once_and_is_not_trained(
     shape: str, start: Start, tmp_path: Path, tokenizer_path: str
 ) -> None:
     config, _, _ = start([numbered(SHAPES[shape][0], number) for number in range(40, 44)])
-    kept(tmp_path, tmp_path / "input.jsonl", config, tokenizer_path)
-    rows = bp.open(tmp_path / "out")
-    assert rows.tokenizer is not None
+    (block,) = blocks(tmp_path / "input.jsonl", config, tokenizer_path)
+    decode = bp.Tokenizer.load(tokenizer_path).decode
     columns = {"chosen": "chosen_mask", "rejected": "rejected_mask", "input_ids": "labels"}
+    rows = bp.testing.to_rows(block)
     assert len(rows) == 4
     for number, row in enumerate(rows, 40):
-        for ids, mask in ((row[ids], row[mask]) for ids, mask in columns.items() if ids in row):
+        for ids, mask in ((np.array(row[i]), np.array(row[m])) for i, m in columns.items() if i in row):
             trained = (mask != IGNORE_INDEX) & (mask != 0)
-            asked, answer = rows.tokenizer.decode(ids[~trained]), rows.tokenizer.decode(ids[trained])
+            asked, answer = decode(ids[~trained].tolist()), decode(ids[trained].tolist())
             assert (asked.count("Where is"), answer.count("Where is")) == (1, 0)
             assert asked.count(f"place {number}") == 1
             assert asked.count("Be brief.") == ("system" in SHAPES[shape][0])

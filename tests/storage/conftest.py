@@ -11,7 +11,7 @@ from tests.storage.memory import MemoryStore
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
     made = MemoryStore()
-    monkeypatch.setitem(objects._CLIENTS, "mem", (lambda options: made, ""))
+    monkeypatch.setitem(objects.CLIENTS, "mem", (lambda options: made, ""))
     objects.client_for.cache_clear()
     yield made
     objects.client_for.cache_clear()

@@ -79,13 +79,13 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    upload = StoredOutput._upload
+    upload = StoredOutput.upload
 
     def watched(self: StoredOutput, *given: Any) -> None:
         seen.append(claims())
         upload(self, *given)
 
-    monkeypatch.setattr(StoredOutput, "_upload", watched)
+    monkeypatch.setattr(StoredOutput, "upload", watched)
     run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
     assert [len(each) for each in seen] == [1, 1]  # the shard, and what belongs to none
     assert claims() == []

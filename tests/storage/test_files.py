@@ -144,7 +144,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_file(tmp_path: Path)
         "    def __iter__(self):\n"
         "        yield b'half' * 100_000\n"
         "        os.kill(os.getpid(), 9)\n"
-        "files._written_without_name(sys.argv[1], sys.argv[1] + '/file', Parts())\n"
+        "files.written_without_name(sys.argv[1], sys.argv[1] + '/file', Parts())\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
     assert done.returncode == -9

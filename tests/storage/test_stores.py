@@ -160,7 +160,7 @@ class Store(MemoryStore):
         print("removed", path.rpartition("/")[0])
 
 store = Store()
-objects._CLIENTS["mem"] = (lambda options: store, "")
+objects.CLIENTS["mem"] = (lambda options: store, "")
 lease = ReaderLease("mem://bucket/out/one")
 print(len(list(store.listed("mem://bucket/out/.beam_prep/readers/one/"))))
 """

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import CHUNK, tree_digest
@@ -63,7 +63,6 @@ def test_a_name_that_is_no_utf8_is_read(tmp_path: Path, write: Callable[[Path, p
     assert numbers(blocks(one(path))) == list(range(7))
 
 
-@settings(max_examples=25)
 @given(
     st.integers(1, 3000),
     st.integers(1, 4000),
@@ -146,7 +145,6 @@ def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@settings(max_examples=40)
 @given(share=st.floats(0, 0.99999))
 def test_a_file_that_is_cut_anywhere_is_one_error(
     kind: str, share: float, tmp_path_factory: pytest.TempPathFactory
@@ -182,7 +180,6 @@ def test_a_page_that_changed_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@settings(max_examples=150)
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damage_is_an_error_or_changes_only_values(
     kind: str, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]

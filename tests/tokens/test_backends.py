@@ -107,7 +107,7 @@ def test_spans_of_any_text_are_the_references(texts: list[str], seed: int, speci
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5), *[st.lists(st.integers(10, 19), max_size=2)] * 2)
 def test_every_row_gets_what_stands_around_a_text(rows: list[list[int]], before: list[int], behind: list[int]) -> None:
     wanted = [[*before, *row, *behind] for row in rows]
-    assert module._around(Ragged.from_lists(rows), before, behind).to_lists() == wanted
+    assert module.with_parts_around(Ragged.from_lists(rows), before, behind).to_lists() == wanted
 
 
 def test_unsupported_tokenizers_fail_only_where_gigatoken_was_asked_for() -> None:
@@ -120,9 +120,9 @@ def test_unsupported_tokenizers_fail_only_where_gigatoken_was_asked_for() -> Non
 @pytest.fixture
 def fresh() -> Any:
     """The backends are looked for anew."""
-    module._loaded.cache_clear()
+    module.loaded_backend.cache_clear()
     yield
-    module._loaded.cache_clear()
+    module.loaded_backend.cache_clear()
 
 
 def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
@@ -381,7 +381,7 @@ def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], other
         return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
 
     wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
-    assert module._sharing(some, others) == (wanted[0] if wanted else None)
+    assert module.sharing(some, others) == (wanted[0] if wanted else None)
 
 
 def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:

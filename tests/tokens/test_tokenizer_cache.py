@@ -70,7 +70,7 @@ def test_weights_beside_it_do_not_matter(folder: Path, ask: Ask) -> None:
 
 def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask() == "1"
-    monkeypatch.setattr("beam_prep.tokens.tokenizer_cache._version", lambda name: "0")
+    monkeypatch.setattr("beam_prep.tokens.tokenizer_cache.version_of", lambda name: "0")
     assert ask() == "2"
 
 
@@ -127,8 +127,8 @@ def test_what_is_derived_is_made_once_for_each_key(folder: Path) -> None:
 
 
 def forget() -> None:
-    resolve._usable.cache_clear()
-    resolve._folder_of_process.cache_clear()
+    resolve.usable.cache_clear()
+    resolve.folder_of_process.cache_clear()
 
 
 @pytest.fixture

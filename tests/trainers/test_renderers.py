@@ -124,7 +124,7 @@ def chats(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
     return chat
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_ids_and_masks_are_those_of_renderers(both: tuple[str, Any, bp.Tokenizer], data: st.DataObject) -> None:
     family, renderer, tokenizer = both
@@ -136,7 +136,7 @@ def test_ids_and_masks_are_those_of_renderers(both: tuple[str, Any, bp.Tokenizer
     assert found[1] == [int(trained) for trained in sample.loss_mask]
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_masked_reasoning_is_its_tags_and_what_they_hold(
     both: tuple[str, Any, bp.Tokenizer], data: st.DataObject

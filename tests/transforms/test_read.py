@@ -103,7 +103,7 @@ def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> No
 def test_workers_that_share_a_compressed_file_read_each_block_once(
     ending: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_source, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(_source, "SHARED_BYTES", 0)
     path = tmp_path / f"one.jsonl{ending}"
     path.write_bytes(halves(PACK[ending], lines(1200)))
     (source,) = list_inputs([str(path)])
@@ -129,7 +129,7 @@ def test_a_compressed_file_is_shared_where_it_is_large_and_there_are_few(
         return [found.count(file) for file in range(len(files))]
 
     assert shared(8, "a.jsonl.gz") == [1]
-    monkeypatch.setattr(_source, "_SHARED_BYTES", 100)
+    monkeypatch.setattr(_source, "SHARED_BYTES", 100)
     assert shared(8, "a.jsonl.gz") == [8]
     assert shared(8, "a.jsonl.gz", "b.jsonl.zst") == [4, 4]
     assert shared(8, "a.jsonl.gz", "c.json.gz", "d.jsonl.gz") == [2, 1, 1]  # a list is not read by lines
@@ -279,7 +279,7 @@ def test_a_damaged_file_is_one_error_that_names_it(name: str, tmp_path: Path) ->
     message = str(caught.value)
     assert message.startswith(repr(str(path)))
     assert "\n" not in message
-    kind = _files._compression(path.name)
+    kind = _files.compression_of(path.name)
     assert (f"cannot be read as {kind} (" if kind else "is compressed, but its name does not end in ") in message
 
 

@@ -19,7 +19,7 @@ from tests.conftest import ROOT, tree
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 HERE = "--runner=FnApiRunner"
-CHATS = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()]
+CHATS = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()[:60]]
 WRONG = [{"messages": b"bytes"}, {"messages": "no list"}, "text", {"n": float("nan")}]
 INPUT = [*CHATS, *CHATS[:7], *WRONG, WRONG[0]]
 
@@ -41,7 +41,7 @@ def run(
             | bp.Prepare(chosen, TOKENIZER, **prepare)
             | bp.Shard(
                 str(output),
-                max_tokens=10_000,
+                max_tokens=2_500,
                 formats=["bin", "arrow"],
                 pack=bp.Layout("bfd", 512) if name == "sft_packed" else bp.Layout(),
                 max_reject_rate=0.1,
@@ -96,8 +96,9 @@ def test_all_is_accounted_for(tmp_path: Path) -> None:
 
 
 def test_the_same_rows_as_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
     with beam.Pipeline(HERE.partition("=")[2]) as pipeline:
-        records = pipeline | bp.ReadJSONL([str(ROOT / "examples/data/chat.jsonl")])
+        records = pipeline | bp.ReadJSONL([str(tmp_path / "in.jsonl")])
         records | bp.Prepare(config("sft_conversation"), TOKENIZER) | bp.Shard(str(tmp_path / "file"))
     run(tmp_path / "out", CHATS)
 

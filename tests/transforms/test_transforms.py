@@ -53,7 +53,7 @@ def first_message(segments: Segments) -> np.ndarray:
 
 
 def test_filter_by_chars() -> None:
-    records = [{"text": "a"}, {"text": "b" * 80}, CHAT]
+    records: list[Any] = [{"text": "a"}, {"text": "b" * 80}, CHAT]
     with TestPipeline(runner="FnApiRunner") as pipeline:
         rows = pipeline | bp.testing.create(records) | bp.FilterByChars(min_chars=50) | bp.testing.rows()
         assert_that(rows, equal_to([{"text": "b" * 80}, CHAT]))

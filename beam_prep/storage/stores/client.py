@@ -180,7 +180,7 @@ log = logging.getLogger("beam_prep")
 RETRY_SECONDS = 60.0
 """Seconds that a store may be unavailable in the middle of a run."""
 
-_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
+PAUSE, LONGEST_PAUSE = 0.25, 8.0
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ def with_retries(work: Callable[[], T], path: str) -> T:
         StorageError: the store did not answer for that long.
         Other errors of `work` are passed on.
     """
-    began, pause = time.monotonic(), _PAUSE
+    began, pause = time.monotonic(), PAUSE
     while True:
         try:
             return work()
@@ -206,7 +206,7 @@ def with_retries(work: Callable[[], T], path: str) -> T:
             log.info("%s: the store does not answer (%s); trying again", path, error)
         # Random, so that workers do not all try at the same moment.
         time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def is_local(path: str) -> bool:

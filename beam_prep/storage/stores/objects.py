@@ -37,13 +37,13 @@ from beam_prep.storage.stores.s3 import S3Client
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-_CLIENTS: dict[str, tuple[Callable[["PipelineOptions"], StoreClient], str]] = {
+CLIENTS: dict[str, tuple[Callable[["PipelineOptions"], StoreClient], str]] = {
     "s3": (S3Client, "aws"),
     "gs": (GCSClient, "gcp"),
 }
 
 
-def _client(path: str) -> StoreClient:
+def client_of(path: str) -> StoreClient:
     # One per process: a connection must not be used on both sides of a fork.
     return client_for(path.partition("://")[0], os.getpid(), options_here())
 
@@ -52,9 +52,9 @@ def _client(path: str) -> StoreClient:
 def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> StoreClient:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    if scheme not in _CLIENTS:
+    if scheme not in CLIENTS:
         raise ConfigError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
-    make, extra = _CLIENTS[scheme]
+    make, extra = CLIENTS[scheme]
     try:
         return make(options or PipelineOptions([]))
     except (ImportError, AssertionError) as error:  # Beam's class for S3 asserts that boto3 is there
@@ -64,7 +64,7 @@ def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> 
 def find(path: str) -> ObjectInfo | None:
     """Describes an object; None if there is none."""
     try:
-        return with_retries(lambda: _client(path).find(path), path)
+        return with_retries(lambda: client_of(path).find(path), path)
     except FileNotFoundError:
         return None
 
@@ -86,7 +86,7 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
         return b""
 
     def all_of_it() -> bytes:
-        data = _client(path).get(path, start, stop, version)
+        data = client_of(path).get(path, start, stop, version)
         if len(data) < stop - start:
             raise incomplete(path)
         return data
@@ -102,7 +102,7 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     """
 
     def all_of_it() -> tuple[bytes, int]:
-        data, total = _client(path).tail(path, size)
+        data, total = client_of(path).tail(path, size)
         if len(data) != min(size, total):
             raise incomplete(path)
         return data, total
@@ -113,7 +113,7 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
 def put(path: str, data: bytes, sha256: str | None = None) -> None:
     """Writes an object, completely or not at all."""
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put(path, data, ANY, sha256), path)
+        with_retries(lambda: client_of(path).put(path, data, ANY, sha256), path)
 
 
 def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
@@ -126,7 +126,7 @@ def put_if(path: str, data: bytes, version: str | None, sha256: str | None = Non
         PreconditionFailed: there is one; it has another version, or is no longer there.
     """
     with _bucket_is_there(path):
-        with_retries(lambda: _client(path).put(path, data, version, sha256), path)
+        with_retries(lambda: client_of(path).put(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
@@ -139,7 +139,7 @@ def upload(path: str, file: str, sha256: str, version: str | None) -> None:
     """
     try:
         with _bucket_is_there(path):
-            with_retries(lambda: _client(path).upload(path, file, sha256, version), path)
+            with_retries(lambda: client_of(path).upload(path, file, sha256, version), path)
     except PreconditionFailed:
         found = find(path)  # the answer to the first try was lost, or a late copy of a step wrote the same
         if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
@@ -157,7 +157,7 @@ def copy(source: ObjectInfo, path: str, sha256: str) -> None:
     Raises:
         Changed, FileNotFoundError: the source was replaced or removed.
     """
-    with_retries(lambda: _client(path).copy(source, path, sha256), path)
+    with_retries(lambda: client_of(path).copy(source, path, sha256), path)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def delete(paths: Iterable[str]) -> None:
     """Removes objects. One that is not there is no error."""
 
     def remove(path: str) -> None:
-        with_retries(lambda: _client(path).delete(path), path)
+        with_retries(lambda: client_of(path).delete(path), path)
 
     paths = list(paths)
     if len(paths) == 1:  # as a lease does when its process ends, which can start no thread then
@@ -185,7 +185,7 @@ def delete(paths: Iterable[str]) -> None:
 def listed(prefix: str) -> list[ObjectInfo]:
     """The objects whose paths begin with a prefix, in order."""
     with _bucket_is_there(prefix):
-        found = with_retries(lambda: list(_client(prefix).listed(prefix)), prefix)
+        found = with_retries(lambda: list(client_of(prefix).listed(prefix)), prefix)
     return sorted(found, key=lambda each: each.path.encode())
 
 

@@ -1,0 +1,38 @@
+"""What `.ci/run` says at its end, with a `make` that only pretends."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+MAKE = """#!/bin/sh
+echo "making $1"
+case $1 in
+    test) printf -- '--- 3 skipped ---\\n     2 no test material\\n     1 no Chromium\\n4 passed, 3 skipped in 1s\\n' ;;
+    test-long) echo '1 failed, 2 passed in 3s'; exit 2 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_last_lines_say_what_ran_what_was_skipped_and_what_did_not_run(fails: bool, tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text(MAKE if fails else MAKE.replace("exit 2", "exit 0"))
+    make.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, text=True)
+    told = re.sub(r" +\d+ s ", " 0 s", done.stdout.partition("What ran")[2]).splitlines()[1:]
+    rest = ["docs", "test-engines", "test-faults", "test-browser", "test-trainers"]
+    assert [line.rstrip() for line in told] == [
+        "check          passed 0 s",
+        "test           passed 0 s 4 passed, 3 skipped in 1s",
+        "    skipped:     2 no test material",
+        "    skipped:     1 no Chromium",
+        f"test-long      {'FAILED' if fails else 'passed'} 0 s 1 failed, 2 passed in 3s",
+        *([f"not run: {' '.join(rest)}"] if fails else [f"{part:14} passed 0 s" for part in rest]),
+    ]
+    assert done.returncode == int(fails)

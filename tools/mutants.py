@@ -1,0 +1,224 @@
+"""Changes the data path in small ways, one after the other, and says which of them the tests notice.
+
+    python -m tools.mutants            # all of them, a table in Markdown
+    python -m tools.mutants 3 7        # those of these numbers
+
+Each is written into this working tree, tried with the tests that stand beside it, and taken back. A mutant whose text
+is not in the code any more is an error: the code has changed, and so has the mutant to.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Mutant(NamedTuple):
+    """What is changed, and the tests that should notice it."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "a span ends a character early",
+        "chat/turns.py",
+        "spans += [(begin, end)] if end > begin and not silent",
+        "spans += [(begin, end - 1)] if end > begin and not silent",
+        "tests/chat/test_spans.py",
+    ),
+    Mutant(
+        "a message's own `train` is read the other way round",
+        "tokens/mask.py",
+        "np.where(own, segments.own == 1, trained)",
+        "np.where(own, segments.own != 1, trained)",
+        "tests/tokens/test_mask.py",
+    ),
+    Mutant(
+        "`last` trains every message of the role",
+        "tokens/mask.py",
+        "last[segments.role] & segments.is_last_of_role()",
+        "last[segments.role]",
+        "tests/tokens/test_mask.py",
+    ),
+    Mutant(
+        "a message's own `train` wins in a section that is masked",
+        "tokens/mask.py",
+        "own = (segments.own != UNSET) & (segments.action != MASK)",
+        "own = segments.own != UNSET",
+        "tests/tokens/test_mask.py",
+    ),
+    Mutant(
+        "a message with the weight 0 is trained",
+        "tokens/mask.py",
+        "trained & (segments.weight > 0)",
+        "trained & (segments.weight >= 0)",
+        "tests/test_loss_weights.py",
+    ),
+    Mutant(
+        "ids lose their first token in a shift, labels their last",
+        "tokens/rows.py",
+        'rows.cut(0 if each == "input_ids" else 1, shorter)',
+        'rows.cut(1 if each == "input_ids" else 0, shorter)',
+        "tests/tokens/test_shift.py",
+    ),
+    Mutant(
+        "labels of padding are 0",
+        "tokens/rows.py",
+        '{"ids": self.pad_id, "labels": IGNORE_INDEX}.get(',
+        '{"ids": self.pad_id}.get(',
+        "tests/shards/test_layout.py",
+    ),
+    Mutant(
+        "a row is lost between two parts of padded rows",
+        "tokens/rows.py",
+        "            start = stop\n",
+        "            start = stop + 1\n",
+        "tests/shards/test_layout.py",
+    ),
+    Mutant(
+        "`keep_start` keeps the end",
+        "tokens/rows.py",
+        'rows.cut(0 if mode == "keep_start" else rows.lengths - kept, kept)',
+        'rows.cut(0 if mode != "keep_start" else rows.lengths - kept, kept)',
+        "tests/tokens/test_truncate.py",
+    ),
+    Mutant(
+        "a row that is one token too long is not cut",
+        "tokens/rows.py",
+        "lost = np.maximum(inner.lengths - length, 0)",
+        "lost = np.maximum(inner.lengths - length - 1, 0)",
+        "tests/tokens/test_truncate.py",
+    ),
+    Mutant(
+        "the columns of chosen and rejected completions are swapped",
+        "tokens/rows.py",
+        "zip(PROMPT_COMPLETION[:2], SIDES, sizes, strict=True)",
+        "zip(PROMPT_COMPLETION[:2], SIDES[::-1], sizes, strict=True)",
+        "tests/test_prompt_completion.py",
+    ),
+    Mutant(
+        "a carriage return stays in the text of its line",
+        "reading/records.py",
+        "ends[filled] -= view[ends[filled] - 1] == 13",
+        "ends[filled] -= view[ends[filled] - 1] == 12",
+        "tests/reading/test_records.py",
+    ),
+    Mutant(
+        "three bytes are skipped at the start of every block that begins with a mark of the byte order",
+        "reading/records.py",
+        "if len(starts) and file_start and data.startswith(BOM):",
+        "if len(starts) and data.startswith(BOM):",
+        "tests/reading/test_records.py",
+    ),
+    Mutant(
+        "a shard takes one more row where its tokens are reached exactly",
+        "shards/slices.py",
+        "rows = int(np.searchsorted(until, goal)) + 1",
+        'rows = int(np.searchsorted(until, goal, "right")) + 1',
+        "tests/shards/test_plan.py",
+    ),
+    Mutant(
+        "`max_items` ends a row late",
+        "shards/slices.py",
+        "max_items - int(kept[block] - receipts.rows[block])",
+        "max_items + 1 - int(kept[block] - receipts.rows[block])",
+        "tests/shards/test_plan.py",
+    ),
+    Mutant(
+        "a piece of a row that is split over packs loses its last token",
+        "shards/pack.py",
+        "stop = np.minimum((cut + 1) * capacity, end[row])",
+        "stop = np.minimum((cut + 1) * capacity - 1, end[row])",
+        "tests/shards/test_pack.py",
+    ),
+    Mutant(
+        "a block that was cached with another config is used",
+        "storage/token_cache.py",
+        "{digest[2:32]}-{self.recipe[:16]}",
+        "{digest[2:32]}-{self.recipe[:0]}0123456789abcdef",
+        "tests/test_hostile.py -k cached_with_another_limit",
+    ),
+    Mutant(
+        "equal bytes of two groups are one block",
+        "storage/token_cache.py",
+        "        if group is None:\n            return origin.digest\n",
+        "        if group is None or group:\n            return origin.digest\n",
+        "tests/test_groups.py -k equal_bytes",
+    ),
+    Mutant(
+        "of equal records the first is left out, and named as its own copy",
+        "transforms/deduplicate.py",
+        "found.take(copies), found.take(first[copies])",
+        "found.take(first[copies]), found.take(copies)",
+        "tests/compose/test_jobs.py -k sequential_program",
+    ),
+    Mutant(
+        "a mix takes one more row where the tokens are reached exactly",
+        "shards/mix.py",
+        "np.searchsorted(np.cumsum(tokens[order]), wanted)",
+        'np.searchsorted(np.cumsum(tokens[order]), wanted, "right")',
+        "tests/compose/test_invariants.py -k cutoff",
+    ),
+    Mutant(
+        "the seed of splits is ignored",
+        "shards/compose.py",
+        "mixed(digests ^ np.uint64(mixed_number(self.seed)))",
+        "mixed(digests)",
+        "tests/compose/test_invariants.py -k splits",
+    ),
+    Mutant(
+        "positions run on from row to row where rows are not packed",
+        "shards/layout.py",
+        "places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)",
+        "places = np.arange(len(rows.flat))",
+        "tests/shards/test_layout.py",
+    ),
+    Mutant(
+        "a batch of a file holds a row more than its bytes allow",
+        "formats/batches.py",
+        'ends[start] + self._most_bytes - self._bytes, "right")) - 1',
+        'ends[start] + self._most_bytes - self._bytes, "right"))',
+        "tests/formats/test_batches.py",
+    ),
+    Mutant(
+        "the borders of rows lose a number every 65,536",
+        "formats/mmap_bin.py",
+        "str(values[start : start + SLICE].tolist())",
+        "str(values[start : start + SLICE - 1].tolist())",
+        "tests/formats/test_mmap_bin.py tests/formats/test_all.py",
+    ),
+]
+
+
+def tried(mutant: Mutant) -> bool:
+    """Whether the tests fail with it."""
+    path = ROOT / "beam_prep" / mutant.file
+    source = path.read_text("utf-8")
+    if source.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.what}: found {mutant.old!r} {source.count(mutant.old)} times in {path}, wanted once")
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not long", *mutant.tests.split()]
+    try:
+        path.write_text(source.replace(mutant.old, mutant.new), "utf-8")
+        return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 1
+    finally:
+        path.write_text(source, "utf-8")
+
+
+def main() -> None:
+    """Prints a row of the table for each."""
+    numbers = [int(word) for word in sys.argv[1:]] or range(1, len(MUTANTS) + 1)
+    for number in numbers:
+        mutant = MUTANTS[number - 1]
+        caught = "caught" if tried(mutant) else "**survives**"
+        print(f"| {number} | {mutant.what} | `{mutant.file}` | {caught} | `{mutant.tests}` |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
