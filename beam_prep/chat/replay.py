@@ -110,9 +110,10 @@ class Replay:
         parts = plan.parts.copy()
         parts[1::2] = said = [texts[number] for number in plan.order]
         before = [0, *itertools.accumulate(map(len, said))]
-        turns = [
-            Turn(message, _moved(spans, before), None, _moved(rule, before)) for message, spans, rule in plan.turns
-        ]
+        turns = []
+        for message, spans, rule in plan.turns:
+            moved = _moved(spans, before)
+            turns.append(Turn(message, moved, None, moved if rule == spans else _moved(rule, before)))
         return "".join(parts), turns, plan.marked
 
     def _are_plain(self, texts: list[str]) -> bool:

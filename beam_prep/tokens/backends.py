@@ -306,7 +306,8 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
         return spans.start, spans.stop
     some = take(texts, places)
     data, borders = utf8(some)
-    begins = np.append(np.flatnonzero(data.view(np.int8) >= -64), len(data))  # not 0b10xxxxxx, within a character
+    # Not 0b10xxxxxx, within a character; and the end.
+    begins = np.flatnonzero(np.append(data.view(np.int8), np.int8(0)) >= -64)
     first, text = offsets_of(characters(some)), np.searchsorted(places, spans.text[mine])
     start, stop = spans.start.copy(), spans.stop.copy()
     for border in (start, stop):
