@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_line_with_the_file(
     assert "make room" in said
 
 
-WAITING = ("mds", "array_record")
+WAITING = ("mds", "array_record", "h5")
 """Formats whose shards wait in the folder of temporary files."""
 
 

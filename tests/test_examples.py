@@ -54,7 +54,7 @@ def test_every_example_is_tested_and_short() -> None:
     here = {"custom_filter.py", "custom_format.py", "custom_mask.py", "hand_written_chain.py"}
     assert scripts == {*here, "train_tiny.py"}
     for name in scripts:
-        assert len((EXAMPLES / name).read_text().splitlines()) < (60 if name in here else 100), name
+        assert len((EXAMPLES / name).read_text().splitlines()) < (66 if name in here else 100), name
 
 
 @pytest.mark.long

@@ -117,7 +117,9 @@ class HDF5Writer(FlatWriter):
         """Makes the HDF5 file, a temporary one, too, and copies it; removes the temporary files."""
         # Aligned for mapped arrays of 8-byte numbers.
         how = {"libver": ("earliest", "v110"), "alignment_threshold": 1, "alignment_interval": 8}
-        with tempfile.TemporaryFile() as made:
+        with in_temporary_folder():
+            made = tempfile.TemporaryFile()
+        with made:
             with in_temporary_folder(), _h5py().File(made, "w", track_order=False, **how) as file:
                 for each in self._columns:
                     _add(file, each.column.name, each.column.dtype, each.size, each.file)
@@ -125,6 +127,8 @@ class HDF5Writer(FlatWriter):
                 for each in self._columns:
                     found = each.borders()
                     for group in (name for name in _GROUPS if name in found):
+                        if group not in file:
+                            file.create_group(group, track_order=False)
                         values = io.BytesIO(found[group].astype("<i8", copy=False).data)
                         _add(file, f"{group}/{each.column.name}", "int64", len(found[group]), values)
             made.seek(0)
@@ -137,7 +141,9 @@ def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes]) -> None
     h5py, stored = _h5py(), np.dtype(dtype).newbyteorder("<")
     storage = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    dataset = file.create_dataset(name, (size,), stored, dcpl=storage, fill_time="never", track_times=False)
+    dataset = file.create_dataset(
+        name, (size,), stored, dcpl=storage, fill_time="never", track_times=False, track_order=False
+    )
     values.seek(0)
     for at in range(0, size, PIECE):
         dataset[at : at + PIECE] = np.frombuffer(values.read(PIECE * stored.itemsize), stored)

@@ -196,7 +196,9 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
     """A function call written as JSON -> `tool_calls` as chat templates want them; None: it is plain text."""
     try:
         found = _parsed(text)
-    except Reject:
+    except Reject as reject:
+        if reject.reason == "bad_text":  # a call that no tokenizer takes is no plain text
+            raise
         return None
     calls = found if isinstance(found, list) else [found]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
@@ -444,7 +446,7 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
         return _parsed(text) if text.strip() else None
     except Reject as reject:
         message = f"field {where!r} is a string that is no JSON ({reject.message}), wanted {wanted}"
-        raise Reject(reason, message) from None
+        raise Reject("bad_text" if reject.reason == "bad_text" else reason, message) from None
 
 
 def template_kwargs(record: Record) -> dict[str, Any]:
