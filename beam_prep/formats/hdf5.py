@@ -118,7 +118,7 @@ class HDF5Writer(FlatWriter):
         # Aligned for mapped arrays of 8-byte numbers.
         how = {"libver": ("earliest", "v110"), "alignment_threshold": 1, "alignment_interval": 8}
         with in_temporary_folder():
-            made = tempfile.TemporaryFile()
+            made = tempfile.TemporaryFile()  # noqa: SIM115
         with made:
             with in_temporary_folder(), _h5py().File(made, "w", track_order=False, **how) as file:
                 for each in self._columns:
@@ -141,9 +141,8 @@ def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes]) -> None
     h5py, stored = _h5py(), np.dtype(dtype).newbyteorder("<")
     storage = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    dataset = file.create_dataset(
-        name, (size,), stored, dcpl=storage, fill_time="never", track_times=False, track_order=False
-    )
+    tracked = {"track_times": False, "track_order": False}
+    dataset = file.create_dataset(name, (size,), stored, dcpl=storage, fill_time="never", **tracked)
     values.seek(0)
     for at in range(0, size, PIECE):
         dataset[at : at + PIECE] = np.frombuffer(values.read(PIECE * stored.itemsize), stored)
