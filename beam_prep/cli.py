@@ -544,6 +544,9 @@ def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
     import_beam()
     from beam_prep.template import template
 
+    if given.html and given.json:
+        print("beam-prep template: --html and --json exclude each other: type one of them", file=sys.stderr)
+        return 2
     pager = not given.no_pager
     template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
     return 0
@@ -572,6 +575,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     from beam_prep.formats.manifest import REPORT
     from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.report_page import page
+    from beam_prep.storage.files import write_file
 
     if "://" in given.output and given.to is None:
         print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
@@ -580,8 +584,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
     text = page(rows.manifest, rows.run, rows.tokenizer, title)
-    with open(target, "wb") as file:
-        file.write(text)
+    write_file(os.path.abspath(target), text)  # whoever looks at the page sees the old one or the new one
     print(f"{target}: open it in a browser")
     return 0
 

@@ -97,13 +97,14 @@ def reported_rows(folder: str | None) -> Iterator[Callable[[int], None]]:
 
 def reported(folder: str) -> Counts:
     """The sums of all reports. Of plans, one counts: an engine may repeat the step."""
-    parts = [np.zeros((1, len(_NAMES)), np.int64)]
+    rows = [[0] * len(_NAMES)]
     for path in Path(folder).glob("*"):
         with contextlib.suppress(OSError):  # the folder is removed at the end
-            data = path.read_bytes()
-            complete = data[: data.rfind(b"\n") + 1].decode("ascii")
-            parts.append(np.fromstring(complete, np.int64, sep=" ").reshape(-1, len(_NAMES)))
-    lines = np.concatenate(parts)
+            for line in path.read_bytes().split(b"\n")[:-1]:  # the last one may be incomplete
+                with contextlib.suppress(ValueError):  # of a worker that was killed within it
+                    values = [*map(int, line.split())]
+                    rows += [values] if len(values) == len(_NAMES) else []
+    lines = np.array(rows, np.int64)
     found, most = Counts(*lines.sum(axis=0).tolist()), Counts(*lines.max(axis=0).tolist())
     return replace(found, planned=most.planned, plans=most.plans)
 

@@ -119,7 +119,8 @@ def run_ours(shape: Shape, corpus: Path, output: Path, tokenizer: Path, code: Pa
     left_out = sum(ledger["dropped"].values()) + sum(ledger["rejected"].values())
     trained = sum(totals["trained"].values()) if totals["trained"] else tokens
     how = json.loads((output / "run.json").read_bytes())["how"].removeprefix("runner: ")
-    return Run(corpus.stat().st_size, usage, how, totals["rows"], left_out, tokens, trained)
+    records = totals["packing"]["rows"] if "packing" in totals else totals["rows"]
+    return Run(corpus.stat().st_size, usage, how, records, left_out, tokens, trained)
 
 
 def run_peer(shape: Shape, corpus: Path, output: Path, tokenizer: Path, processes: int) -> Run:

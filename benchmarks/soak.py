@@ -62,7 +62,7 @@ WORDS = [
     "night",
 ]
 BLOCK = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16}(\.[a-z]+)+|uses/[0-9a-f]{12}-[0-9a-f]{12}\.blocks")
-BESIDE = re.compile(r"\.beam_prep(/out-[0-9a-f]{12}(/(claim\.)?lock)?)?")
+BESIDE = re.compile(r"\.beam_prep(/out-[0-9a-f]{12}(/(lock|lock\.name|claim\.json\.lock))?)?")
 """What stays in the folder of the output when no job runs."""
 
 

@@ -130,7 +130,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_ids": [5, 6.0]}, "wrong_type", "'prompt_ids[1]' is a number (6.0), wanted a token id"),
     ({"prompt_ids": [5, True]}, "wrong_type", "'prompt_ids[1]' is a boolean (true), wanted a token id"),
     ({"prompt_ids": [5, None]}, "wrong_type", "'prompt_ids[1]' is null"),
-    ({"prompt_ids": [5, -1]}, "bad_id", "'prompt_ids[1]' is a number (-1), wanted an id from 0 to 99"),
+    ({"prompt_ids": [5, -1]}, "bad_id", "'prompt_ids[1]' is a number (-1), wanted an id of the tokenizer, 0 to 99"),
     ({"prompt_ids": [100]}, "bad_id", "'prompt_ids[0]' is a number (100)"),
     ({"prompt_ids": [10**30]}, "bad_id", "'prompt_ids[0]' is a number (1000000000000000000000000000000)"),
     ({"response_ids": [7, 8]}, "wrong_type", "'response_ids[0]' is a number (7), wanted a list"),

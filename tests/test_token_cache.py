@@ -216,7 +216,7 @@ class Store:
         self.requests["tail"] += 1
         return self._bytes(path)[-size:], len(self._bytes(path))
 
-    def put(self, path: str, data: bytes, sha256: str | None) -> None:
+    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         self.objects[path] = bytes(data)
 
     def delete(self, path: str) -> None:

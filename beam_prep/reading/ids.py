@@ -30,10 +30,12 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     """
     if record.get("input_ids") is None:
         return None
-    ids = read_ids(record["input_ids"], "input_ids", max_id)
-    attended = _beside(record, "attention_mask", len(ids), read_bits)
+    check_list(record["input_ids"], "input_ids")
+    # Before the ids: that of padding may be beyond the tokenizer's.
+    attended = _beside(record, "attention_mask", len(record["input_ids"]), read_bits)
     if attended is not None and not attended.all():
         raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
+    ids = read_ids(record["input_ids"], "input_ids", max_id)
     labels = _beside(record, "labels", len(ids), _integers)
     if labels is not None:
         trained = labels != IGNORE_INDEX
@@ -91,7 +93,9 @@ def read_ids(values: Any, where: str, max_id: int) -> Array:
     check_types(values, where, "a token id", int)
     if values and not (min(values) >= 0 and max(values) <= max_id):
         place = next(place for place, value in enumerate(values) if not 0 <= value <= max_id)
-        raise Reject("bad_id", f"'{where}[{place}]' is {describe(values[place])}, wanted an id from 0 to {max_id}")
+        raise Reject(
+            "bad_id", f"'{where}[{place}]' is {describe(values[place])}, wanted an id of the tokenizer, 0 to {max_id}"
+        )
     return np.array(values, np.int32)
 
 

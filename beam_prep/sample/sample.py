@@ -232,9 +232,10 @@ class Sample:
 
     @functools.cached_property
     def kept(self) -> tuple[int, int, int]:
-        """(rows, tokens, trained tokens) that a run would write, before packing and padding."""
+        """(rows, tokens, trained tokens) that a run would write, before packing."""
         rows = sum(len(part.rows) for part in self.parts)
-        tokens = sum(int(_tokens(part.rows).sum()) for part in self.parts)
+        written = layout(self.config, self.tokenizer)
+        tokens = sum(int(written.tokens(part.rows).sum()) for part in self.parts)
         trained = sum(int(each.sum()) for part in self.parts for each in trained_tokens(part.rows).values())
         for part in self.parts:
             masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
@@ -338,7 +339,7 @@ class Sample:
         """What was looked at, and what became of it, for a person."""
         rows, tokens, trained = self.kept
         yield self.drawn.looked_at
-        share = f" ({trained / tokens:.1%} trained)" if trained else ""
+        share = f" ({trained / tokens:.1%} trained)" if tokens else ""
         yield f"{rows:,} kept, {tokens:,} tokens{share}"
         for kind, reasons in self.outcomes().items():
             if reasons:

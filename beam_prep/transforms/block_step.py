@@ -3,7 +3,6 @@
 import dataclasses
 import pickle
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, dataclass_transform
@@ -57,7 +56,7 @@ def _timed(step: Callable[[Any], Any], name: str, block: Any) -> Any:
     started = perf_counter()
     made = step(block)
     if made is block:
-        made = copy(block)  # others may get this one, too
+        made = dataclasses.replace(block)  # others may get this one, too
     if made.receipt is None:  # otherwise it did nothing
         made.spent(name, perf_counter() - started)
     return made

@@ -45,6 +45,11 @@ class LocalFiles:
         for error in closed:
             yield f"{self._name(error.filename)}: cannot be read: make it readable (chmod u+rx)"
 
+    def unlike(self, names: Iterable[str], listed: Iterable[str]) -> list[str]:
+        """Those of some names that are no other name of a listed file, by a link within the output."""
+        known = {os.path.realpath(self._folder / name) for name in listed}
+        return [name for name in names if os.path.realpath(self._folder / name) not in known]
+
     def _entries(self, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
         """All that is in the output and not hidden."""
         for folder, folders, files in os.walk(self._folder, onerror=on_error):

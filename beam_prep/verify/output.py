@@ -79,8 +79,12 @@ def no_other_files(output: Output) -> Iterator[str]:
     """No file is there that the manifest does not list, and no link that leads out. Hidden ones may be there."""
     if isinstance(output.files, LocalFiles):
         yield from output.files.folder_problems()
+    listed = {*(file.path for file in _listed(output)), MANIFEST, RUN, REPORT}
     found = {name for name in output.files.names() if not any(part.startswith(".") for part in name.split("/"))}
-    for name in sorted(found - {file.path for file in _listed(output)} - {MANIFEST, RUN, REPORT}):
+    others = sorted(found - listed)
+    if others and isinstance(output.files, LocalFiles):
+        others = output.files.unlike(others, listed)
+    for name in others:
         yield f"{name}: found, though {MANIFEST} does not list it: remove it"
 
 

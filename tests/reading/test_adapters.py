@@ -444,16 +444,20 @@ class TestTokenized:
             ({"input_ids": [5, 6.0]}, "wrong_type", "'input_ids[1]' is a number (6.0), wanted a token id"),
             ({"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted a token id"),
             ({"input_ids": [[5]]}, "wrong_type", "'input_ids[0]' is a list, wanted a token id"),
-            ({"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id from 0 to 2147483647"),
+            (
+                {"input_ids": [5, -1]},
+                "bad_id",
+                "'input_ids[1]' is a number (-1), wanted an id of the tokenizer, 0 to 2147483647",
+            ),
             (
                 {"input_ids": [2**31]},
                 "bad_id",
-                "'input_ids[0]' is a number (2147483648), wanted an id from 0 to 2147483647",
+                "'input_ids[0]' is a number (2147483648), wanted an id of the tokenizer, 0 to 2147483647",
             ),
             (
                 {"input_ids": [5, 2**64]},
                 "bad_id",
-                "'input_ids[1]' is a number (18446744073709551616), wanted an id from 0 to 2147483647",
+                "'input_ids[1]' is a number (18446744073709551616), wanted an id of the tokenizer, 0 to 2147483647",
             ),
             (
                 {"input_ids": [5, 6], "labels": [5]},
