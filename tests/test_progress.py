@@ -92,6 +92,8 @@ def test_a_line_that_is_not_complete_is_passed_over(folder: Path) -> None:
     report_block(str(folder), Counts(bytes=5))
     (folder / "killed").write_bytes(Counts(bytes=7).line().encode())
     assert reported(str(folder)).bytes == 5
+    (folder / "torn").write_bytes(b"1 2\n\0\0\xff\n" + Counts(bytes=8).line().encode() + b"\n")
+    assert reported(str(folder)).bytes == 13
     assert reported(str(folder / "missing")) == Counts()
 
 

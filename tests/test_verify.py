@@ -294,6 +294,14 @@ def test_a_link_to_a_folder_of_the_output_is_sound(output: Path, told: Told) -> 
     assert told(output) == []
 
 
+def test_a_file_that_a_link_within_the_output_leads_to_is_not_to_be_removed(output: Path, told: Told) -> None:
+    (output / "near").rename(output / "kept")
+    (output / "near").symlink_to("kept")
+    assert told(output) == []
+    (output / "kept" / "more.bin").touch()
+    assert told(output) == ["kept/more.bin: found, though manifest.json does not list it: remove it"]
+
+
 def test_links_in_a_circle_end(output: Path, told: Told) -> None:
     (output / "near" / "again").symlink_to("..")
     (output / "near" / "far").symlink_to("../far")
