@@ -18,7 +18,7 @@ import beam_prep
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
-from tests.engines import image
+from tests.engines import image, workers
 from tests.test_configs import CONFIGS, sample
 
 # The image is built within the first test that wants it, from the network.
@@ -35,11 +35,7 @@ PINS = image.DOCKERFILE.parent / "requirements.txt"
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Our sdist, as Beam makes it of --setup_file."""
-    folder = tmp_path_factory.mktemp("sdist")
-    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    (archive,) = folder.glob("*.tar.gz")
-    return archive
+    return workers.sdist(tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
