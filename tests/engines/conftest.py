@@ -30,13 +30,11 @@ def program(name: str) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n auto`, what shares a start stays in one process: the tests of a file, those of all files on Flink.
-
-    Those of the package are beside these: both make an sdist in the checkout, which two cannot do at the same time.
     Tests of storage servers, which start at once, are shared out one by one.
     """
     for item in items:
         if Path(__file__).parent in item.path.parents and item.path.name != "test_storage.py":
-            on_flink = "flink" in getattr(item, "fixturenames", ()) or item.path.name == "test_packaging.py"
+            on_flink = "flink" in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("flink" if on_flink else item.path.stem))
 
 

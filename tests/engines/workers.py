@@ -1,6 +1,7 @@
 """SDK workers as on the user's cluster: with Beam and what our sdist pulls in, and nothing of this checkout."""
 
 import contextlib
+import fcntl
 import json
 import shlex
 import subprocess
@@ -18,7 +19,10 @@ _SITE = Path("lib") / f"python{sys.version_info.major}.{sys.version_info.minor}"
 def sdist(folder: Path) -> Path:
     """Our sdist, as `--setup_file` makes it."""
     command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    # It puts a folder into the checkout, and takes it away: two processes of the tests take turns.
+    with open(ROOT / "setup.py") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        subprocess.run(command, cwd=ROOT, check=True)
     (archive,) = folder.glob("*.tar.gz")
     return archive
 
