@@ -30,6 +30,7 @@ def program(name: str) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n auto`, what shares a start stays in one process: the tests of a file, those of all files on Flink.
+
     Tests of storage servers, which start at once, are shared out one by one.
     """
     for item in items:
