@@ -33,7 +33,7 @@ def test_a_mb_of_each_shape_is_measured_and_the_rows_are_those_of_datasets_map(t
     pytest.importorskip("datasets")
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- marginal: begin -->\nold\n<!-- marginal: end -->\nbelow\n")
-    rows = ("rollouts", "packed_tfrecord")
+    rows = ("domains", "packed_tfrecord")
     given: list[str | Path] = [
         "--rows",
         *rows,
