@@ -174,7 +174,7 @@ class Sample:
     @functools.cached_property
     def tokens(self) -> int:
         """Tokens of all rows before they are cut, and about as many for each character of what became no row."""
-        encoded = sum(int(_tokens(part.masked).sum()) for part in self.parts)
+        encoded = sum(int(sizes.sum()) for sizes in self._sizes)
         return encoded + round(
             sum(
                 self.tokens_of(part, line)
@@ -189,7 +189,7 @@ class Sample:
         tokens = size = 0
         for part in self.parts:
             ledger, lines = part.masked.ledger, part.masked.line
-            tokens += int(_tokens(part.masked).sum())
+            tokens += int(self._sizes[part.number].sum())
             size += int((ledger.ends[lines] - ledger.starts[lines]).sum())
         return tokens / size if tokens else 0.25
 
@@ -199,12 +199,13 @@ class Sample:
         tokens = characters = 0
         for part in self.parts:
             if part.rendered is not None:
-                tokens += int(_tokens(part.masked).sum())
+                tokens += int(self._sizes[part.number].sum())
                 characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
         return tokens / characters if tokens and characters else 0.25
 
     @functools.cached_property
     def _sizes(self) -> list[Array]:
+        """int64 [rows] of each part: tokens of its rows before they are cut."""
         return [_tokens(part.masked) for part in self.parts]
 
     def rows_of(self, part: Part, line: int) -> slice:
