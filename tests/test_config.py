@@ -1069,6 +1069,21 @@ def test_schema_agrees_with_the_config_reader() -> None:
         assert not accepts(wrong), wrong
 
 
+def test_every_whole_number_has_a_largest() -> None:
+    schema = PipelineConfig.json_schema()
+    numbers = {
+        name: kind
+        for part in schema["$defs"].values()
+        for name, field in part["properties"].items()
+        for kind in (field, *field.get("anyOf", ()))
+        if kind.get("type") == "integer" and "const" not in kind
+    }
+    assert {"max_seq_len", "padding", "ngram", "seed"} <= set(numbers)
+    assert [name for name, kind in numbers.items() if not {"maximum", "exclusiveMaximum"} & set(kind)] == []
+    found = the_problem(sections(TEXT, preprocessing={"max_seq_len": 10**30}), "preprocessing.max_seq_len")
+    assert found == f"found {10**30}; must be less than or equal to {1 << 53}"
+
+
 # The errors
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from beam_prep import renamed
 from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import Strict, meanings
+from beam_prep.config.values import LARGEST_WHOLE
 from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
 from beam_prep.options import OPTIONS
 from beam_prep.verify.output import CHECKS
@@ -188,7 +189,7 @@ def _bounds(field: dict[str, Any], step: int | None) -> Iterator[str]:
     if (above := field.get("exclusiveMinimum")) is not None:
         yield f"at least {above + step}" if step else f"above {above}"
     for key, word in (("minimum", "at least"), ("maximum", "at most"), ("exclusiveMaximum", "below")):
-        if key in field:
+        if key in field and field[key] != LARGEST_WHOLE:  # which the page says once
             yield f"{word} {field[key]:,}"
 
 

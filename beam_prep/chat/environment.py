@@ -210,6 +210,9 @@ class _Generation(jinja2.ext.Extension):
         return origins.concat((_BEGINS, caller(), _ENDS))
 
 
+_MOST_ATTRIBUTES = 1000
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """As transformers makes it, with bounds on what a rendering makes, and with strings that keep their origins."""
 
@@ -217,6 +220,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self, date: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        self._safe = dict[tuple[type, str], bool]()
         del self.filters["random"], self.globals["lipsum"]  # they give another text in every run
         self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
         self.filters |= {"tojson": _tojson, "string": written, "join": _join, _AT_WORK: _at_work}
@@ -230,8 +234,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _Marks().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # Numbers have methods that make much from little; no template needs them.
-        return attr not in limits.REFUSED and not _is_number(obj) and super().is_safe_attribute(obj, attr, value)
+        asked = type(obj), attr  # all that jinja looks at, which takes it a tenth of a rendering
+        if asked not in self._safe:
+            # Numbers have methods that make much from little; no template needs them.
+            known = attr not in limits.REFUSED and not _is_number(obj)
+            if len(self._safe) >= _MOST_ATTRIBUTES:
+                self._safe.clear()  # their names come from records
+            self._safe[asked] = known and super().is_safe_attribute(obj, attr, value)
+        return self._safe[asked]
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)

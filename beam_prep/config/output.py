@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from beam_prep.config.presets import PresetName
 from beam_prep.config.strict import Problem, Strict
-from beam_prep.config.values import DType, Formats, Name, Text
+from beam_prep.config.values import DType, Formats, Name, Text, Whole
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
 from beam_prep.hints import shown
@@ -24,6 +24,9 @@ def _as_strings(value: object) -> object:
     return dict.fromkeys(value, "string")
 
 
+Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
 class FimConfig(Strict):
     """Fill in the middle: documents of plain text are cut into prefix, middle and suffix, and reordered."""
 
@@ -32,7 +35,7 @@ class FimConfig(Strict):
     mode: FimMode | None = None
     """The order of the parts: see [the orders](config.md#fill-in-the-middle). Null: that of the models whose sentinels
     they are, `psm` for other sentinels."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Another seed reorders other documents, at other places."""
     sentinels: Annotated[tuple[Text, Text, Text], Field(strict=False)] | None = None
     """The 3 tokens before prefix, middle and suffix. Null: those of [a known family](config.md#fill-in-the-middle),
@@ -43,7 +46,6 @@ class FimConfig(Strict):
         return Fim(self.rate, self.mode, self.seed, self.sentinels)
 
 
-Seed = Annotated[int, Field(ge=0, lt=1 << 64)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 _NO_SPLITS = re.compile(r"all|reject|rejects|tokenizer|latest|con|prn|aux|nul|com[0-9]|lpt[0-9]")
 """All splits, for readers; no split, for `split_missing`; what an output has besides; and devices of Windows."""
@@ -90,7 +92,7 @@ class OutputConfig(Strict):
     storage_format: Formats = ("bin",)
     """The formats to write, all from one tokenisation: see [formats.md](formats.md). `h5` needs `pip install h5py`,
     `array_record` needs `pip install 'beam-prep[array_record]'`."""
-    max_tokens_per_shard: int = Field(default=100_000_000, gt=0)
+    max_tokens_per_shard: Whole = Field(default=100_000_000, gt=0)
     """When the tokens of all domains since the last flush reach this, every domain that has rows gets a shard. A record
     is never split over shards."""
     dtype: dict[str, DType] = Field(default={})

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from beam_prep.config.strict import Strict
-from beam_prep.config.values import Text, Texts
+from beam_prep.config.values import Text, Texts, Whole
 from beam_prep.data.schema import Packing
 
 
@@ -29,7 +29,7 @@ class DecontaminateConfig(Strict):
     """The fields of its records that are looked for. Null: all texts."""
     fields: Texts | None = None
     """The fields of the input's records that are looked at. Null: those of all sections."""
-    ngram: int = Field(default=13, ge=1)
+    ngram: Whole = Field(default=13, ge=1)
     """Words of an n-gram."""
     mode: Literal["drop", "mark"] = "drop"
     """Records that share one are dropped (`contaminated`), or kept, counted and listed."""
@@ -38,14 +38,14 @@ class DecontaminateConfig(Strict):
 class PreprocessingConfig(Strict):
     """Rules for dropping, cutting, packing, padding and shifting."""
 
-    max_seq_len: int = Field(default=2048, gt=0)
+    max_seq_len: Whole = Field(default=2048, gt=0)
     """The longest sequence, in tokens; in lists, the longest element."""
-    min_chars: int = Field(default=50, ge=0)
+    min_chars: Whole = Field(default=50, ge=0)
     """Shorter text fields count as absent. Only where every section is plain text with action `train` (pretraining).
     Counts code points."""
-    max_chars: int = Field(default=2_000_000, ge=1)
+    max_chars: Whole = Field(default=2_000_000, ge=1)
     """Longer text fields count as absent, too."""
-    max_items: int | None = Field(default=None, gt=0)
+    max_items: Whole | None = Field(default=None, gt=0)
     """Keep at most this many records, in input order; null means no limit. The lines after the last one are counted as
     `not_read`."""
     rows_without_loss: Literal["drop", "keep", "reject"] = "drop"
@@ -54,7 +54,7 @@ class PreprocessingConfig(Strict):
     """What is done with longer ones: they are cut at their end or at their start, the record is dropped (`too_long`),
     the run fails, or they become [several rows](config.md#chunks). Counted: `truncated_rows`, `truncated_tokens`, and
     `truncated_eos` (rows that lost their final EOS)."""
-    stride: int = Field(default=0, ge=0)
+    stride: Whole = Field(default=0, ge=0)
     """With `truncation_mode: "chunk"`: the tokens of the chunk before with which a chunk begins, as context; less than
     a chunk."""
     encode: Literal["separate", "joint"] = "separate"
@@ -68,16 +68,16 @@ class PreprocessingConfig(Strict):
     """Texts of [control tokens](config.md#control-tokens) in what people wrote, such as `<|im_end|>` typed by a user:
     they become the tokens (as in transformers); or an invisible character keeps them text; or the record is rejected
     (`control_token`)."""
-    padding: Literal["none", "max_length"] | Annotated[int, Field(gt=0)] = "none"
+    padding: Literal["none", "max_length"] | Annotated[Whole, Field(gt=0)] = "none"
     """Pad rows at their end to `max_seq_len`, or to a multiple of the number, and add an `attention_mask`. Labels of
     padding are -100, masks 0."""
     packing_strategy: Packing = "none"
     """Put several documents into a row. `bfd`: best fit decreasing, longer ones are cut; `bfd_split`: cut into pieces
     first; `wrapped`: joined and cut anywhere; `simple`: one document a row. See [packing](config.md#packing). Adds
     `seq_lens`, the length of each document in the row."""
-    max_packed_len: Annotated[int, Field(gt=0)] | None = None
+    max_packed_len: Annotated[Whole, Field(gt=0)] | None = None
     """Tokens of a packed row; null: `max_seq_len`. Ignored without packing, with a warning."""
-    packing_group: int = Field(default=5000, gt=0)
+    packing_group: Whole = Field(default=5000, gt=0)
     """Consecutive rows of a shard that are packed together."""
     decontaminate: DecontaminateConfig | None = None
     """Evaluation data that no record may share an n-gram of words with: see [decontaminate.md](decontaminate.md)."""

@@ -24,6 +24,10 @@ ALLOWED_DTYPES = {
     "values": tuple(name for name in get_args(DType) if name != "bool"),
 }
 
+LARGEST_WHOLE = 1 << 53
+"""Up to here all readers of JSON and all columns hold whole numbers."""
+Whole = Annotated[int, Field(le=LARGEST_WHOLE)]
+
 
 def one_of(*allowed: object) -> BeforeValidator:
     """Allows only these values, of these types."""
