@@ -141,13 +141,14 @@ def _is_plain(value: Any, is_document: bool) -> bool:
         return is_document or not _may_hold_base64(value)
     if type(value) is not list:
         return False
+    texts = []
     for message in value:
-        if type(message) is not dict or len(message) != 2:
+        if type(message) is not dict or len(message) != 2 or "role" not in message:
             return False
-        content = message.get("content")
-        if type(content) is not str or "role" not in message or _may_hold_base64(content):
+        if type(content := message.get("content")) is not str:
             return False
-    return True
+        texts.append(content)
+    return not _may_hold_base64("\n".join(texts))
 
 
 def _may_hold_base64(text: str) -> bool:
