@@ -55,7 +55,7 @@ def test_templates_of_models(every: int) -> None:
     folder = shared("templates")
     given = [
         each if isinstance(each, dict) else {"m": each}
-        for each in runpy.run_path(folder / "conversations.py")["SH"].values()
+        for each in runpy.run_path(str(folder / "conversations.py"))["SH"].values()
     ]
     records = [{"messages": each["m"], **({"tools": each["tools"]} if "tools" in each else {})} for each in given]
     assert len(records) == 16
