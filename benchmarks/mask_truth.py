@@ -57,7 +57,6 @@ def main() -> int:
         ("", report.counts),
         ("wrong", report.wrong),
         ("refused, of those that prefixes decide", report.reasons),
-        ("the generator's truth, mended by prefixes", report.mended),
     ):
         print(*([f"{title}:"] if title else []), *(f"  {n:>9,}  {name}" for name, n in counts.most_common()), sep="\n")
     for kind, texts in sorted(report.examples.items()):

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import ConfigError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.tokenized import from_tokens
 from tests.chars import batch_of, outcomes, texts, trained
+from tests.conftest import prepared
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{{ 'a:' if add_generation_prompt }}"
 OUTPUTS = {
@@ -75,19 +75,15 @@ FOURTH = [("u:hi;a:", 0), ("bc;", 0.125), ("u:d;a:", 0), ("efg;", 0.25)]
     [
         # A template for each message: all of its rendering has its weight.
         ("message", {"messages": TALK}, [("^u:hi;", 0), ("a:bc;", 0.5), ("u:d;", 0), ("a:efg;", 1)]),
-        ("message", {"messages": TALK, "weight": 3}, [("^u:hi;", 0), ("a:bc;", 1.5), ("u:d;", 0), ("a:efg;", 3)]),
         # One conversation: what the message says, and the end of its turn.
-        ("role", {"messages": TALK}, [("u:hi;a:", 0), ("bc;", 0.5), ("u:d;a:", 0), ("efg;", 1)]),
         ("role", {"messages": TALK, "weight": 0.25}, FOURTH),
         ("role", {"messages": TWO}, AS_SAID),
         ("role", {"messages": TRAINED}, [("u:b;a:", 0), ("c;", 0.5)]),
         # What follows the prompt has the weight of the last message; an earlier one is trained by its own key only.
         ("last", {"messages": [TWO[1], TWICE]}, [("a:c;a:", 0), ("c;", 2)]),
-        ("last", {"messages": TALK}, [("u:hi;a:", 0), ("bc;", 0.5), ("u:d;a:", 0), ("efg;", 1)]),
         ("prompt", {"messages": [TWICE], "weight": 0.5}, [("u:q;a:", 0), ("c;", 1)]),
         # Several messages of other weights are each trained as with $role.
         ("prompt", {"messages": TALK[1:]}, PART),
-        ("all", {"messages": [said("user", "b"), said("assistant", "c")], "weight": 0.5}, [("u:b;a:c;", 0.5)]),
         ("all", {"messages": TWO}, AS_SAID),
     ],
 )  # fmt: skip
@@ -96,7 +92,7 @@ def test_weights_by_hand(name: str, record: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=settings().max_examples // 3)
 @given(st.lists(st.one_of(st.none(), NUMBERS), min_size=1, max_size=5), st.one_of(st.none(), NUMBERS))
 def test_a_weight_changes_no_mask_but_where_it_is_0(name: str, weights: list[Any], whole: float | None) -> None:
     """Above 0 exactly where the mask is 1; in sum, the weight of each message as often as it has trained tokens."""
@@ -129,25 +125,19 @@ def test_a_weight_changes_no_mask_but_where_it_is_0(name: str, weights: list[Any
 
 BAD = [
     (-1, "bad_weight", "is a number (-1), wanted 0, or a number from 1e-12 to 1e+12"),
-    (-0.5, "bad_weight", "is a number (-0.5), wanted 0, or"),
-    (1e-13, "bad_weight", "is a number (1e-13), wanted 0, or"),
     (10**400, "bad_number", "beyond a double"),
     (10**30, "bad_weight", "is a number (1000000000000000000000000000000), wanted 0, or"),
     (True, "wrong_type", "is a boolean (true), wanted 0, or"),
     ("1", "wrong_type", 'is a string ("1"), wanted 0, or'),
-    ([1], "wrong_type", "is a list, wanted 0, or"),
-    ({}, "wrong_type", "is an object, wanted 0, or"),
 ]
 
 
 @pytest.mark.parametrize("of", ["record", "message"])
-@pytest.mark.parametrize(
-    ("name", "weight", "reason", "message"), [*(("role", *bad) for bad in BAD), *((name, *BAD[0]) for name in OUTPUTS)]
-)
-def test_what_is_no_weight_is_a_reject(name: str, weight: Any, reason: str, message: str, of: str) -> None:
+@pytest.mark.parametrize(("weight", "reason", "message"), BAD)
+def test_what_is_no_weight_is_a_reject(weight: Any, reason: str, message: str, of: str) -> None:
     own = {"weight": weight}
     record = {**BEFORE, "messages": [said("user", "b"), said("assistant", "c", **(own if of == "message" else {}))]}
-    ledger = masked(name, record | (own if of == "record" else {})).ledger
+    ledger = masked("role", record | (own if of == "record" else {})).ledger
     assert ledger.outcomes[ledger.status[0] - 1] == ("rejected", reason)
     assert message in ledger.messages[0]
     if reason != "bad_number":
@@ -200,14 +190,9 @@ def test_rows_of_ids_have_the_weights_of_record_and_token() -> None:
     ("weights", "reason"),
     [
         ([1], "count_mismatch"),
-        ([1, True], "wrong_type"),
-        ([1, None], "wrong_type"),
         ([1, [1]], "wrong_type"),
-        ("ab", "wrong_type"),
-        ({}, "wrong_type"),
         ([1, -1], "bad_weight"),
         ([1, 1e13], "bad_weight"),
-        ([1, 10**300], "bad_weight"),
         ([1, 1e-300], "bad_weight"),
     ],
 )
@@ -241,69 +226,46 @@ def rows(result: Any) -> list[dict[str, list[Any]]]:
     return [{name: values.tolist() for name, values in row.items()} for row in found]
 
 
-def config(columns: str = "labels", **preprocessing: Any) -> dict[str, Any]:
+def config(**preprocessing: Any) -> dict[str, Any]:
     return {
         "input": {"adapter": "tokenized"},
         "preprocessing": preprocessing,
-        "output": {"columns": columns, "loss_weights": True, "storage_format": list(FORMAT_NAMES)},
+        "output": {"columns": "labels", "loss_weights": True, "storage_format": ["bin", "arrow"]},
     }
 
 
-def test_weights_are_those_of_the_labels(run: Callable[..., Any]) -> None:
-    result = run(config(), LONG)
-    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
-    assert rows(result) == [
-        {"input_ids": [11, 12, 13, 14, 15], "labels": [-100, 12, 13, -100, 15], "loss_weights": [0, 1, 0.5, 0, 2]},
-        {"input_ids": [21, 22, 23], "labels": [21, 22, 23], "loss_weights": [0.25] * 3},
-    ]
-
-
-def test_weights_are_shifted_with_the_labels(run: Callable[..., Any]) -> None:
-    assert rows(run(config(shift=True), LONG)) == [
-        {"input_ids": [11, 12, 13, 14], "labels": [12, 13, -100, 15], "loss_weights": [1, 0.5, 0, 2]},
-        {"input_ids": [21, 22], "labels": [22, 23], "loss_weights": [0.25] * 2},
-    ]
-
-
-def test_weights_are_cut_with_their_tokens(run: Callable[..., Any]) -> None:
-    start = rows(run(config("loss_mask", max_seq_len=3), LONG, "start"))
-    assert start[0] == {"sequence": [11, 12, 13], "loss_mask": [0, 1, 1], "loss_weights": [0, 1, 0.5]}
-    end = rows(run(config("loss_mask", max_seq_len=3, truncation_mode="keep_end"), LONG, "end"))
-    assert end[0] == {"sequence": [13, 14, 15], "loss_mask": [1, 0, 1], "loss_weights": [0.5, 0, 2]}
-
-
-def test_padding_has_the_weight_0(run: Callable[..., Any]) -> None:
-    padded = rows(run(config(padding=4), LONG))
-    assert [row["loss_weights"] for row in padded] == [[0, 1, 0.5, 0, 2, 0, 0, 0], [0.25, 0.25, 0.25, 0]]
-    assert padded[1]["labels"] == [21, 22, 23, -100]
+START = [[0, 1, 0.5, 0, 2], [0.25] * 3]
+PACKED = [[*START[0], *START[1]]]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "wanted"),
+    ("preprocessing", "weights", "labels"),
     [
-        ("bfd", [[0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]]),
-        ("simple", [[0, 1, 0.5, 0, 2], [0.25] * 3]),
-        ("wrapped", [[0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]]),
-        ("bfd_split", [[0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]]),
+        ({}, START, [-100, 12, 13, -100, 15]),
+        ({"shift": True}, [[1, 0.5, 0, 2], [0.25] * 2], [12, 13, -100, 15]),
+        ({"max_seq_len": 3}, [[0, 1, 0.5], [0.25] * 3], [-100, 12, 13]),
+        ({"max_seq_len": 3, "truncation_mode": "keep_end"}, [[0.5, 0, 2], [0.25] * 3], [13, -100, 15]),
+        ({"padding": 4}, [[*START[0], 0, 0, 0], [*START[1], 0]], [-100, 12, 13, -100, 15, -100, -100, -100]),
+        ({"packing_strategy": "bfd", "max_packed_len": 8}, PACKED, [-100, 12, 13, -100, 15, 21, 22, 23]),
+        ({"packing_strategy": "wrapped", "max_packed_len": 8}, PACKED, [-100, 12, 13, -100, 15, 21, 22, 23]),
     ],
 )
-def test_weights_are_packed_with_their_tokens(strategy: str, wanted: Any, run: Callable[..., Any]) -> None:
-    packed = rows(run(config(packing_strategy=strategy, max_packed_len=8), LONG))
-    assert [row["loss_weights"] for row in packed] == wanted
+def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: Any, run: Callable[..., Any]) -> None:
+    result = run(config(**preprocessing), LONG)
+    found = rows(result)
+    assert [row["loss_weights"] for row in found] == weights
+    assert found[0]["labels"] == labels
+    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
 
 
 def test_other_libraries_read_the_weights(run: Callable[..., Any]) -> None:
     import datasets
-    import h5py  # type: ignore[import-untyped]
 
     out = Path(run(config(), LONG).output)
-    wanted = [0, 1, 0.5, 0, 2, 0.25, 0.25, 0.25]
-    assert np.fromfile(out / "__default__" / "loss_weights.bin", np.float32).tolist() == wanted
+    assert np.fromfile(out / "__default__" / "loss_weights.bin", np.float32).tolist() == PACKED[0]
     read = datasets.load_from_disk(str(out / "__default__"))
     assert read.features["loss_weights"].feature.dtype == "float32"
-    assert read["loss_weights"][:] == [wanted[:5], wanted[5:]]
-    with h5py.File(next((out / "__default__").glob("*.h5"))) as file:
-        assert file["loss_weights"][:].tolist() == wanted
+    assert read["loss_weights"][:] == START
 
 
 SECTIONS = [{"field": "messages", "action": "$role", "template": "conversation"}]
@@ -313,23 +275,17 @@ CHAT = {
 }
 
 
-def test_ids_masks_and_kept_records_are_those_without_weights(run: Callable[..., Any]) -> None:
+def test_ids_and_masks_are_those_without_weights() -> None:
     records = [
         {"messages": [said("user", "hi"), said("assistant", "one two"), said("user", "d"), said("assistant", "three")]},
         {"messages": [said("user", "hi", weight=0), said("assistant", "a b", weight=1)], "weight": 0.5},
         {"messages": [said("user", "b"), said("assistant", "c", weight=0)]},
     ]
-    plain = bp.open(run(CHAT, records, "plain").output)
-    weighted = bp.open(run({**CHAT, "output": {"loss_weights": True}}, records, "weighted").output)
-    weighted.verify()
-    assert list(weighted.columns) == ["sequence", "loss_mask", "loss_weights"]
-    assert len(plain) == len(weighted) == 2
-    assert weighted.manifest["ledger"] == plain.manifest["ledger"]
-    assert weighted.manifest["roles"] == plain.manifest["roles"]
-    for one, other, weight in zip(plain, weighted, (1, 0.5), strict=True):
-        assert other["sequence"].tolist() == one["sequence"].tolist()
-        assert other["loss_mask"].tolist() == one["loss_mask"].tolist()
-        assert other["loss_weights"].tolist() == (one["loss_mask"] * weight).tolist()
+    plain, weighted = (prepared({**CHAT, "output": output}, records) for output in ({}, {"loss_weights": True}))
+    rows = zip(bp.testing.to_rows(plain), bp.testing.to_rows(weighted), (1, 0.5), strict=True)
+    for one, other, weight in rows:
+        assert other["loss_weights"] == [weight * is_trained for is_trained in one["loss_mask"]]
+        assert {**one, "loss_weights": other["loss_weights"]} == other
 
 
 @pytest.mark.parametrize(
@@ -342,14 +298,13 @@ def test_ids_masks_and_kept_records_are_those_without_weights(run: Callable[...,
         ("alpaca", {"instruction": "b", "output": "c", "weight": 0.5}),
     ],
 )
-def test_adapters_keep_the_weights(adapter: str, record: Any, run: Callable[..., Any]) -> None:
+def test_adapters_keep_the_weights(adapter: str, record: Any) -> None:
     given = {"sections": SECTIONS, "adapter": adapter}
-    row = bp.open(run({**CHAT, "input": given, "output": {"loss_weights": True}}, [record]).output)[0]
-    assert set(row["loss_weights"].tolist()) == {0, 0.5}
+    batch = prepared({**CHAT, "input": given, "output": {"loss_weights": True}}, [record])
+    assert set(batch["loss_weights"].flat.tolist()) == {0, 0.5}
 
 
-def test_plans_and_reference_give_the_same_weights(run: Callable[..., Any], way: None) -> None:
-    """Of conversations that differ in their weights alone, beside those that have none."""
+def test_weights_of_conversations_that_come_again_are_their_own() -> None:
     own: list[tuple[dict[str, Any], dict[str, Any], float]] = [
         ({}, {}, 1),
         ({"weight": 0.5}, {}, 0.5),
@@ -362,9 +317,8 @@ def test_plans_and_reference_give_the_same_weights(run: Callable[..., Any], way:
         for n in range(20)
         for message, record, _ in own
     ]
-    result = run({**CHAT, "output": {"loss_weights": True}}, records, check="full")
-    found = [set(row["loss_weights"].tolist()) for row in bp.open(result.output)]
-    assert found == [{0.0, float(weight)} for _ in range(20) for *_, weight in own]
+    rows = prepared({**CHAT, "output": {"loss_weights": True}}, records)["loss_weights"].to_lists()
+    assert [set(row) for row in rows] == [{0.0, float(weight)} for _ in range(20) for *_, weight in own]
 
 
 @pytest.mark.parametrize(

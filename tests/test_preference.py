@@ -1,7 +1,6 @@
 """Preference rows and rollouts that cannot teach anything are rejected, with the reason."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,29 +33,14 @@ def messages(batch: Batch) -> dict[int, str]:
     return {line + 1: message for line, message in batch.ledger.messages.items()}
 
 
-def test_sides_that_are_equal_or_missing_are_rejected(run: Callable[..., Any]) -> None:
-    """In a run."""
-    good = pair("Four.", "Five.")
-    lone = {"chosen": good["chosen"]}
-    answers = {name: [good[name][1]] for name in good}  # nothing is asked
-    done = run(DPO, [good, pair("Four.", "Four."), lone, answers], max_reject_rate=1, max_no_loss_rate=1)
-    assert len(bp.open(done.output)) == 1
-    found = {reject["line"]: reject["reason"] for reject in bp.open(done.output).rejects()}
-    assert found.keys() == {2, 3, 4}
-    assert (found[2], found[4]) == ("equal_sides", "no_prompt")
-
-
-def test_a_prompt_of_messages_that_nothing_follows_is_rejected() -> None:
+def test_pairs_that_teach_nothing_are_rejected() -> None:
     good = pair("Four.", "Five.")
     ask = good["chosen"][:1]
-    bare = [
-        {"prompt": ask},
-        {"prompt": ask, "chosen": [], "rejected": []},
-        {"prompt": ask, "chosen": good["chosen"][1:]},
-    ]
-    batch = prepared(DPO, [good, *bare])
+    answers = {name: [good[name][1]] for name in good}  # nothing is asked
+    bare = [{"prompt": ask}, {"prompt": ask, "chosen": [], "rejected": []}]
+    batch = prepared(DPO, [good, pair("Four.", "Four."), answers, *bare, {"prompt": ask, "chosen": good["chosen"][1:]}])
     assert len(batch) == 1
-    assert rejects(batch) == {2: "no_answer", 3: "no_answer", 4: "no_answer"}
+    assert rejects(batch) == {2: "equal_sides", 3: "no_prompt", 4: "no_answer", 5: "no_answer", 6: "no_answer"}
 
 
 def test_a_prompt_that_is_text_beside_conversations_is_the_one_they_begin_with() -> None:
@@ -64,15 +48,6 @@ def test_a_prompt_that_is_text_beside_conversations_is_the_one_they_begin_with()
     beside = {"prompt": "What is two and two?", **without}  # as UltraFeedback has it
     one, other = bp.testing.to_rows(prepared(DPO, [without, beside]))
     assert one == other
-
-
-def test_sides_that_are_equal_after_cutting_are_rejected() -> None:
-    long = "word " * 200
-    config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}
-    rows = [pair("Four.", "Five."), pair(long + "yes", long + "no", "Say it."), pair("Yes " + long, "No " + long)]
-    batch = prepared(config, rows)
-    assert rejects(batch) == {2: "equal_sides"}
-    assert len(batch) == 2
 
 
 def test_as_many_rewards_as_responses() -> None:
@@ -190,6 +165,7 @@ def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     long = "word " * 200
     config = {**DPO, "preprocessing": {**DPO.get("preprocessing", {}), "max_seq_len": 64}}
     rows = [pair("Four.", "Five."), pair(long + "yes", long + "no", "Say it."), pair(long, long, "Say it.")]
+    rows.append(pair("Yes " + long, "No " + long))
     for template in ("conversation", "message"):
         given = json.loads(json.dumps(config).replace('"conversation"', f'"{template}"'))
         found = messages(prepared(given, rows))

@@ -48,27 +48,15 @@ def test_rows_without_a_common_prompt_or_a_completion_are_left_out(tmp_path: Pat
 
     long = "word " * 90
     records = [
-        {
-            "prompt": [say("user", "How far?")],
-            "chosen": [say("assistant", "Far.")],
-            "rejected": [say("assistant", "No")],
-        },
-        {"prompt": [say("user", long)], "chosen": [say("assistant", "Far.")], "rejected": [say("assistant", "No")]},
-        {"prompt": [say("user", "q")], "chosen": [say("assistant", long)], "rejected": [say("assistant", "No")]},
-        {"prompt": [say("user", "q")], "chosen": [say("assistant", "a")], "rejected": [say("assistant", "a")]},
+        {"prompt": [say("user", question)], "chosen": [say("assistant", one)], "rejected": [say("assistant", other)]}
+        for question, one, other in (("q", "Far.", "No"), (long, "Far.", "No"), ("q", long, "No"), ("q", "a", "a"))
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = {}
-    for mode in ("keep_start", "keep_end"):
-        step = {"max_seq_len": 60, "truncation_mode": mode}
-        columns = {"columns": "prompt_completion"}
-        made = make(tmp_path / mode, "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
-        assert main(["verify", str(made.path), "--inputs"]) == 0
-        found[mode] = made.manifest["ledger"]
-    assert found["keep_start"]["kept"] == 2
-    assert found["keep_start"]["rejected"] == {"equal_sides": 2}  # of a cut prompt nothing else is left
+    step = {"max_seq_len": 60, "truncation_mode": "keep_end"}
+    columns = {"columns": "prompt_completion"}
+    made = make(tmp_path / "out", "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
     # Cut at their beginnings, the sides have other prompts.
-    assert found["keep_end"]["rejected"] == {"equal_sides": 1, "prompt_differs": 2}
+    assert made.manifest["ledger"]["rejected"] == {"equal_sides": 1, "prompt_differs": 2}
 
 
 @st.composite

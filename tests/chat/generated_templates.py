@@ -394,6 +394,23 @@ def calls(opening: str, closing: str, form: str) -> Part:
 
 # A template
 
+LOOPS = {
+    "for": "EACHTURN{% endfor %}",
+    "index": "{% for i in range(messages | length) %}{% set m = messages[i] %}TURN{% endfor %}",
+    "macro": "{% macro turn(m, i, ns) %}TURN{% endmacro %}"
+    "{% for m in messages %}{{ turn(m, loop.index0, ns) }}{% endfor %}",
+    "loop in macro": "{% macro all(ns) %}EACHTURN{% endfor %}{% endmacro %}{{ all(ns) }}",
+    "collected": "EACH{% set piece %}TURN{% endset %}{% set ns.t = ns.t ~ piece %}{% endfor %}{{ ns.t }}",
+    "captured turn": "EACH{% set piece %}TURN{% endset %}{{ piece }}{% endfor %}",
+    "captured": "{% set all %}EACHTURN{% endfor %}{% endset %}{{ all }}",
+    "reversed": "{% for m in messages[::-1] %}{% set i = messages | length - 1 - loop.index0 %}TURN{% endfor %}",
+    "last first": "{% for m in messages[-1:] %}{% set i = messages | length - 1 %}TURN{% endfor %}"
+    "{% for m in messages[:-1] %}{% set i = loop.index0 %}TURN{% endfor %}",
+    "system first": "EACH{% if m.role == 'system' %}TURN{% endif %}{% endfor %}"
+    "EACH{% if m.role != 'system' %}TURN{% endif %}{% endfor %}",
+}
+"""How the turns are written, and in which order."""
+
 
 @dataclass(slots=True)
 class Turn:
@@ -500,9 +517,7 @@ class Template:
     @property
     def source(self) -> str:
         """The jinja template."""
-        turn = (
-            "{% if m.role == 'assistant' %}" + self.answer.source + "{% else %}" + self.other.source
-        ) + "{% endif %}"
+        turn = "{% if m.role == 'assistant' %}" + self.answer.source + "{% else %}" + self.other.source + "{% endif %}"
         if self.separator:
             turn = "{% if i > 0 %}" + "".join(part.written for part in self.separator) + "{% endif %}" + turn
         if self.system in ("before", "fold"):
@@ -511,9 +526,8 @@ class Template:
             turn += "{% if m.role == 'user' %}{% set ns.q = m.content or '' %}{% endif %}"
         head = "{% set ns = namespace(q='', last=-1, t='') %}"
         if "ns.last" in turn:
-            head += (
-                "{% for o in messages %}{% if o.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
-            )
+            head += "{% for o in messages %}{% if o.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+            head += "{% endfor %}"
         head += "".join(part.written for part in self.preamble)
         if self.system == "before":
             head += "{% if messages[0].role == 'system' %}{% set m = messages[0] %}{% set i = 0 %}" + self.other.source
@@ -532,52 +546,8 @@ class Template:
         return self._looped(head, turn) + tail
 
     def _looped(self, head: str, turn: str) -> str:
-        each = "{% set i = loop.index0 %}"
-        if self.order == "reversed":
-            return (
-                head
-                + "{% for m in messages[::-1] %}{% set i = messages | length - 1 - loop.index0 %}"
-                + turn
-                + "{% endfor %}"
-            )
-        if self.order == "last first":
-            first = "{% for m in messages[-1:] %}{% set i = messages | length - 1 %}" + turn + "{% endfor %}"
-            return head + first + "{% for m in messages[:-1] %}" + each + turn + "{% endfor %}"
-        if self.order == "system first":
-            one, two = (
-                "{% for m in messages %}"
-                + each
-                + "{% if m.role "
-                + sign
-                + " 'system' %}"
-                + turn
-                + "{% endif %}{% endfor %}"
-                for sign in ("==", "!=")
-            )
-            return head + one + two
-        loop = "{% for m in messages %}" + each + turn + "{% endfor %}"
-        if self.loop == "index":
-            return head + "{% for i in range(messages | length) %}{% set m = messages[i] %}" + turn + "{% endfor %}"
-        if self.loop == "macro":
-            macro = "{% macro turn(m, i, ns) %}" + turn + "{% endmacro %}"
-            return head + macro + "{% for m in messages %}{{ turn(m, loop.index0, ns) }}{% endfor %}"
-        if self.loop == "loop in macro":
-            return head + "{% macro all(ns) %}" + loop + "{% endmacro %}{{ all(ns) }}"
-        if self.loop == "collected":
-            collect = "{% set piece %}" + turn + "{% endset %}{% set ns.t = ns.t ~ piece %}"
-            return head + "{% for m in messages %}" + each + collect + "{% endfor %}{{ ns.t }}"
-        if self.loop == "captured turn":
-            return (
-                head
-                + "{% for m in messages %}"
-                + each
-                + "{% set piece %}"
-                + turn
-                + "{% endset %}{{ piece }}{% endfor %}"
-            )
-        if self.loop == "captured":
-            return head + "{% set all %}" + loop + "{% endset %}{{ all }}"
-        return head + loop
+        loop = LOOPS[self.loop if self.order == "as is" else self.order]
+        return head + loop.replace("EACH", "{% for m in messages %}{% set i = loop.index0 %}").replace("TURN", turn)
 
     @property
     def default_system(self) -> str:
@@ -638,9 +608,6 @@ class Template:
         turns = (self.answer, self.other)
         headers = "".join(part.constant for turn in turns for part in (*turn.before, *turn.header))
         return frozenset({self.eos, *(token for token in self.turn_tokens if token not in headers)}) - {""}
-
-    def token_in(self, text: str, tokens: Sequence[str]) -> bool:
-        return any(token in text for token in tokens)
 
 
 def _plain(message: Message) -> Message:
@@ -760,11 +727,12 @@ class Rendered:
         foreign = [run for run in between if run.label not in (CONST, HEADER)]
         if any(text[run.start : run.stop].strip() for run in foreign):
             return by_text
-        if template.token_in(text[behind:begin], template.turn_tokens):
+        if any(token in text[behind:begin] for token in template.turn_tokens):
             return by_text
         if foreign or any(run.label == HEADER for run in between):
             return [behind, *by_text]
-        return [behind, *by_text] if template.token_in(text[behind:begin], template.controls) else [behind]
+        has_token = any(token in text[behind:begin] for token in template.controls)
+        return [behind, *by_text] if has_token else [behind]
 
     def constant(self, start: int, skip_empty: bool) -> str:
         """The constant text from a place on."""
@@ -1245,17 +1213,8 @@ def template(draw: Choices, plain: bool | None = None) -> Template:
 
 _ANY = ["a", "x", "ok", "?", "Yes.", "no", "e", "1", "Assistant", "tool"]
 _ALIKE = [
-    "assistant",
-    "user",
-    "system",
-    "model",
-    "<think>",
-    "</think>",
-    "<think>\n\n</think>\n\n",
-    "im_end",
-    "|>",
-    "<|",
-    ":",
+    *("assistant", "user", "system", "model", "<think>", "</think>", "<think>\n\n</think>\n\n"),
+    *("im_end", "|>", "<|", ":"),
 ]
 _BLANK = ["", " ", "\n", "  \n"]
 _SYLLABLES = ["ka", "lo", "mi", "ne", "ru", "ta", "xe", "zo", "Be", "du"]

@@ -21,7 +21,6 @@ from beam_prep.chat.turns import Turn, shared
 from tests.chat.generated_templates import (
     AFTER,
     AGAIN,
-    COND,
     END,
     EOS,
     HEADER,
@@ -74,12 +73,10 @@ class Truth(NamedTuple):
     Attributes:
         right: the masks; none: it can but be refused.
         decided: transformers' own prefixes say where it begins and ends.
-        mended: in what the generator's own truth is another; "" where it is not.
     """
 
     right: list[Ranges]
     decided: bool
-    mended: str = ""
 
 
 class Prefixes:
@@ -166,8 +163,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     right = [each for each in right if not _foreign(shown, index, *each[0])]
     if not (by_prompt and by_stop):
         right += [each for each in old if each not in right]
-    mended = "" if not (by_prompt and by_stop) or set(right) & set(old) else _mended(shown, old, right)
-    return Truth(right + silent, by_prompt and by_stop, mended)
+    return Truth(right + silent, by_prompt and by_stop)
 
 
 def _of_others(made: Template, shown: Rendered, index: int) -> list[Ranges]:
@@ -225,32 +221,6 @@ def _ends(made: Template, shown: Rendered, index: int, last: int, stop: int) -> 
     return ends + soft
 
 
-def _mended(shown: Rendered, old: list[Ranges], right: list[Ranges]) -> str:
-    """In what the truth differs from the generator's own."""
-    if not right:
-        return "refused alone: another's text is within"
-    begins, ends = {each[0][0] for each in old if each}, {each[-1][1] for each in old if each}
-    kinds = []
-    if not begins & {each[0][0] for each in right}:
-        first = min(begins, default=0)
-        begin = right[0][0][0]
-        labels = {run.label for run in shown.runs if run.start < first and run.stop > begin}
-        kinds.append(f"begins before {_named(labels)}" if begin < first else "begins later")
-    if not ends & {each[0][1] for each in right}:
-        last = max(ends, default=0)
-        end = right[0][0][1]
-        labels = {run.label for run in shown.runs if run.start < end and run.stop > last and run.label != END}
-        kinds.append(f"ends behind {_named(labels)}" if end > last else "ends earlier")
-    return ", ".join(kinds) or "one span of several"
-
-
-def _named(labels: set[str]) -> str:
-    for label, name in ((AGAIN, "what it says again"), (COND, "words by content"), (OWN, "own text")):
-        if label in labels:
-            return name
-    return "the template's words"
-
-
 # The judge
 
 
@@ -261,14 +231,13 @@ class Report:
     pairs: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
-    mended: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # of refusals of decided turns
     examples: dict[str, list[str]] = field(default_factory=dict)
     kept: int = 8
 
     def add(self, other: "Report") -> None:
         self.pairs += other.pairs
-        for name in ("counts", "wrong", "mended", "reasons"):
+        for name in ("counts", "wrong", "reasons"):
             getattr(self, name).update(getattr(other, name))
         for kind, texts in other.examples.items():
             self.examples[kind] = (self.examples.get(kind, []) + texts)[: self.kept]
@@ -306,8 +275,6 @@ def _judge_turn(
     report.counts["plain"] += must
     contradicts = right.decided and not right.right
     report.counts["of these, another's text is within"] += contradicts
-    if right.mended:
-        report.mended[right.mended] += 1
     lost = any(index == turn.message and key != "reasoning" for index, key in ours.not_rendered)
     spans = tuple(span for span in turn.spans if span[1] > span[0])
     if turn.reason:
@@ -334,8 +301,8 @@ def _judge_turn(
         kind = f"wrong: {_fault(spans, right)}{', decided' if right.decided else ''}, {messages[turn.message]['role']}"
     if kind.startswith("wrong"):
         report.wrong[kind] += 1
-    for each in {kind, f"mended: {right.mended}" if right.mended else ""} - {""}:
-        report.note(each, _shown(each, made, messages, turn, text, right))
+    if kind:
+        report.note(kind, _shown(kind, made, messages, turn, text, right))
 
 
 def _agrees(spans: Ranges, truth: Truth, text: str) -> bool:

@@ -9,7 +9,8 @@ from hypothesis import example, given
 
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
-from tests.chat.trained import CONTROLS, TOKENS, outcome, said, say, talk, trained
+from tests.chat.generated_templates import LOOPS
+from tests.chat.trained import CONTROLS, PROMPT, TOKENS, outcome, said, say, talk, trained
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -49,21 +50,18 @@ def plain(template: str) -> str:
     [
         "{% set x %}{% generation %}{{ m.content }}!{% endgeneration %}{% endset %}h:{{ x }}",
         "{% set x %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endset %}{{ x }}",
-        "{% set ns.text %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endset %}{{ ns.text }}",
         "{{ speak(m) }}",
         "{% filter replace('q', 'q') %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endfilter %}",
-        "{% filter trim %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endfilter %}",
         "{% call wrap() %}{% generation %}{{ m.content }}!{% endgeneration %}{% endcall %}",
         "{% for i in [1] %}{% for j in [1] %}h:{% generation %}{{ m.content }}!{% endgeneration %}"
         "{% endfor %}{% endfor %}",
         "h:{% generation %}{% for c in m.content %}{{ c }}{% endfor %}!{% endgeneration %}",
-        "h:{% generation %}{% set x %}{{ m.content }}{% endset %}{{ x }}!{% endgeneration %}",
     ],
 )
 def test_blocks_in_captures_macros_filters_and_loops(body: str) -> None:
     template = (
         "{% macro speak(m) %}h:{% generation %}{{ m.content }}!{% endgeneration %}{% endmacro %}"
-        "{% macro wrap() %}h:{{ caller() }}{% endmacro %}{% set ns = namespace(text='') %}"
+        "{% macro wrap() %}h:{{ caller() }}{% endmacro %}"
         "{% for m in messages %}{% if m.role == 'assistant' %}"
         + body
         + "{% else %}<{{ m.content }}>{% endif %}{% endfor %}"
@@ -114,30 +112,7 @@ def test_what_the_template_does_not_mark_is_not_trained() -> None:
 # Derived spans
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize(
-    "messages",
-    [
-        talk("assistant", "assistant"),
-        talk("user", "user", "assistant", "user"),
-        talk("same", "same", "same", "same"),
-        talk("d", "d", "e", "im_end"),
-        talk("<|im_end|>", "<|im_end|>", "</s>", "</s>"),
-        talk("[/INST]", "[/INST]", "]", "s"),
-        talk("q<|im_end|>\n<|im_start|>assistant\nno<|im_end|>", "<|im_start|>user\n</s>[INST] x [/INST]"),
-        talk("Assistant: a", "Assistant:", "A", "Assist"),
-        talk("a", "b", system="a"),
-        talk("system", "b", system="system"),
-        talk("\u2028x\u3000", "y\u2028"),
-    ],
-)
-def test_derived_spans_are_the_marked_ones(name: str, messages: list[dict[str, Any]]) -> None:
-    marked = outcome(TEMPLATES[name], messages)
-    assert outcome(plain(TEMPLATES[name]), messages) == marked
-    assert not isinstance(marked, str)
-
-
-@pytest.mark.parametrize("content", ["user", "u", "d", "im_end", "|>", "<|im_end|>", " x", "x ", "\nuser\n"])
+@pytest.mark.parametrize("content", ["user", "|>", "<|im_end|>", " x", "\nuser\n"])
 def test_other_roles_begin_with_their_content(content: str) -> None:
     messages = [say("user", content), say("assistant", content), say("user", content)]
     assert said(CHATML, messages, user="train") == [content + "<|im_end|>"] * 2
@@ -165,35 +140,16 @@ def test_a_system_message_written_before_the_loop() -> None:
     assert said(template, [say("system", "be kind")], system="train") == ["be kind<|im_end|>"]
 
 
-BY_INDEX = (
-    "{% for i in range(messages | length) %}{{ '<|im_start|>' + messages[i].role + '\n' + messages[i].content }}"
-    "{{ '<|im_end|>\n' }}{% endfor %}"
-)
-# No loop variable is a message, or the loop's text is written later.
-NO_MARKS = {
-    "by index": BY_INDEX,
-    "collected, then written": (
-        "{% set ns = namespace(t='') %}{% for m in messages %}"
-        "{% set ns.t = ns.t + '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.t }}"
-    ),
-    "a loop in a macro": (
-        "{% macro all() %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{% endfor %}{% endmacro %}{{ all() }}"
-    ),
-    "a loop in a capture": (
-        "{% set all %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{% endfor %}{% endset %}{{ all }}"
-    ),
-}
-PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-
-
-@pytest.mark.parametrize("name", NO_MARKS)
-@pytest.mark.parametrize("messages", [talk("yes", "no", "yes", "no"), talk("yes", "yes", "yes", "yes")])
-def test_it_does_not_matter_where_the_loop_stands(name: str, messages: list[dict[str, Any]]) -> None:
-    wanted = [message["content"] + "<|im_end|>" for message in messages]
-    assert said(NO_MARKS[name] + PROMPT, messages) == wanted[1::2]
-    assert said(NO_MARKS[name] + PROMPT, messages, user="train") == wanted[::2]
+@pytest.mark.parametrize("name", [name for name in LOOPS if name not in ("reversed", "last first", "system first")])
+def test_it_does_not_matter_where_the_loop_stands(name: str) -> None:
+    """Though no loop variable is a message, or what the loop writes comes later."""
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    source = "{% set ns = namespace(t='') %}" + LOOPS[name].replace("TURN", turn) + PROMPT
+    source = source.replace("EACH", "{% for m in messages %}")
+    for messages in (talk("yes", "no", "yes", "no"), talk("yes", "yes", "yes", "yes")):
+        wanted = [message["content"] + "<|im_end|>" for message in messages]
+        assert said(source, messages) == wanted[1::2]
+        assert said(source, messages, user="train") == wanted[::2]
 
 
 def test_a_question_that_is_written_behind_the_prompt_is_in_the_answers_turn() -> None:
@@ -272,10 +228,7 @@ CALLED = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
     [
         (say("assistant", None, tool_calls=[CALL]), CALLED),
         ({"role": "assistant", "tool_calls": [CALL, CALL]}, CALLED * 2),
-        (say("assistant", "", tool_calls=[CALL]), CALLED),
-        (say("assistant", "x", tool_calls=[CALL]), "x" + CALLED),
         (say("assistant", "f", tool_calls=[CALL], reasoning_content="f"), "<think>f</think>f" + CALLED),
-        (say("assistant", "a", reasoning_content="b"), "<think>b</think>a"),
         (say("assistant", "a", thinking="a"), "<think>a</think>a"),
         (say("assistant", "", reasoning_content="q"), "<think>q</think>"),
     ],
@@ -307,22 +260,15 @@ def test_last_and_the_messages_own_word(template: str) -> None:
     assert said(template, messages, assistant="mask") == ["a<|im_end|>", "b<|im_end|>"]
 
 
-@pytest.mark.parametrize("action", ["$role", "$last", "train", "prompt"])
-def test_every_action_takes_the_turn_with_its_end(action: str) -> None:
-    found = trained(plain(CHATML), talk("q", "a", "r", "b"), action)
-    assert (
-        found
-        == {
-            "$role": ["a<|im_end|>", "b<|im_end|>"],
-            "$last": ["b<|im_end|>\n"],
-            "train": [
-                "".join(
-                    f"<|im_start|>{r}\n{c}<|im_end|>\n" for r, c in zip(["user", "assistant"] * 2, "qarb", strict=True)
-                )
-            ],
-            "prompt": ["a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"],
-        }[action]
-    )
+def test_every_action_takes_the_turn_with_its_end() -> None:
+    answered = "a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+    wanted = {
+        "$role": ["a<|im_end|>", "b<|im_end|>"],
+        "$last": ["b<|im_end|>\n"],
+        "train": ["<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n" + answered],
+        "prompt": [answered],
+    }
+    assert {action: trained(plain(CHATML), talk("q", "a", "r", "b"), action) for action in wanted} == wanted
 
 
 # Anything
@@ -348,6 +294,11 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(conversations(), st.sampled_from(sorted(TEMPLATES)))
 @example(talk("a", "b", system=""), "folded")
+@example(talk("same", "same", "same", "same"), "folded")
+@example(talk("[/INST]", "[/INST]", "]", "s"), "folded")
+@example(talk("<|im_end|>", "<|im_end|>", "</s>", "</s>"), "chatml")
+@example(talk("system", "b", system="system"), "chatml")
+@example(talk("Assistant: a", "Assistant:", "A", "Assist"), "words")
 def test_derived_equals_marked(messages: list[dict[str, Any]], name: str) -> None:
     assert outcome(plain(TEMPLATES[name]), messages) == outcome(TEMPLATES[name], messages)
 
@@ -371,19 +322,16 @@ def test_what_is_trained_is_what_was_said(
     assert all(message["content"].strip() in text for message in messages if message["role"] in roles)
 
 
-@pytest.mark.parametrize("turns", [4, 100])
-def test_a_conversation_whose_borders_the_probes_show_is_rendered_once(
-    turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_whose_borders_the_probes_show_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(plain(CHATML), TOKENS, CONTROLS)
     template.facts({})
-    renderings: list[int] = []
+    renderings = []
     whole = Renderer.run
 
-    def counted(*arguments: Any) -> Any:
-        renderings.append(1)
-        return whole(*arguments)
+    def counted(*given: Any) -> Any:
+        renderings.append(given)
+        return whole(*given)
 
     monkeypatch.setattr(Renderer, "run", counted)
-    template.render([say("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(turns)])
-    assert renderings == [1]
+    template.render(talk(*(f"turn {n}" for n in range(100))))
+    assert len(renderings) == 1

@@ -44,7 +44,7 @@ def test_a_conversation_that_cannot_be_encoded_leaves_nothing_for_the_next_one()
     assert found.ledger.outcomes == [("rejected", "bad_text")]
 
 
-@pytest.mark.parametrize("value", ["", 0, 0.0, False, {}, "x", 3, True, [[]], [None]])
+@pytest.mark.parametrize("value", ["", 0, {}, "x", True, [[]], [None]])
 def test_a_section_that_is_no_list_of_messages_is_rejected(value: Any) -> None:
     """What is false is not absent: only null is."""
     plain = {"history": [], "messages": talk("question", "answer")}
@@ -73,7 +73,7 @@ def each_alone(template_: ChatTemplate, rows: list[Record], action: str = "$role
     return [outcomes(prepared(ChatTemplate(source, tokens, controls), [row], action))[0] for row in rows]
 
 
-@given(st.lists(st.tuples(st.sampled_from(CHECKED), st.sampled_from(CHECKED)), min_size=2, max_size=8))
+@given(st.lists(st.tuples(st.sampled_from(CHECKED), st.sampled_from(CHECKED)), min_size=2, max_size=5))
 def test_what_was_checked_of_one_conversation_is_not_taken_for_checked_of_another(said: list[tuple[Any, Any]]) -> None:
     rows: list[Record] = [
         {"messages": [{**say("user", "question"), **one}, {**say("assistant", "answer"), **other}]}
@@ -83,7 +83,7 @@ def test_what_was_checked_of_one_conversation_is_not_taken_for_checked_of_anothe
     assert outcomes(prepared(chat, rows)) == each_alone(chat, rows)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(5))
 def test_conversations_of_a_block_are_what_each_is_alone(number: int) -> None:
     """Facts that are known of a template, and kinds that come again, change no mask."""
     draw = Seeded(f"together/{number}")
@@ -104,18 +104,14 @@ def test_conversations_of_a_block_are_what_each_is_alone(number: int) -> None:
 
 
 def test_a_block_of_which_a_sample_differs_is_rendered_in_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full check ends there."""
     rows: list[Record] = [{"messages": talk(f"question {at}", "yes")} for at in range(20)]
     chat = ChatTemplate(CHATML, TOKENS, CONTROLS)
     wanted = outcomes(prepared(chat, rows))
     assert "blocks_rendered_plainly" not in rendered(rows, compared=16).made
+    assert rendered(rows, compared=None).made["conversations_compared"] == 20
     monkeypatch.setattr(ChatTemplate, "differs", lambda _, chat, *given, **more: "question 7" in chat.text)
     assert rendered(rows, compared=20).made["blocks_rendered_plainly"] == 1
     assert outcomes(prepared(chat, rows, compared=20)) == wanted
-
-
-def test_a_full_check_ends_where_a_rendering_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[Record] = [{"messages": talk(f"question {at}", "yes")} for at in range(20)]
-    assert rendered(rows, compared=None).made["conversations_compared"] == 20
-    monkeypatch.setattr(ChatTemplate, "differs", lambda _, chat, *given, **more: "question 7" in chat.text)
     with pytest.raises(RunError, match="is not what transformers gives"):
         rendered(rows, compared=None)

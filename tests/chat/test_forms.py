@@ -1,6 +1,5 @@
 """Contents and arguments in the form that a template takes, found out by rendering; and the nulls of tables."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +58,11 @@ def prepared(source: str, messages: list[dict[str, Any]], tool_arguments: Any = 
         ("objects, as JSON", "object", "auto", AS_JSON),
         ("objects, as JSON", "string", "auto", AS_JSON),
         ("objects, as JSON", "string", "as_is", QUOTED),
-        ("objects, as JSON", "string", "string", QUOTED),
-        ("objects, as JSON", "object", "string", QUOTED),
         ("objects, by key", "object", "auto", BY_KEY),
         ("objects, by key", "string", "auto", BY_KEY),
-        ("objects, by key", "string", "object", BY_KEY),
         ("strings", "object", "auto", AS_JSON + "!"),
-        ("strings", "string", "auto", AS_JSON + "!"),
         ("strings", "object", "string", AS_JSON + "!"),
         ("both", "object", "auto", AS_JSON),
-        ("both", "string", "auto", AS_JSON),
         ("both", "string", "object", AS_JSON),
     ],
 )
@@ -146,37 +140,26 @@ TOOL = {"type": "function", "function": {"name": "go", "description": None, "par
 AS_IT_IS = "{{ tools | tojson }}" + calling("{{ c.function.arguments | tojson }}")
 
 
-@pytest.mark.parametrize("file", ["in.jsonl", "in.parquet"])
 def test_nulls_of_a_table_are_left_out_of_tools_and_calls_and_those_of_lines_are_kept(
-    file: str, tmp_path: Path, tokenizer_path: str
+    tmp_path: Path, tokenizer_path: str
 ) -> None:
     rows = [
         {"messages": called({"to": "Gent", "by": None}, None), "tools": [TOOL]},
         {"messages": called({"to": None, "by": "train"}, None), "tools": [TOOL]},
     ]
-    path = tmp_path / file
-    if file.endswith("jsonl"):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    text, _ = prepared(AS_IT_IS, **rows[0])
+    assert '{"to": "Gent", "by": null}' in text
+    assert '"description": null' in text
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    section = {"field": "messages", "action": "$role", "template": "conversation"}
     config = PipelineConfig.from_dict(
-        {
-            "input": {
-                "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
-                "chat_template": AS_IT_IS,
-            },
-            "mask": {"assistant": "train"},
-            "output": {"columns": "labels"},
-        }
+        {"input": {"sections": [section], "chat_template": AS_IT_IS}, "mask": {"assistant": "train"}}
     )
     Pipeline(config, [str(path)], tmp_path / "out", tokenizer_path).run(["--runner=FnApiRunner"])
     found = bp.open(tmp_path / "out")
     tokenizer = ours(Path(tokenizer_path))
-    texts = [tokenizer.decode(found[row]["input_ids"].tolist()) for row in range(2)]
-    kept = file.endswith("jsonl")
-    nulls = ['{"to": "Gent", "by": null}', '{"to": null, "by": "train"}']
-    plain = ['{"to": "Gent"}', '{"by": "train"}']
-    for text, arguments in zip(texts, nulls if kept else plain, strict=True):
+    for row, arguments in enumerate(['{"to": "Gent"}', '{"by": "train"}']):
+        text = tokenizer.decode(found[row]["sequence"].tolist())
         assert arguments in text
-        assert ("null" in text) == kept
-        assert ('"description": null' in text) == kept
+        assert "null" not in text

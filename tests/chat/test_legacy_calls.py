@@ -40,25 +40,9 @@ SCHEMA = '{"type": "function", "function": ' + json.dumps(TIDE) + "}"
             ],
         ),
         (
-            "models/hfjs-moonshotai_Kimi-K2-Thinking.jinja",
-            [
-                "<think></think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_tide:0"
-                '<|tool_call_argument_begin|>{"port": "Brest"}<|tool_call_end|><|tool_calls_section_end|><|im_end|>'
-            ],
-            ["functions.get_tide:0\n09:00<|im_end|>", SCHEMA.replace(": ", ":").replace(", ", ",")],
-        ),
-        (
             "trl/llama3_1.jinja",
             ['{"name": "get_tide", "parameters": {"port": "Brest"}}<|eot_id|>'],
             ['<|start_header_id|>ipython<|end_header_id|>\n\n"09:00"<|eot_id|>'],
-        ),
-        (
-            "models/lcpp-Qwen3-Coder.jinja",
-            [
-                "<tool_call>\n<function=get_tide>\n<parameter=port>\nBrest\n</parameter>\n</function>\n</tool_call>"
-                "<|im_end|>"
-            ],
-            ["<|im_start|>user\n<tool_response>\n09:00\n</tool_response>\n<|im_end|>"],
         ),
     ],
 )
@@ -69,9 +53,8 @@ def test_an_old_call_is_written_and_trained_as_a_call(template: str, trained: li
     assert [text for text in written if text not in found[0]] == []
 
 
-@pytest.mark.parametrize("template", ["trl/qwen3.jinja", "trl/qwen3_5_think.jinja", "models/lcpp-GLM-4.7-Flash.jinja"])
-def test_an_old_conversation_is_as_a_new_one(template: str) -> None:
-    source = shared("templates", template).read_text(encoding="utf-8")
+def test_an_old_conversation_is_as_a_new_one() -> None:
+    source = shared("templates", "trl/qwen3.jinja").read_text(encoding="utf-8")
     new = [
         OLD[0],
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
@@ -133,21 +116,17 @@ def test_what_is_no_call_is_a_reject(message: dict[str, Any], says: str) -> None
     assert found.value.message.startswith(says)
 
 
-IN_TEXTS: dict[str, dict[str, Any]] = {
-    "all calls": {"tool_calls": json.dumps([{"type": "function", "function": CALL}])},
-    "each call": {"tool_calls": [json.dumps({"type": "function", "function": CALL})]},
-    "an old call": {"function_call": json.dumps(CALL)},
-}
-
-
-@pytest.mark.parametrize("template", ["trl/qwen2_5.jinja", "models/lcpp-Qwen3-Coder.jinja"])
-@pytest.mark.parametrize("given", IN_TEXTS)
-def test_calls_that_are_json_in_a_text_are_calls(given: str, template: str) -> None:
-    source = shared("templates", template).read_text(encoding="utf-8")
-    calling = {"role": "assistant", "content": "", **IN_TEXTS[given]}
-    plain = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
-    rest = [{"role": "tool", "name": "get_tide", "content": "09:00"}, OLD[3]]
-    assert said(source, [OLD[0], calling, *rest]) == said(source, [OLD[0], plain, *rest])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tool_calls": json.dumps([{"type": "function", "function": CALL}])},
+        {"tool_calls": [json.dumps({"type": "function", "function": CALL})]},
+        {"function_call": json.dumps(CALL)},
+    ],
+)
+def test_calls_that_are_json_in_a_text_are_calls(given: dict[str, Any]) -> None:
+    source = shared("templates", "trl/qwen2_5.jinja").read_text(encoding="utf-8")
+    assert said(source, [OLD[0], {"role": "assistant", "content": "", **given}, *OLD[2:]]) == said(source, OLD)
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "function_call"])

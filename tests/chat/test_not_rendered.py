@@ -30,13 +30,15 @@ def without(part: str) -> str:
     return WHOLE.replace(part, "")
 
 
+def masked(source: str, record: dict[str, Any], **rules: Any) -> bp.Batch:
+    rendering = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=source, **rules))
+    batch = bp.Tokenize(TOKENIZER).step()(rendering.step()(testing.records([record])))
+    return bp.BuildMask(bp.RoleMask({"assistant": "train"})).step()(batch)
+
+
 def steps(source: str, record: dict[str, Any], **rules: Any) -> tuple[Any, dict[str, int]]:
     """(the trained texts, or reason and message of the reject; what is counted), by the steps of a chain."""
-    block = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=source, **rules)).step()(
-        testing.records([record])
-    )
-    policy = bp.RoleMask({"assistant": "train"})
-    batch = bp.BuildMask(policy).step()(bp.Tokenize(TOKENIZER).step()(block))
+    batch = masked(source, record, **rules)
     counted = {name: int(count.sum()) for name, count in batch.counters.items()}
     if not len(batch):
         return (batch.ledger.outcomes[batch.ledger.status[0] - 1][1], batch.ledger.messages[0]), counted
@@ -55,11 +57,9 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
     ("source", "messages", "lost"),
     [
         (without("{{ m.content or '' }}"), [ASKED, ANSWERED], ("content", 0, "user")),
-        (WHOLE.replace("in messages %}", "in messages[:-1] %}"), [ASKED, ANSWERED], ("content", 1, "assistant")),
         (CALLS_ALONE, [ASKED, CALLED], ("content", 1, "assistant")),
         (UNKNOWN_ROLES, [say("developer", "Be brief."), ASKED, ANSWERED], ("content", 0, "developer")),
         (without(CALLS), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
-        (without("{{ c.function.name + ' ' }}"), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
         (without("{{ c.function.arguments | tojson }}"), [ASKED, CALLED], ("tool_calls[0].arguments", 1, "assistant")),
         (
             WHOLE.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
@@ -82,9 +82,7 @@ def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
 @pytest.mark.parametrize(
     ("messages", "trained"),
     [
-        ([ASKED, ANSWERED], ["Not far.<|im_end|>"]),
         ([ASKED, CALLED], ['Look:find {"to": "Gent"}<|im_end|>']),
-        ([ASKED, say("assistant", None, tool_calls=[CALL])], ['find {"to": "Gent"}<|im_end|>']),
         ([say("developer", "Be brief."), ASKED, ANSWERED], ["Not far.<|im_end|>"]),
         ([say("user", " "), ANSWERED], ["Not far.<|im_end|>"]),
     ],
@@ -113,7 +111,6 @@ def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
     [
         (NO_TOOLS, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, "tools_not_written"),
         (WHOLE, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, None),
-        (WHOLE, {"messages": [ASKED, ANSWERED], "tools": []}, None),
         (without(THOUGHT), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_not_written"),
         (WHOLE, {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
         (WHOLE, {"messages": [ASKED, say("assistant", "Not far.", thinking="so")]}, "reasoning_written"),
@@ -128,10 +125,7 @@ def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], co
 
 
 def test_the_ids_of_a_record_with_a_call() -> None:
-    output = bp.ApplyTemplate([OUTPUT], TOKENIZER, rules=TextRules(chat_template=WHOLE)).step()(
-        testing.records([{"messages": [ASKED, CALLED]}])
-    )
-    batch = bp.BuildMask(bp.RoleMask({"assistant": "train"})).step()(bp.Tokenize(TOKENIZER).step()(output))
+    batch = masked(WHOLE, {"messages": [ASKED, CALLED]})
     head = "<|im_start|>user\nHow far?<|im_end|>\n<|im_start|>assistant\n"
     turn = 'Look:find {"to": "Gent"}<|im_end|>'
     ids = [TOKENIZER.encode([text], False).to_lists()[0] for text in (head, turn, "\n")]

@@ -1,17 +1,20 @@
 """Chats of a kind that comes again: joined without the template, with the text and the turns that rendering gives."""
 
+import contextlib
 import threading
 from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat, template_of
+from beam_prep.chat.origins import Text
 from beam_prep.chat.template import ChatTemplate
+from beam_prep.data.block import Reject
 from beam_prep.data.schema import Output
 from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, SECTIONS, TOKENS, each, say, talk
 from tests.conftest import ROOT
@@ -19,12 +22,9 @@ from tests.reference import ours
 
 SOURCES = {
     "chatml": CHATML,
-    "trimmed": CHATML.replace("m.content", "m.content | trim"),
     "stripped": CHATML.replace("m.content", "m.content.strip()"),
     "asks for a word": CHATML.replace("m.content", "('yes' if 'x' in m.content else 'no') + m.content"),
-    "asks for a beginning": CHATML.replace("m.content", "('> ' if m.content.startswith('x') else '') + m.content"),
     "asks for an equal": CHATML.replace("m.content", "('same' if m.content == 'x y' else m.content)"),
-    "asks for the length": CHATML.replace("m.content", "m.content + ('.' if m.content | length > 3 else '!')"),
     "asks for any words": CHATML.replace("{{ m.content }}", "{% if m.content %}{{ m.content }}{% endif %}"),
     "takes reasoning out": CHATML.replace("m.content", "m.content.split('</think>')[-1].lstrip('\n')"),
     "thinks": CHATML.replace(
@@ -34,7 +34,6 @@ SOURCES = {
     "marks": "{% for m in messages %}" + HEADER + "{% generation %}{{ m.content }}{% endgeneration %}" + END + PROMPT,
     "repeats the question": CHATML.replace("{{ m.content }}", "{{ messages[0].content }}{{ m.content }}"),
     "system first": "{% if messages[0].role == 'system' %}{{ messages[0].content ~ '\n' }}{% endif %}" + CHATML,
-    "upper": CHATML.replace("m.content", "m.content | upper"),
     "characters": CHATML.replace("{{ m.content }}", "{% for c in m.content %}{{ c }}{% endfor %}"),
     "raises": CHATML.replace("{{ m.content }}", "{{ raise_exception('no') if 'no' == m.content else m.content }}"),
     "looks for it in a constant": CHATML.replace("m.content", "(m.content if m.content in 'x yz' else 'other')"),
@@ -42,29 +41,10 @@ SOURCES = {
 }
 SAID = [
     *("hello there", "yes it is", "x y", "x yz", "no", "abc", "abcd", "", " ", "x", " x y", "x y ", "\nxy", "<think>"),
-    *(
-        "<|im_end|>",
-        "so <|im_end|> it",
-        "a</think>b",
-        "</think>",
-        "end|>",
-        "user",
-        "assistant",
-        "\u00e9\u2028\U0001f600",
-    ),
+    *("<|im_end|>", "so <|im_end|> it", "a</think>b", "</think>", "end|>", "assistant", "\u00e9\u2028\U0001f600"),
     *("<|im_start|>assistant\nno", "</s>", "<s", "\u2060xy"),
 ]
 ROLES = st.sampled_from([("user", "assistant"), ("system", "user", "assistant"), ("user", "assistant") * 2, ("user",)])
-
-
-def outcome(render: Any, messages: list[dict[str, Any]], *options: Any) -> Any:
-    from beam_prep.data.block import Reject
-
-    try:
-        found = render(messages, *options)
-    except Reject as reject:
-        return reject.reason
-    return found if found is None or isinstance(found, str) else found.text
 
 
 def check(template: ChatTemplate, messages: list[dict[str, Any]]) -> bool:
@@ -81,22 +61,21 @@ def check(template: ChatTemplate, messages: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@given(roles=ROLES, said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=2, max_size=6))
-def test_what_is_replayed_is_what_is_rendered(name: str, roles: tuple[str, ...], said: list[list[str]]) -> None:
+@settings(max_examples=settings().max_examples // 3)
+@given(
+    roles=ROLES,
+    first=st.integers(0, 2),
+    said=st.lists(st.lists(st.sampled_from(SAID), min_size=4, max_size=4), min_size=1, max_size=5),
+)
+def test_what_is_replayed_is_what_is_rendered(
+    name: str, roles: tuple[str, ...], first: int, said: list[list[str]]
+) -> None:
+    """The first of a kind may be any."""
     template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
     plain = [[say(role, f"turn {turn} {n}") for n, role in enumerate(roles)] for turn in range(2)]
     chats = [[say(role, text) for role, text in zip(roles, texts, strict=False)] for texts in said]
-    for chat in [*plain, *chats, *plain, *chats]:
+    for chat in [*plain[:first], *chats, *plain, *chats]:
         check(template, chat)
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_first_of_a_kind_may_be_any(name: str) -> None:
-    for first in SAID:
-        template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
-        for text in (first, first, *SAID):
-            check(template, talk(text, "answer"))
-            check(template, talk("question", text))
 
 
 @pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user", "assistant", "user", "assistant")])
@@ -106,27 +85,15 @@ def test_the_third_plain_chat_of_a_kind_is_replayed(roles: tuple[str, ...]) -> N
         assert found[2:] == [True, True]
 
 
-@given(st.lists(st.sampled_from(SAID), min_size=4, max_size=4))
-def test_chats_of_the_template_of_the_examples(said: list[str]) -> None:
-    template = template_of(ours(ROOT / "examples" / "tokenizer"))
-    check(template, talk(*said))
-    check(template, talk(*said[:3], system=said[3]))
-
-
-NOT_REPLAYED: list[Any] = [
-    *("", " ", "a", " ab", "ab ", "a <|im_end|>", "<|im_end|>", "a <|", "</s>"),
-]
-
-
-@pytest.mark.parametrize("text", NOT_REPLAYED)
-def test_texts_that_are_not_plain_are_rendered(text: str) -> None:
+def test_texts_that_are_not_plain_are_rendered() -> None:
     template = ChatTemplate(CHATML, TOKENS, CONTROLS)
     assert [check(template, talk("question", f"answer {n}")) for n in range(3)] == [False, False, True]
-    assert template.replay(talk("question", text)) is None
-    assert template.replay(talk(text, "answer")) is None
+    for text in ("", " ", "a", " ab", "ab ", "a <|im_end|>", "<|im_end|>", "a <|", "</s>"):
+        assert template.replay(talk("question", text)) is None
+        assert template.replay(talk(text, "answer")) is None
 
 
-@pytest.mark.parametrize("name", ["repeats the question", "upper", "characters", "looks for it in a constant"])
+@pytest.mark.parametrize("name", ["repeats the question", "characters", "looks for it in a constant"])
 def test_a_template_that_makes_something_of_texts_is_not_replayed(name: str) -> None:
     template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
     assert not any(check(template, talk("question", f"answer {n}")) for n in range(5))
@@ -151,7 +118,7 @@ def test_variables_make_kinds_of_their_own(variables: dict[str, Any]) -> None:
 
 
 def test_threads_render_while_a_kind_is_learned() -> None:
-    template = ChatTemplate(SOURCES["trimmed"] + "{# threads #}", TOKENS, CONTROLS)
+    template = ChatTemplate(CHATML.replace("m.content", "m.content | trim") + "{# threads #}", TOKENS, CONTROLS)
     wrong: list[Any] = []
     start = threading.Barrier(4)
 
@@ -174,12 +141,11 @@ def test_threads_render_while_a_kind_is_learned() -> None:
 
 
 def test_what_is_learned_leaves_texts_as_they_were() -> None:
-    from beam_prep.chat.origins import Text
-
     before = dict(vars(Text))
     template = ChatTemplate(each("{{ m.content | trim }}{{ 1 // (m.content | length - 8) }}"), TOKENS, CONTROLS)
     for text in ("question", "question", "answer"):
-        outcome(template.replay, talk(text))
+        with contextlib.suppress(Reject):
+            template.replay(talk(text))
     assert dict(vars(Text)) == before
 
 

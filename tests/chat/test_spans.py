@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat.trained import CHATML, END, HEADER, PROMPT, each, outcome, runs, said, say, talk, trained
+from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, each, outcome, runs, said, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 
@@ -79,94 +79,57 @@ def test_what_is_asked_of_others_in_each_turn_is_no_part_of_it(source: str, syst
 
 # What the template writes in a turn
 
-SURE = {
-    "always": "'Sure. '",
-    "by what the question says": "('Sure. ' if 'q' in messages[0].content else 'No. ')",
-    "by what the answer says": "('Sure. ' if m.content | length < 9 else 'No. ')",
-}
+HEAD = "{% set H = '<|im_start|>assistant\n' %}{% set E = '<|im_end|>\n' %}{% set T = '<think>\n\n</think>\n\n' %}"
+SYSTEM = "{{ '<|im_sys|>' + m.content + E }}"
+# How a template writes an answer A, its generation prompt, and what is trained or why it is refused.
+BEGINS = [
+    ("{{ H + m.content + E }}", ASSISTANT, "A<|im_end|>"),
+    ("{{ '\n' + H + m.content + E }}", ASSISTANT, "A<|im_end|>"),
+    ("{{ H + T + m.content + E }}", ASSISTANT, THOUGHT + "A<|im_end|>"),
+    ("{{ H + T + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
+    ("{{ H + T + m.content + E }}", ASSISTANT + "<think>\n", "\n</think>\n\nA<|im_end|>"),
+    ("{{ H + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
+    ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
+    ("{{ '\n\n### Response:\n' + m.content + E }}", "### Response:\n", "A<|im_end|>"),
+    ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
+    ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
+    ("{{ H + 'name=' + m.name + '\n' + m.content + E }}", ASSISTANT, "name=bob\nA<|im_end|>"),
+    ("{{ H ~ messages[0].content | length ~ '\n' ~ m.content ~ E }}", ASSISTANT, "1\nA<|im_end|>"),
+    ("{{ H + ('Sure. ' if 'q' in messages[0].content else '') + m.content + E }}", ASSISTANT, "Sure. A<|im_end|>"),
+    ("{{ H + ('Sure. ' if m.content | trim else 'No. ') + m.content + E }}", ASSISTANT, "Sure. A<|im_end|>"),
+    ("{{ H }}" + SYSTEM, ASSISTANT, "<|im_sys|>A<|im_end|>"),
+    ("{{ H + 'thinking' + E + H + m.content + E }}", ASSISTANT, "turn_apart"),
+    ("{{ H + (m.thinking ~ E ~ H if m.thinking else '') + m.content + E }}", ASSISTANT, "turn_apart"),
+    ("{{ H + messages[0].content + m.content + E }}", ASSISTANT, "turn_apart"),
+    ("{{ H + messages[0].content.upper() + m.content + E }}", ASSISTANT, "turn_apart"),
+    ("{{ '<|im_start|>assistant ' + m.name + '\n' + m.content + E }}", ASSISTANT, "turn_begin"),
+]
+ENDS = [
+    ("' Bye.<|im_end|>\n'", "A Bye.<|im_end|>"),
+    ("'\n<|im_end|>\n'", "A\n<|im_end|>"),
+    ("'<|im_end|></s>\n'", "A<|im_end|></s>"),
+    ("'<|im_end|></s></s>\n'", "A<|im_end|></s></s>"),
+    ("'<|im_end|>\n</s>'", "A<|im_end|>"),
+    ("E + E", "A<|im_end|>"),
+    ("E + '<|im_start|>system\nStay polite.' + E", "A<|im_end|>"),
+    ("'\n'", "A"),
+    ("messages[0].content.upper() + E", "turn_end"),
+]
+TURNS = [*BEGINS, *(("{{ H + m.content + " + end + " }}", ASSISTANT, wanted) for end, wanted in ENDS)]
 
 
-@pytest.mark.parametrize("by", SURE)
-def test_words_behind_the_prompt_are_written_by_the_model(by: str) -> None:
-    """At inference they are not in the prompt, whatever they depend on."""
-    source = each(HEADER + "{{ " + SURE[by] + " if m.role == 'assistant' else '' }}{{ m.content }}{{ '<|im_end|>\n' }}")
-    for action, blank in (("$role", ""), ("$last", "\n")):
-        assert trained(source + PROMPT, talk("q", "a"), action) == ["Sure. a<|im_end|>" + blank]
-
-
-@pytest.mark.parametrize(
-    ("behind", "wanted"),
-    [
-        ("{{ '<|im_end|>\n' }}", "a<|im_end|>"),
-        ("{{ ' Bye.<|im_end|>\n' }}", "a Bye.<|im_end|>"),
-        ("{{ '\n<|im_end|>\n' }}", "a\n<|im_end|>"),
-        ("{{ '<|im_end|></s>\n' }}", "a<|im_end|></s>"),
-        ("{{ '<|im_end|>\n</s>' }}", "a<|im_end|>"),
-        ("{{ '<|im_end|>\n<|im_end|>\n' }}", "a<|im_end|>"),
-        ("{{ '<|im_end|>\n<|im_start|>system\nStay polite.<|im_end|>\n' }}", "a<|im_end|>"),
-        ("{{ '\n' }}", "a"),
-    ],
-)
-def test_a_turn_ends_with_the_first_end_token(behind: str, wanted: str) -> None:
-    source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-    source += "{% if m.role == 'user' %}{{ '<|im_end|>\n' }}{% else %}" + behind + "{% endif %}{% endfor %}" + PROMPT
-    assert trained(source, talk("q", "a")) == [wanted]
-    assert trained(source, talk("q", "a", "r", "a")) == [wanted] * 2
-
-
-@pytest.mark.parametrize(
-    ("header", "prompt", "wanted"),
-    [
-        (ASSISTANT, ASSISTANT, "a<|im_end|>"),
-        (ASSISTANT + THOUGHT, ASSISTANT, "<think>\n\n</think>\n\na<|im_end|>"),
-        (ASSISTANT + THOUGHT, ASSISTANT + THOUGHT, "a<|im_end|>"),
-        (ASSISTANT + THOUGHT, ASSISTANT + "<think>\n", "\n</think>\n\na<|im_end|>"),
-        (ASSISTANT, ASSISTANT + "<think>\n", "a<|im_end|>"),
-        (ASSISTANT, "<|im_start|>", "assistant\na<|im_end|>"),
-        ("\n\n### Response:\n", "\n\n### Response:\n", "a<|im_end|>"),
-        ("\n\n### Response:\n", "### Response:\n", "a<|im_end|>"),
-        ("Assistant: ", "Assistant:", " a<|im_end|>"),
-    ],
-)  # fmt: skip
-def test_a_turn_begins_behind_what_the_template_wrote_of_the_prompt(header: str, prompt: str, wanted: str) -> None:
-    source = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{{ " + repr(header) + " + m.content + '<|im_end|>\n' }}"
-        "{% else %}{{ 'User: ' + m.content + '</s>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ " + repr(prompt) + " }}{% endif %}"
-    )
-    for messages in (talk("q", "a"), talk("q", "a", "r", "a")):
-        assert trained(source, messages) == [wanted] * (len(messages) // 2)
-
-
-# What contradicts the rule
-
-
-def _answer(body: str) -> str:
-    answer = "{{ '<|im_start|>assistant' }}" + body + "{{ '<|im_end|>\n' }}"
-    return each("{% if m.role == 'assistant' %}" + answer + "{% else %}" + HEADER + "{{ m.content + '<|im_end|>\n' }}"
-                "{% endif %}") + PROMPT  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("{{ '\n' + messages[0].content + m.content }}", "turn_apart"),
-        ("{{ '\n' + messages[0].content.upper() + m.content }}", "turn_apart"),
-        ("{{ '\n' ~ messages[0].content | upper ~ m.content }}", "turn_apart"),
-        ("{{ '\n' + m.content + messages[0].content }}", "turn_end"),
-        ("{{ ' ' + m.name + '\n' + m.content }}", "turn_begin"),
-        ("{{ '\nthinking<|im_end|>\n<|im_start|>assistant\n' + m.content }}", "turn_apart"),
-        (
-            "{{ '\n' + (m.thinking ~ '<|im_end|>\n<|im_start|>assistant\n' if m.thinking else '') + m.content }}",
-            "turn_apart",
-        ),
-        ("{{ '\n' + m.reasoning_content + '<|im_end|>\n<|im_start|>assistant\n' + m.content }}", "turn_apart"),
-    ],
-)
-def test_what_contradicts_the_rule_is_rejected_with_a_reason_of_its_own(body: str, reason: str) -> None:
-    messages = [say("user", "q"), say("assistant", "a", name="Ann", reasoning_content="hm")]
-    assert trained(_answer(body), messages) == reason
-    assert trained(_answer(body), [*messages, *messages]) == reason
+@pytest.mark.parametrize(("turn", "prompt", "wanted"), TURNS)
+def test_what_is_trained_of_an_answer(turn: str, prompt: str, wanted: str) -> None:
+    """Behind the generation prompt, as much of it as is written, up to the first end token; or it is refused."""
+    other = SYSTEM if "im_sys" in turn else "{{ '<|im_start|>' + m.role + '\n' + m.content + E }}"
+    source = HEAD + each("{% if m.role == 'assistant' %}" + turn + "{% else %}" + other + "{% endif %}")
+    source += "{% if add_generation_prompt %}{{ " + repr(prompt) + " }}{% endif %}"
+    for answer in ("answer one", "<", "a", "Bye", "yes it is", "<think>"):
+        messages = [say("user", "q"), say("assistant", answer, name="bob", reasoning_content="hm")]
+        found = trained(source, messages, controls=(*CONTROLS, "<|im_sys|>"))
+        assert found == (wanted if wanted.startswith("turn_") else [wanted.replace("A", answer, 1)])
+    if not wanted.startswith("turn_"):
+        assert len(trained(source, [*messages, *messages], controls=(*CONTROLS, "<|im_sys|>"))) == 2
 
 
 def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
@@ -214,18 +177,12 @@ def test_of_two_tokens_the_longer_one_is_meant() -> None:
     [
         ("m.content.split('|')[0] + '-' + m.content.split('|')[-1]", "a|b", "a-b"),
         ("m.content.replace('X', '<|im_end|>')", "aXb", "a<|im_end|>b"),
-        ("m.content | indent(2)", "a\nb", "a\n  b"),
         ("m.content | upper", "a b", "A B"),
-        ("m.content | wordwrap(3)", "a b c", "a b\nc"),
         ("'%s!' % m.content", "a", "a!"),
         ("'{}{}'.format(m.content, '!')", "a", "a!"),
         ("m.content | tojson", 'a"b', '"a\\"b"'),
-        ("m.content | e", "<a>", "&lt;a&gt;"),
-        ("m.content | reverse", "abc", "cba"),
-        ("m.content[::-1]", "abc", "cba"),
         ("m.content | list | join('.')", "abc", "a.b.c"),
         ("(m.content ~ '!') | trim", " a ", "a !"),
-        ("m.content.format()", "a{{", "a{"),
     ],
 )  # fmt: skip
 def test_a_content_that_the_template_changes_is_trained_as_it_writes_it(content: str, given: str, wanted: str) -> None:

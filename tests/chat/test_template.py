@@ -31,10 +31,7 @@ def say(role: str, content: Any = "Hi.", **more: Any) -> dict[str, Any]:
 
 TALKS: dict[str, list[dict[str, Any]]] = {
     "one question": [say("user", "How far is it?")],
-    "one answer": [say("assistant", "Not far.")],
-    "system alone": [say("system", "Be kind.")],
     "system": [say("system", "Be kind."), say("user"), say("assistant", "Hello!")],
-    "no system, two turns": [say("user"), say("assistant", "A"), say("user", "More"), say("assistant", "B")],
     "system late": [say("user"), say("system", "Be kind."), say("assistant")],
     "two systems": [say("system", "A"), say("system", "B"), say("user")],
     "roles in a wrong order": [say("assistant"), say("assistant"), say("user"), say("user")],
@@ -42,22 +39,17 @@ TALKS: dict[str, list[dict[str, Any]]] = {
     "tool call": [say("user"), say("assistant", "", tool_calls=[TOOL_CALL]), say("tool", '{"n": 1}'), say("assistant")],
     "two tool calls without content": [say("user"), say("assistant", None, tool_calls=[TOOL_CALL, TOOL_CALL])],
     "tool call in text": [say("user"), say("assistant", "", tool_calls=[TEXT_CALL])],
-    "tool calls null": [say("user"), say("assistant", "A", tool_calls=None)],
     "tool results": [say("user"), say("tool", "a", name="find"), say("tool", "b", tool_call_id="c1"), say("user")],
     "content null": [say("user", None), say("assistant", None)],
     "content missing": [{"role": "user"}, {"role": "assistant"}],
     "content empty": [say("user", ""), say("assistant", "")],
     "reasoning_content": [say("user"), say("assistant", "B", reasoning_content="because"), say("user")],
-    "thinking": [say("user"), say("assistant", "B", thinking="because")],
-    "reasoning": [say("user"), say("assistant", "B", reasoning="because")],
     "reasoning twice": [say("user"), say("assistant", "B", reasoning="r", thinking="t", reasoning_content="")],
     "reasoning null": [say("user"), say("assistant", "B", reasoning_content=None, thinking="t")],
     "think tags": [say("user"), say("assistant", "<think>\nbecause\n</think>\n\nB"), say("user"), say("assistant")],
     "white space": [say("user", "  a\n"), say("assistant", "\n\tb  ")],
-    "control tokens": [say("user", "<|im_end|>\n<|im_start|>assistant\n</s>[INST]"), say("assistant", "<s>[/INST]")],
     "jinja in content": [say("user", "{{ 7 * 7 }} {% raw %}"), say("assistant", "{# no #}")],
     "unicode": [say("user", "日本 \u2028 \ufdd0 e\u0301 🧑‍🚀 \x00"), say("assistant", "ß\u200b")],
-    "html": [say("user", "<a href='x'>&amp;\"</a>"), say("assistant", "<b>")],
     "parts": [say("user", [{"type": "text", "text": "x"}]), say("assistant")],
     "other keys": [say("user", "x", train=True, name="Ann", weight=0.5), say("assistant", "y", train=False)],
     "numbers": [say("user", 7), say("assistant", 1.5)],
@@ -130,10 +122,9 @@ def test_every_template_writes_what_transformers_writes(folder: Path, name: str 
     assert rendered >= len(TALKS)
 
 
-@pytest.mark.parametrize(
-    "folder", list(dict.fromkeys(param.values[0] for param in TEMPLATES)), ids=lambda path: path.name
-)
-def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2.5", "mistral-v1-conversations"])
+def test_what_is_loaded_is_the_tokenizers_own_template(name: str) -> None:
+    folder = shared("tokenizers", name)
     loaded = load(folder)
     assert loaded.chat_template is not None
     assert loaded.chat_template == auto(folder).chat_template
@@ -143,8 +134,8 @@ def test_what_is_loaded_is_the_tokenizers_own_template(folder: Path) -> None:
 
 
 def test_real_tool_conversations_render_alike() -> None:
-    rows = [json.loads(line) for line in shared("data", "tool_messages_glaive_en.jsonl").read_text().split("\n")[:60]]
-    for name in ("qwen2.5", "minimind", "mistral-v3"):
+    rows = [json.loads(line) for line in shared("data", "tool_messages_glaive_en.jsonl").read_text().split("\n")[:20]]
+    for name in ("qwen2.5", "mistral-v3"):
         tokenizer = auto(shared("tokenizers", name))
         tokens = tokenizer.special_tokens_map
         template = ChatTemplate(tokenizer.chat_template, tokens, tokenizer.all_special_tokens, None, "as_is")
@@ -164,23 +155,18 @@ def each(body: str) -> str:
 
 WRITTEN = {
     "trimmed blocks": "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\n",
-    "kept newline": "a\n{{ messages[0].content }}\n\n",
     "continue": each("{% if loop.first %}{% continue %}{% endif %}{{ m.content }}"),
     "break": each("{{ m.content }}{% break %}{{ m.role }}"),
     "loop filter and else": "{% for m in messages if m.role == 'x' %}{{ m }}{% else %}none{% endfor %}",
-    "two targets": "{% for key, value in messages[0].items() %}{{ key }}={{ value }};{% endfor %}",
     "recursive": "{% for m in messages recursive %}{{ m.content }}{{ loop(m.more) if m.more }}{% endfor %}",
-    "nested loops": each("{% for n in messages %}{{ loop.index }}{{ n.content }}{% endfor %}{{ loop.index }}"),
     "loop variables": each("{{ loop.previtem }}|{{ loop.last }}{{ loop.changed(m.role) }}{{ loop.length }}"),
     "one name for two loops": each("{% for m in [1, 2] %}{{ m }}{% endfor %}{{ m.content }}"),
     "macro": "{% macro say(m, x='d') %}[{{ m.content }}{{ x }}]{% endmacro %}" + each("{{ say(m) }}"),
     "macro with a loop": "{% macro all() %}" + each("{{ m.content }}") + "{% endmacro %}{{ all() }}",
-    "call": "{% macro box() %}<{{ caller() }}>{% endmacro %}" + each("{% call box() %}{{ m.content }}{% endcall %}"),
     "set block": "{% set text %}" + each("{{ m.content }}") + "{% endset %}{{ text | upper }}",
     "filter block": "{% filter upper %}" + each("{{ m.content }}") + "{% endfilter %}",
     "namespace": "{% set ns = namespace(a=0) %}" + each("{% set ns.a = ns.a + 1 %}") + "{{ ns.a }}",
     "namespace from a dict": "{% set ns = namespace({'self': 1}, other=2) %}{{ ns.self }}{{ ns.other }}",
-    "namespace self": "{% set ns = namespace(self=3) %}{{ ns.self }}",
     "dict": "{{ dict(a=1, b=[2]) }}{{ dict.fromkeys('ab', 0) }}",
     "tojson": "{{ messages | tojson }}{{ {'b': '<é>', 'a': 1} | tojson(indent=2) }}",
     "tojson options": "{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}",
@@ -200,17 +186,13 @@ WRITTEN = {
 REFUSED = {
     "raise": "{{ raise_exception('no ' + messages[0].role) }}",
     "raise after some text": each("{{ m.content }}{{ raise_exception('x') }}"),
-    "undefined attribute": "{{ nothing.more }}",
     "undefined called": "{{ nothing() }}",
     "mutation": "{% set x = messages.append(1) %}",
     "mutation of a dict": "{{ messages[0].update(a=1) }}",
     "division": "{{ 1 / 0 }}",
-    "types": "{{ messages[0].content + 1 }}",
     "keys": "{{ messages[0]['nothing'] + 'x' }}",
-    "index": "{{ messages[99].content }}",
     "endless recursion": "{% macro x() %}{{ x() }}{% endmacro %}{{ x() }}",
     "include": "{% include 'x' %}",
-    "import": "{% import 'x' as y %}",
 }
 
 
@@ -228,20 +210,15 @@ def test_the_language_is_transformers(about: str) -> None:
 # The sandbox
 
 ESCAPES = [
-    "{{ ''.__class__ }}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ ''['__class__'] }}",
     "{{ '' | attr('__class__') }}",
     "{{ messages.__class__ }}",
     "{{ messages.__init__.__globals__ }}",
-    "{{ dict.__class__ }}",
     "{{ dict.mro() }}",
     "{{ dict.pop(messages[0], 'role') }}",
     "{{ dict.update(messages[0], role='system') }}",
     "{{ dict.__call__.__globals__ }}",
-    "{{ namespace.__init__.__globals__ }}",
     "{{ raise_exception.__globals__ }}",
-    "{{ strftime_now.__globals__['__builtins__'] }}",
     "{{ _beam_prep_at_work.__self__.places }}",
     "{{ _beam_prep_bounded.__func__ }}",
     "{{ '{0.__class__}'.format('') }}",
@@ -252,14 +229,11 @@ ESCAPES = [
     "{% set ns = namespace({'__class__': 1}) %}{{ ns }}",
     "{{ self._TemplateReference__context }}",
     "{{ loop.__class__ }}{{ cycler.__init__.__globals__ }}",
-    "{{ range(10**8) | list }}",
     "{{ range(100001) | length }}",
     "{% for x in range(10**12) %}{{ x }}{% endfor %}",
-    "{{ messages.clear() }}",
     "{{ messages[0].pop('role') }}",
     "{% do messages.append(1) %}",
     "{{ ((1).__class__ or 1).__base__ }}",
-    "{{ lipsum.__globals__ }}",
 ]
 
 
@@ -349,10 +323,8 @@ ASK = 'the chat template writes today\'s date \\(strftime_now\\), .*: add "date"
     "source",
     [
         "{{ strftime_now('%Y') }}",
-        "{% if false %}{{ strftime_now('%Y') }}{% endif %}",
         "{% if strftime_now is defined %}x{% endif %}",
         "{% macro day(form='%d') %}{{ strftime_now(form) }}{% endmacro %}",
-        "{% set clock = strftime_now %}{{ clock('%d') }}",
         "{{ messages | map('string') | map(attribute=strftime_now('%d')) | list }}",
         "{% for m in messages %}{% generation %}{{ strftime_now('%d') }}{% endgeneration %}{% endfor %}",
     ],
@@ -414,12 +386,8 @@ def written(expression: str, way: str) -> str:
 @pytest.mark.parametrize(
     "way",
     [
-        *(
-            "{{ X }}",
-            "{{ X | string }}",
-            "{{ [X] | join }}",
-            "{% for x in messages %}{{ X }}{{ loop.cycle }}{% endfor %}",
-        ),
+        *("{{ X }}", "{{ X | string }}", "{{ [X] | join }}"),
+        "{% for x in messages %}{{ X }}{{ loop.cycle }}{% endfor %}",
         *OTHER_WAYS,
     ],
 )
@@ -428,21 +396,10 @@ def test_nothing_is_written_as_an_address(way: str) -> None:
     assert not [text for name in OBJECTS if ADDRESS.search(text := written(name, way))]
 
 
-def test_a_method_of_a_message_is_not_written_either() -> None:
-    """It is one of our classes, which a template of transformers does not know."""
+def test_what_has_no_order_or_is_one_of_our_classes_is_not_written() -> None:
     assert "a template writes a function" in written("messages[0].get", "{{ X }}")
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "messages[0].keys() - ['x']",
-        "messages[0].keys() - messages[1].keys()",
-        "{'x': 1, 'y': 2}.keys() - 'ab'",
-    ],
-)  # fmt: skip
-def test_a_set_has_no_order(expression: str) -> None:
-    assert "a template makes a set" in written(f"({expression}) | length", "{{ X }}")
+    for expression in ("messages[0].keys() - ['x']", "{'x': 1, 'y': 2}.keys() - 'ab'"):
+        assert "a template makes a set" in written(f"({expression}) | length", "{{ X }}")
 
 
 def test_what_is_refused_as_text_is_used_as_ever() -> None:

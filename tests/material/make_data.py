@@ -1,4 +1,4 @@
-"""Writes the records: sentences of texts.py, combined by a random generator with a fixed seed.
+"""Writes the records: sentences of texts.json, combined by a random generator with a fixed seed.
 
 python -m tests.material.make_data
 """
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.material.texts import CODE, ODD, PAIRS, QUESTIONS, SENTENCES
-
 DATA = Path(__file__).with_name("data")
+TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
+SENTENCES, QUESTIONS, TOOLS, CODE = (TEXTS[name] for name in ("sentences", "questions", "tools", "code"))
 SEED = 20261122
 
 Record = dict[str, Any]
@@ -73,8 +73,7 @@ def chats(rng: random.Random) -> Iterator[Record]:
 
 
 def odd_chats(_: random.Random) -> Iterator[Record]:
-    for what, messages in ODD:
-        yield {"what": what, "messages": [said(role, content) for role, content in messages]}
+    yield from TEXTS["odd chats"]
     long = [
         said("user" if turn % 2 == 0 else "assistant", f"Turn {turn}: {turn} + 1 = {turn + 1}.") for turn in range(24)
     ]
@@ -89,89 +88,21 @@ def odd_chats(_: random.Random) -> Iterator[Record]:
     }
 
 
-def tool(name: str, description: str, **parameters: Any) -> dict[str, Any]:
-    properties = {key: value if isinstance(value, dict) else {"type": value} for key, value in parameters.items()}
-    function = {
-        "name": name,
-        "description": description,
-        "parameters": {"type": "object", "properties": properties, "required": sorted(parameters)[:1]},
-    }
-    return {"type": "function", "function": function}
-
-
-TOOLS = (
-    tool("tide_table", "Gives high and low water for a harbour.", harbour="string", day="string"),
-    tool(
-        "convert", "Converts an amount — 单位换算.", amount="number", unit={"type": "string", "enum": ["m", "ft", "尺"]}
-    ),
-    tool("search_boats", "Finds boats.", filters={"type": "object", "properties": {"min_length": {"type": "number"}}}),
-    tool("now", "Says what time it is."),
-)
-
-
-def call(name: str, arguments: Any, identity: str | None = None) -> dict[str, Any]:
-    made = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return made if identity is None else {"id": identity, **made}
-
-
 def tool_chats(rng: random.Random) -> Iterator[Record]:
-    ask = said("user", "When is high water?")
-    tide = call("tide_table", {"harbour": "Łeba", "day": "2026-11-22"})
-    result = said("tool", '{"high": ["04:12", "16:40"], "low": null}')
-    end = said("assistant", "At 04:12 and at 16:40.")
-    calls: list[tuple[str, list[Message]]] = [
-        ("content is null", [ask, {**said("assistant", None), "tool_calls": [tide]}, result, end]),
-        ("content is missing", [ask, {"role": "assistant", "tool_calls": [tide]}, result, end]),
-        ("text and a call", [ask, {**said("assistant", "Let me look."), "tool_calls": [tide]}, result, end]),
-        (
-            "two calls at once",
-            [ask, {**said("assistant", ""), "tool_calls": [tide, call("now", {})]}, result, said("tool", "12:00"), end],
-        ),
-        ("a call ends the conversation", [ask, {**said("assistant", None), "tool_calls": [tide]}]),
-        (
-            "numbers and nested arguments",
-            [
-                said("user", "Big ones?"),
-                {
-                    **said("assistant", None),
-                    "tool_calls": [
-                        call(
-                            "search_boats",
-                            {"filters": {"min_length": 7.0, "ids": [9007199254740993, -0.5, 1e-7], "a": None}},
-                        ),
-                    ],
-                },
-                said("tool", "[]"),
-                said("assistant", "None."),
-            ],
-        ),
-        (
-            "arguments with all kinds of quotes",
-            [
-                said("user", "Quote it."),
-                {**said("assistant", None), "tool_calls": [call("tide_table", {"harbour": '"d\'Or" \\ <|end|>\n换'})]},
-                said("tool", "no such harbour"),
-                said("assistant", "I found nothing."),
-            ],
-        ),
-        ("tools that nobody calls", [said("user", "Hi"), said("assistant", "Hello!")]),
-    ]
-    for what, messages in calls:
-        yield {"what": what, "messages": messages, "tools": list(TOOLS)}
-    yield {"what": "calls without tools", "messages": calls[0][1]}
-    yield {
-        "what": "no tools in a list of tools",
-        "messages": [said("user", "Hi"), said("assistant", "Hello!")],
-        "tools": [],
-    }
+    for record in TEXTS["tool chats"]:
+        yield {**record, "tools": TOOLS}
+    yield {"what": "calls without tools", "messages": TEXTS["tool chats"][0]["messages"]}
+    greeting = TEXTS["tool chats"][-1]["messages"]
+    yield {"what": "no tools in a list of tools", "messages": greeting, "tools": []}
     for language in languages(rng, 16):
         question, answer = exchange(rng, language)
         amount = rng.choice((rng.randint(1, 10**6), round(rng.random() * 100, 3)))
+        convert = {"name": "convert", "arguments": {"amount": amount, "unit": rng.choice("m尺")}}
         messages = [
             said("user", question),
             {
                 **said("assistant", None),
-                "tool_calls": [call("convert", {"amount": amount, "unit": rng.choice("m尺")}, "c1")],
+                "tool_calls": [{"id": "c1", "type": "function", "function": convert}],
             },
             {**said("tool", json.dumps({"amount": amount * 3}, ensure_ascii=False)), "tool_call_id": "c1"},
             said("assistant", answer),
@@ -180,19 +111,10 @@ def tool_chats(rng: random.Random) -> Iterator[Record]:
 
 
 def texts(rng: random.Random) -> Iterator[Record]:
-    for text in (
-        "",
-        " ",
-        "\n",
-        "a",
-        "ends with its end<|end|>",
-        "ends with its end</s>",
-        "end and a space</s> ",
-        "<s>begins",
-    ):
+    for text in TEXTS["odd texts"]:
         yield {"text": text}
-    for _, messages in ODD:
-        yield {"text": "\n".join(content for _, content in messages)}
+    for record in TEXTS["odd chats"]:
+        yield {"text": "\n".join(message["content"] for message in record["messages"])}
     for code in CODE:
         yield {"text": code}
     for language in languages(rng, 60):
@@ -200,8 +122,7 @@ def texts(rng: random.Random) -> Iterator[Record]:
 
 
 def pairs(rng: random.Random) -> Iterator[Record]:
-    for prompt, completion in PAIRS:
-        yield {"prompt": prompt, "completion": completion}
+    yield from TEXTS["pairs"]
     for language in languages(rng, 40):
         prompt, completion = exchange(rng, language)
         yield {"prompt": prompt + rng.choice(("", " ", "\n", "\n\n")), "completion": completion}
@@ -216,15 +137,7 @@ def chat_pairs(rng: random.Random) -> Iterator[Record]:
 
 def preferences(rng: random.Random) -> Iterator[Record]:
     """Prompt and two answers, as texts."""
-    edges = (
-        ("one two", " three", " four"),
-        ("ab", "cd", "ce"),
-        ("Say it: ", "", "yes"),
-        ("", "left", "right"),
-        ("12", "3", "34"),
-    )
-    for prompt, chosen, rejected in edges:
-        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    yield from TEXTS["preferences"]
     for language in languages(rng, 36):
         prompt, chosen = exchange(rng, language)
         other = rng.choice([text for text in SENTENCES[language] if text != chosen])
@@ -274,20 +187,11 @@ def sharegpt(rng: random.Random) -> Iterator[Record]:
         yield {"conversations": turns}
 
 
-FILES = {
-    "chats": chats,
-    "odd_chats": odd_chats,
-    "tool_chats": tool_chats,
-    "texts": texts,
-    "pairs": pairs,
-    "chat_pairs": chat_pairs,
-    "preferences": preferences,
-    "chat_preferences": chat_preferences,
-    "implicit_preferences": implicit_preferences,
-    "implicit_chat_preferences": implicit_chat_preferences,
-    "rollouts": rollouts,
-    "sharegpt": sharegpt,
-}
+MAKERS = (
+    *(chats, odd_chats, tool_chats, texts, pairs, chat_pairs, preferences, chat_preferences),
+    *(implicit_preferences, implicit_chat_preferences, rollouts, sharegpt),
+)
+FILES = {make.__name__: make for make in MAKERS}
 
 
 def file_of(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Trains the three tokenizers on the records in data/, and writes their chat templates.
+"""Trains the three tokenizers on the records in data/.
 
     python -m tests.material.make_tokenizers
 
@@ -164,96 +164,14 @@ def unigram_pieces(words: Counter[str], size: int) -> list[tuple[str, float]]:
     return sorted(scored, key=lambda item: (-item[1], item[0]))
 
 
-BYTE_BPE_TEMPLATE = """\
-{%- if tools -%}
-    {{- '<|turn|>tools' -}}
-    {%- for tool in tools -%}
-        {{- '\\n' + (tool.function | tojson) -}}
-    {%- endfor -%}
-    {{- '<|end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-    {{- '<|turn|>' + message.role + '\\n' -}}
-    {%- if message.role == 'assistant' -%}
-        {%- generation -%}
-        {{- message.content or '' -}}
-        {%- for call in message.tool_calls or [] -%}
-            {{- '\\n' if message.content or not loop.first -}}
-            {{- '<call>' + (call.function | tojson) + '</call>' -}}
-        {%- endfor -%}
-        {{- '<|end|>' -}}
-        {%- endgeneration -%}
-    {%- else -%}
-        {{- message.content + '<|end|>' -}}
-    {%- endif -%}
-    {{- '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|turn|>assistant\\n' -}}
-{%- endif -%}
-"""
-"""A header and an end for every message, contents as they are."""
-
-LLAMA_BPE_TEMPLATE = """\
-{{- bos_token -}}
-{%- if tools -%}
-    {{- '[tools] ' + (tools | tojson) + '\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-    {%- if message.role == 'assistant' -%}
-        {{- '[assistant]' -}}
-        {%- generation -%}
-        {%- if message.content -%}
-            {{- ' ' + message.content | trim -}}
-        {%- endif -%}
-        {%- for call in message.tool_calls or [] -%}
-            {{- ' [call] ' + call.function.name + ' ' + (call.function.arguments | tojson) -}}
-        {%- endfor -%}
-        {{- eos_token -}}
-        {%- endgeneration -%}
-    {%- else -%}
-        {{- '[' + message.role + '] ' + message.content | trim + '\\n' -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '[assistant]' -}}
-{%- endif -%}
-"""
-"""BOS once, contents trimmed, an end after answers only; the answer's first space belongs to the answer."""
-
-UNIGRAM_TEMPLATE = """\
-{%- for message in messages -%}
-    {%- if not message.content -%}
-        {{- raise_exception('a message without content') -}}
-    {%- endif -%}
-    {%- if message.role == 'assistant' -%}
-        {{- '<turn>answer: ' -}}
-        {%- generation -%}
-        {{- message.content + eos_token -}}
-        {%- endgeneration -%}
-    {%- else -%}
-        {{- '<turn>' + message.role + ': ' + message.content -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<turn>answer: ' -}}
-{%- endif -%}
-"""
-"""Refuses messages without content; the name of the assistant's role is not written."""
-
-
 def config(**tokens: str) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, "clean_up_tokenization_spaces": False}
 
 
-TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any], str]] = {
-    "byte_bpe": (byte_bpe, config(eos_token="<|end|>", pad_token="<|pad|>"), BYTE_BPE_TEMPLATE),
-    "llama_bpe": (llama_bpe, config(bos_token="<s>", eos_token="</s>", unk_token="<unk>"), LLAMA_BPE_TEMPLATE),
-    "unigram": (
-        unigram,
-        config(eos_token="</s>", pad_token="<pad>", unk_token="<unk>"),
-        UNIGRAM_TEMPLATE,
-    ),
+TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
+    "byte_bpe": (byte_bpe, config(eos_token="<|end|>", pad_token="<|pad|>")),
+    "llama_bpe": (llama_bpe, config(bos_token="<s>", eos_token="</s>", unk_token="<unk>")),
+    "unigram": (unigram, config(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")),
 }
 
 
@@ -264,7 +182,8 @@ def without_marks(template: str) -> str:
 
 def files_of(name: str) -> dict[str, bytes]:
     """The files of a tokenizer's folder."""
-    train, settings, template = TOKENIZERS[name]
+    train, settings = TOKENIZERS[name]
+    template = (FOLDER / name / "chat_template.jinja").read_text(encoding="utf-8")  # written by hand
     files = {
         "tokenizer.json": train().to_str() + "\n",
         "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
