@@ -19,7 +19,6 @@ from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column, Output, Section
 from beam_prep.errors import RunError
-from beam_prep.formats.cached_block import encode_block
 from beam_prep.reading.adapters import adapt_records, adapter
 from beam_prep.reading.blocks import RawBlock
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
@@ -301,12 +300,3 @@ def test_rows_that_leave_by_drop_or_reject_are_no_error() -> None:
     left = truncate(given.drop(np.array([True, False, False]), "why").reject(np.array([True, False]), "b", "c"), 4)
     assert outcomes(left) == [("dropped", "why", None), ("blank", "blank", None), ("rejected", "b", "c"), "row"]
     assert outcomes(given).count("row") == 3
-
-
-def test_a_block_that_the_cache_cannot_count_is_refused_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    finalized = finalize_columns(batch(), "keep", {})
-    _, files = encode_block(finalized, finalized.tokens, 0, "a block")
-    assert files
-    monkeypatch.setattr("beam_prep.data.ragged.MAX_NARROW", len(finalized["sequence"].flat) - 1)
-    with pytest.raises(RunError, match="values in one column of a block"):
-        encode_block(finalized, finalized.tokens, 0, "a block")

@@ -17,19 +17,17 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep import testing
 from beam_prep.chat.apply import render_records
+from beam_prep.config import PipelineConfig
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.schema import TextRules
-from beam_prep.errors import TokenizerError
+from beam_prep.errors import ConfigError, TokenizerError
+from beam_prep.sample.sample import prepare
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
 
-NAMES = (
-    *("bpe3k_nobos", "chatml-12k", "gpt2", "mistral-v1", "mistral-v3", "mm_chatml_pp", "qwen2.5", "tekken-32k"),
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("minimind", "mm_chatml")),
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("mistral-v1-conversations", "mistral-v3-sections")),
-)
+NAMES = ("bpe3k_nobos", "gpt2", "mistral-v3")
 OURS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 CODE_LLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
 OUTPUT = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
@@ -144,26 +142,6 @@ def test_code_llama_ends_the_middle_with_its_own_token() -> None:
     assert found == words(f"<s> ▁<PRE> {suffix} ▁def ▁add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
 
 
-@pytest.mark.parametrize(
-    ("added", "wanted"),
-    [
-        (("<fim_prefix>", "<fim_middle>", "<fim_suffix>"), "<fim_prefix>def <fim_suffix> a + b\n<fim_middle>{}"),
-        (
-            ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>"),
-            "<｜fim▁begin｜>def <｜fim▁hole｜> a + b\n<｜fim▁end｜>{}",
-        ),
-        (
-            ("<[fim-prefix]>", "<[fim-middle]>", "<[fim-suffix]>"),
-            "<[fim-suffix]> a + b\n<[fim-prefix]>def <[fim-middle]>{}",
-        ),
-    ],
-)
-def test_other_families_on_a_byte_level_tokenizer(added: tuple[str, ...], wanted: str) -> None:
-    tokenizer = changed("ours", added)
-    (ids,) = batch_of(tokenizer, [ADD])["sequence"].to_lists()
-    assert tokenizer.decode(ids) == wanted.format("add(a, b):\n    return")
-
-
 def test_special_tokens_stand_around_all_parts() -> None:
     tokenizer = changed("mistral-v1", CODE_LLAMA[:3], post_processor=AROUND)
     assert tokens(tokenizer, "x=[1,2,3]", Fim(1.0, seed=1)) == words("<s> ▁<PRE> ▁<SUF> =[ 1 , 2 , 3 ] ▁<MID> ▁x </s>")
@@ -190,10 +168,9 @@ def test_the_parts_decode_to_the_document(name: str, text: str, seed: int, mode:
     "parts",
     [
         {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}'},
-        {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}'},
         {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true}'},
     ],
-    ids=["first", "always", "never"],
+    ids=["first", "never"],
 )
 def test_each_way_to_put_a_space_before_a_text(parts: dict[str, str]) -> None:
     tokenizer = changed("mistral-v3", normalizer="null", **parts)
@@ -216,7 +193,7 @@ def test_a_space_that_byte_level_puts_before_a_text() -> None:
 @pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
 def test_backends_give_the_same(backend: str) -> None:
     texts = [f"{' ' * (number % 3)}line {number}\n\tx = {number}" for number in range(40)]
-    for name in ("mistral-v3", "qwen2.5"):
+    for name in ("mistral-v3", "gpt2"):
         tokenizer = with_sentinels(name)
         wanted = batch_of(tokenizer, texts, Fim(0.5, seed=1))["sequence"].to_lists()
         assert batch_of(tokenizer, texts, Fim(0.5, seed=1), backend)["sequence"].to_lists() == wanted
@@ -251,18 +228,12 @@ def test_sentinels_that_take_white_space_are_refused(named: tuple[str, str, str]
         batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=named))
 
 
-def test_a_family_that_takes_white_space_leaves_a_clean_one_to_be_used() -> None:
-    clean = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
-    assert Fim(0.5).of(clean, OURS).sentinels == clean
-
-
 # Documents that hold a sentinel
 
 
-@pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
 @pytest.mark.parametrize("rule", ["keep", "reject"])
-def test_a_document_that_holds_a_sentinel_is_rejected(special: bool, rule: str) -> None:
-    tokenizer = changed("ours", OURS, special)
+def test_a_document_that_holds_a_sentinel_is_rejected(rule: str) -> None:
+    tokenizer = changed("ours", OURS, special=rule == "keep")
     texts = ["fine", f"a {OURS[1]} b", "fine too", f"{OURS[2]}"]
     batch = batch_of(tokenizer, texts, Fim(0.5), control_tokens=rule)
     assert batch.line.tolist() == [0, 2]
@@ -292,3 +263,55 @@ def test_a_sentinel_that_the_normaliser_makes_is_seen() -> None:
     batch = batch_of(tokenizer, ["fine", "a <PRE> b", "a<PRE>"])
     assert batch.line.tolist() == [0, 2]
     assert "'▁<PRE>'" in batch.ledger.messages[1]
+
+
+# Of a config
+
+
+def config(fim: dict[str, Any], **preprocessing: Any) -> dict[str, Any]:
+    return {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 1, **preprocessing},
+        "output": {"fim": fim},
+    }
+
+
+@pytest.mark.parametrize(("mode", "encode"), [("psm", "separate"), ("spm", "joint")])
+def test_a_config_says_rate_mode_and_seed(mode: FimMode, encode: str) -> None:
+    tokenizer = changed("ours", OURS)
+    texts = [f"def f{number}(x):\n    return x + {number}  # größer\n" for number in range(60)]
+    ends = [text + "<|im_end|>" * (number % 2) for number, text in enumerate(texts)]
+    given = PipelineConfig.from_dict(
+        config({"rate": 0.5, "mode": mode, "seed": 3}, eos="if_missing", encode=encode, control_tokens="keep")
+    )
+    batch = prepare(testing.records([{"text": text} for text in ends]), given, tokenizer)
+    wanted = batch_of(tokenizer, texts, Fim(0.5, mode, 3), eos="always")
+    assert batch["sequence"].to_lists() == wanted["sequence"].to_lists()
+    sentinel = tokenizer.reference.token_to_id(OURS[0])
+    assert 15 < sum(sentinel in ids for ids in batch["sequence"].to_lists()) < 45
+
+
+def test_a_tokenizer_without_sentinels_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
+    given = PipelineConfig.from_dict(config({"rate": 0.5}))
+    with pytest.raises(TokenizerError, match="none of the known sentinels"):
+        bp.Pipeline(given, [str(tmp_path / "in.jsonl")], tmp_path / "out", ROOT / "examples" / "tokenizer")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": {"sections": [{"field": "m", "action": "$role", "template": "conversation"}]}}, "output.fim: found"),
+        ({"input": {"sections": [{"field": "a", "action": "mask"}, {"field": "b", "action": "train"}]}}, "output.fim"),
+        ({"input": {"adapter": "tokenized"}}, "output.fim: found an object; it works only with one section"),
+        ({"output": {"fim": {"rate": 1.5}}}, "output.fim.rate"),
+        ({"output": {"fim": {"rate": 0.5, "mode": "pms"}}}, "output.fim.mode"),
+        ({"output": {"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}}}, "output.fim.sentinels"),
+        ({"output": {"fim": {}}}, "output.fim.rate"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PipelineConfig.from_dict({**config({"rate": 0.5}), **change})
+    assert message in str(caught.value)

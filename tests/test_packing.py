@@ -1,6 +1,5 @@
 """Packed rows of whole runs: what is cut for packing is known to the ledger, the limits and the token cache."""
 
-import functools
 import json
 from collections.abc import Callable
 from itertools import chain
@@ -8,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.errors import FormatError, RunError
-from beam_prep.shards.pack import plan_packs
-from tests.conftest import tree
+from beam_prep.errors import FormatError
+from beam_prep.inspect.output import inspect
 
 Record = dict[str, Any]
+Run = Callable[..., Any]
 
 
 def tokens(length: int, trained: slice, first: int = 0, **more: Any) -> Record:
@@ -51,15 +49,8 @@ def pairs(record: Record, part: slice = slice(None)) -> list[tuple[int, bool]]:
     return [(a, b != -100) for a, b in zip(record["input_ids"], record["labels"], strict=True)][part]
 
 
-@pytest.fixture
-def run(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Samples in which most rows lose what is trained."""
-    return functools.partial(run, max_no_loss_rate=1)
-
-
-@pytest.mark.parametrize("strategy", ["simple", "bfd"])
-def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(strategy: str, run: Callable[..., Any]) -> None:
-    result = run(config(strategy, max_items=2), [*LATE, tokens(3, slice(None), 300)])
+def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(run: Run) -> None:
+    result = run(config("bfd", max_items=2), [*LATE, tokens(3, slice(None), 300)], max_no_loss_rate=1)
     assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
     assert (result.manifest["ledger"]["kept"], result.manifest["ledger"]["not_read"]) == (2, 1)
     assert sorted(documents(result.output)) == sorted([pairs(LATE[1]), pairs(LATE[2], slice(8))])
@@ -68,67 +59,18 @@ def test_rows_that_lose_all_that_is_trained_leave_before_the_plan(strategy: str,
     assert result.manifest["counters"] == {"truncated_rows": 1, "truncated_to_pack": 1, "truncated_tokens": 1}
 
 
-@pytest.mark.parametrize("strategy", ["simple", "bfd"])
-def test_the_cut_follows_the_truncation_mode(strategy: str, run: Callable[..., Any]) -> None:
-    result = run(config(strategy, truncation_mode="keep_end"), LATE, "end")
-    assert sorted(documents(result.output)) == sorted([pairs(LATE[0], slice(4, None)), pairs(LATE[1])])
-    assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
-    result = run(config(strategy, truncation_mode="drop"), LATE, "drop")
-    assert documents(result.output) == [pairs(LATE[1])]
-    assert result.manifest["ledger"]["dropped"] == {"too_long": 2}
-    with pytest.raises(RunError, match=r"a sequence is 4 tokens longer than max_packed_len 8 .*: raise max_packed_len"):
-        run(config(strategy, truncation_mode="error"), LATE, "error")
-
-
-@pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
-def test_packing_order_is_by_uncut_length_whatever_the_blocks_and_domains(
-    mode: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from beam_prep.transforms import records
-
-    monkeypatch.setattr(records, "CHUNK", 4096)  # lifts the floor of 64 KB
-    lengths = [7 + 37 * place % 90 for place in range(120)]
-    rows = [tokens(n, slice(None), 11 * at, topic="ab"[at % 3 == 0]) for at, n in enumerate(lengths)]
-    wanted = config("bfd", 40, truncation_mode=mode, max_seq_len=80, packing_group=17)
-    wanted["output"] |= {"domain_key": "topic", "max_tokens_per_shard": 2000}
-    result = run(wanted, rows, block_bytes=4096)
-    assert json.loads(Path(result.output, "run.json").read_text())["blocks"] > 5
-    cut = slice(40) if mode == "keep_start" else slice(-40, None)
-    whole = slice(80) if mode == "keep_start" else slice(-80, None)
-    left = [pairs(row, whole) for row in rows]
-    shards: list[list[int]] = [[]]  # rows of each flush
-    for place in range(len(left)):
-        shards[-1].append(place)
-        if sum(len(left[each][cut]) for each in shards[-1]) >= 2000:
-            shards.append([])
-    found: dict[str, list[Any]] = {topic: [] for topic in "ab"}
-    for shard in shards:
-        for topic in "ab":
-            mine = [place for place in shard if rows[place]["topic"] == topic]
-            for first in range(0, len(mine), 17):
-                group = mine[first : first + 17]
-                plan = plan_packs(np.array([len(left[place]) for place in group]), "bfd", 40)
-                found[topic] += [left[group[row]][cut] for row in plan.piece_row.tolist()]
-    dataset = bp.open(result.output)
-    assert documents(result.output) == [document for topic in dataset.domains for document in found[topic]]
-
-
-def test_a_chain_by_hand_is_as_right(tmp_path: Path, run: Callable[..., Any], tokenizer_path: str) -> None:
-    by_config = run(config("bfd", truncation_mode="keep_end"), LATE)
+def test_a_chain_by_hand_is_as_right(tmp_path: Path, run: Run, tokenizer_path: str) -> None:
+    by_config = run(config("bfd", truncation_mode="keep_end"), LATE, max_no_loss_rate=1)
     tokenizer = bp.Tokenizer.load(tokenizer_path)
     output = bp.Output("input_ids", "ids", (bp.Section("input_ids", "train"),), "labels")
+    layout = bp.Layout("bfd", 8, position_ids="doc_reset", truncation_mode="keep_end")
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         (
             pipeline
             | bp.ReadJSONL([str(tmp_path / "input.jsonl")])
             | bp.FromTokens(output, tokenizer)
             | bp.Labels()
-            | bp.Shard(
-                str(tmp_path / "hand"),
-                pack=bp.Layout("bfd", 8, position_ids="doc_reset", truncation_mode="keep_end"),
-                tokenizer=tokenizer,
-                max_no_loss_rate=1,
-            )
+            | bp.Shard(str(tmp_path / "hand"), pack=layout, tokenizer=tokenizer, max_no_loss_rate=1)
         )
     assert documents(tmp_path / "hand") == documents(by_config.output)
     by_hand, wanted = bp.open(tmp_path / "hand").manifest, by_config.manifest
@@ -136,17 +78,14 @@ def test_a_chain_by_hand_is_as_right(tmp_path: Path, run: Callable[..., Any], to
         assert by_hand[key] == wanted[key]
 
 
-@pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
-def test_strategies_that_keep_every_token_count_rows_without_a_trained_one(
-    strategy: str, run: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+def test_rows_without_a_trained_token_are_counted_where_every_token_is_kept(
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [tokens(16, slice(14, None)), tokens(5, slice(2, None), 100)]
-    result = run(config(strategy, truncation_mode="drop"), rows)
+    result = run(config("wrapped", truncation_mode="drop"), rows, max_no_loss_rate=1)
     assert sorted(chain(*documents(result.output))) == sorted(pairs(rows[0]) + pairs(rows[1]))
     assert result.manifest["totals"]["packing"]["packs_untrained"] == 1
     bp.open(result.output).verify()
-    from beam_prep.inspect.output import inspect
-
     inspect(result.output, count=0)
     assert ", 1 row without a trained token\n" in capsys.readouterr().out
     manifest = json.loads(Path(result.output, "manifest.json").read_text())
@@ -158,10 +97,10 @@ def test_strategies_that_keep_every_token_count_rows_without_a_trained_one(
 
 
 @pytest.mark.long
-def test_a_kept_cache_serves_both_strategies_that_cut_and_no_other(tmp_path: Path, run: Callable[..., Any]) -> None:
+def test_a_kept_cache_serves_both_strategies_that_cut_and_no_other(tmp_path: Path, run: Run) -> None:
     def blocks(name: str, **wanted: Any) -> int:
-        result = run(config(**wanted), LATE, name, cache_dir=str(tmp_path / "token_cache"))
-        assert tree(result.output) == tree(run(config(**wanted), LATE, name + "-alone").output)
+        options = {"cache_dir": str(tmp_path / "token_cache"), "max_no_loss_rate": 1}
+        result = run(config(**wanted), LATE, name, **options)
         return int(json.loads(Path(result.output, "run.json").read_text())["blocks_reused"])
 
     assert blocks("first", strategy="wrapped") == 0

@@ -21,8 +21,9 @@ from beam_prep.sample.sample import prepare
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import blocks_of, split_file
 from tests.conftest import ROOT, shared, tree
+from tests.reference import ours
 from tests.test_configs import CONFIGS, sample
-from tests.test_goldens_sections import EXACT, KEEP_ROWS_WITHOUT_LOSS, assert_equal
+from tests.test_goldens_sections import EXACT
 from tests.test_replay import MENDED, config, talk
 
 RUNNER = ["--runner=FnApiRunner"]
@@ -88,12 +89,14 @@ def blocks(path: str) -> list[Records]:
     return [parse(*block, by_row=".jsonl" not in path) for split in splits for block in blocks_of(split, 1 << 20)]
 
 
-def tokens_of(path: str, given: dict[str, Any] | Path) -> tuple[list[Any], list[str]]:
+def tokens_of(
+    path: str, given: dict[str, Any] | Path, tokenizer: bp.Tokenizer = TOKENIZER
+) -> tuple[list[Any], list[str]]:
     """(the values of each row, what is said of each reject) of an input, without a job."""
     config = PipelineConfig.from_json(given) if isinstance(given, Path) else PipelineConfig.from_dict(given)
     rows, said = [], []
     for block in blocks(path):
-        batch = prepare(block, config, TOKENIZER)
+        batch = prepare(block, config, tokenizer)
         rows += list(zip(*(batch[name].to_lists() for name in batch.schema), strict=True))
         said += [f"{reason}: {batch.ledger.messages[line]}" for line, reason in bp.testing.rejects(batch)]
     return rows, said
@@ -114,117 +117,109 @@ def test_blocks_of_tables_give_what_the_same_records_give_as_jsonl(name: str, tm
         assert tokens_of(write(rows_of(sample(name)), tmp_path / "x", kind), given) == wanted
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("sft_packed", "parquet"), ("sft_conversation", "folder"), ("grpo_tokens", "arrow"), ("dpo", "parquet")],
-)
+@pytest.mark.parametrize("case", EXACT)
+def test_so_do_the_inputs_of_goldens(case: str, tmp_path: Path) -> None:
+    folder = shared("goldens", "sections", case)
+    given = json.loads((folder / "config.json").read_text())
+    tokenizer = ours(shared("tokenizers", json.loads((folder / "case.json").read_text())["tokenizer"]))
+    for name in json.loads((folder / "case.json").read_text())["inputs"]:
+        wanted = tokens_of(str(folder / name), given, tokenizer)
+        assert tokens_of(write(rows_of(folder / name), tmp_path / "x"), given, tokenizer) == wanted
+
+
 def test_a_table_gives_what_the_same_records_give_as_jsonl(
-    name: str, kind: str, output: Callable[[str], bp.Dataset], tmp_path: Path, tokenizer_path: str
+    output: Callable[[str], bp.Dataset], tmp_path: Path, tokenizer_path: str
 ) -> None:
-    given = ROOT / "configs" / f"{name}.json"
-    made(given, write(rows_of(sample(name)), tmp_path / "x", kind), tmp_path / "table", tokenizer_path)
-    assert outcome(tmp_path / "table") == outcome(Path(output(name).path))
+    path = write(rows_of(sample("sft_conversation")), tmp_path / "x", "folder")
+    made(ROOT / "configs/sft_conversation.json", path, tmp_path / "table", tokenizer_path, check="full")
+    assert outcome(tmp_path / "table") == outcome(Path(output("sft_conversation").path))
+    run = bp.open(tmp_path / "table").run
+    assert run["blocks_checked_in_full"] == run["blocks"]
 
 
-@pytest.mark.parametrize("group", [1, 90])
-def test_neither_blocks_nor_row_groups_change_a_byte(group: int, tmp_path: Path, tokenizer_path: str) -> None:
+def test_neither_blocks_nor_row_groups_change_a_byte(tmp_path: Path, tokenizer_path: str) -> None:
     given = ROOT / "configs/sft_packed.json"
-    path = write(rows_of(sample("sft_packed")), tmp_path / "x", group=group)
+    path = write(rows_of(sample("sft_packed")), tmp_path / "x", group=1)
     made(given, path, tmp_path / "large", tokenizer_path)
     made(given, path, tmp_path / "small", tokenizer_path, block_bytes=65536)
-    run = json.loads((tmp_path / "small/run.json").read_text())
-    assert run["blocks"] > 1
+    assert bp.open(tmp_path / "small").run["blocks"] > 1
     assert tree(tmp_path / "large") == tree(tmp_path / "small")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", EXACT)
-def test_goldens_from_tables_are_the_references_bytes(case: str, tmp_path: Path) -> None:
-    folder = shared("goldens", "sections", case)
-    given = json.loads((folder / "config.json").read_text())
-    if case in KEEP_ROWS_WITHOUT_LOSS:
-        given.setdefault("preprocessing", {})["rows_without_loss"] = "keep"
-    about = json.loads((folder / "case.json").read_text())
-    inputs = [write(rows_of(folder / name), tmp_path / str(place)) for place, name in enumerate(about["inputs"])]
-    made(given, inputs, tmp_path / "out", shared("tokenizers", about["tokenizer"]))
-    assert_equal(folder / "expected", tmp_path / "out")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["sft_conv_lm__chatml-12k", "sft_tricky_conv__chatml-12k", "sft_conv_lm__mistral-v1"])
-def test_chats_of_goldens_from_tables_are_those_from_jsonl(name: str, tmp_path: Path) -> None:
-    path = shared("goldens", "conversations", name, "input.jsonl")
-    tokenizer = shared("tokenizers", json.loads((path.parent / "case.json").read_text())["tokenizer"].split("/")[-1])
-    given = ROOT / "configs/sft_conversation.json"
-    made(given, str(path), tmp_path / "lines", tokenizer, **LOOSE)
-    made(given, write(rows_of(path), tmp_path / "x"), tmp_path / "table", tokenizer, **LOOSE)
-    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
-
-
-def test_members_that_other_messages_have_are_not_there(tmp_path: Path, tokenizer_path: str) -> None:
+def test_members_that_other_messages_have_are_not_there(tmp_path: Path) -> None:
     # Arrow fills `tool_calls` of every message with null, and a template may ask whether a message has it.
     template = (
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if 'tool_calls' in message %}CALL "
         "{{ message.tool_calls | tojson }}{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
     )
     calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": "1"}}}]
-    rows = [
-        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        {
-            "messages": [
-                {"role": "user", "content": "c"},
-                {"role": "assistant", "content": None, "tool_calls": calls},
-                {"role": "assistant", "content": "d"},
-            ]
-        },
-    ]
+    one = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    other = [{"role": "user", "content": "c"}, {"role": "assistant", "content": None, "tool_calls": calls}, one[1]]
+    rows = [{"messages": one}, {"messages": other}]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = {
-        "input": {
-            "sections": [{"field": "messages", "action": "$role", "template": "conversation"}],
-            "chat_template": template,
-        },
-        "mask": {"assistant": "train"},
-        "output": {"storage_format": "bin"},
-    }
-    made(given, str(tmp_path / "x.jsonl"), tmp_path / "lines", tokenizer_path, **LOOSE)
-    made(given, write(rows, tmp_path / "x"), tmp_path / "table", tokenizer_path, **LOOSE)
-    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
-    assert len(bp.open(tmp_path / "table")) == 2
+    section = {"field": "messages", "action": "$role", "template": "conversation"}
+    given = {"input": {"sections": [section], "chat_template": template}, "mask": {"assistant": "train"}}
+    wanted = tokens_of(str(tmp_path / "x.jsonl"), given)
+    assert tokens_of(write(rows, tmp_path / "x"), given) == wanted
+    assert len(wanted[0]) == 2
 
 
 def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str) -> None:
     texts: list[Any] = [f"text {number} " * 400 for number in range(60)]
-    texts[7] = None
+    texts[7], texts[9] = None, "b" * 9000
     columns = {
         "text": pa.array(texts),
         "meta": pa.array(["{" if row in (3, 50) else "{}" for row in range(60)], pa.json_()),
     }
     path = write(pa.table(columns), tmp_path / "x", group=9)
-    result = made(TEXTS, path, tmp_path / "out", tokenizer_path, block_bytes=65536, **LOOSE)
+    options = {"block_bytes": 65536, "max_line_bytes": 8000, **LOOSE}
+    result = made(TEXTS, path, tmp_path / "out", tokenizer_path, **options)
     assert result.manifest is not None
     ledger = result.manifest["ledger"]
-    assert (ledger["lines"], ledger["kept"], ledger["dropped"], ledger["rejected"]) == (
-        60,
-        57,
-        {"empty": 1},
-        {"bad_json": 2},
-    )
-    rejects = [json.loads(line) for line in (tmp_path / "out/rejects/rejects-00000.jsonl").read_text().splitlines()]
-    assert [(each["file"], each["line"], each["offset"]) for each in rejects] == [(path, 4, 3), (path, 51, 50)]
-    assert {each["message"].partition(", ")[0] for each in rejects} == {"column 'meta': its JSON is refused"}
+    assert (ledger["lines"], ledger["kept"], ledger["dropped"]) == (60, 56, {"empty": 1})
+    rejects = list(bp.open(tmp_path / "out").rejects())
+    found = [(each["file"], each["line"], each["offset"], each["reason"]) for each in rejects]
+    assert found == [(path, 4, 3, "bad_json"), (path, 10, 9, "line_too_long"), (path, 51, 50, "bad_json")]
+    assert rejects[0]["message"].startswith("column 'meta': its JSON is refused")
     assert rejects[0]["text"].startswith('{"text":"text 3 ')
     (drop,) = bp.open(tmp_path / "out").drops()
     assert (drop["file"], drop["line"], drop["offset"]) == (path, 8, 7)
 
 
-def test_a_failure_names_the_row(tmp_path: Path, tokenizer_path: str) -> None:
-    path = write(pa.table({"text": ["a", "b"], "when": pa.array([1, 2**61], pa.timestamp("ms"))}), tmp_path / "x")
-    with pytest.raises(
-        bp.errors.RunError,
-        match=r"the first reject is .*x\.parquet \(row 2\): not_json: column 'when': value out of range",
-    ):
-        made(TEXTS, path, tmp_path / "out", tokenizer_path)
+def test_reused_blocks_and_a_changed_table(tmp_path: Path, tokenizer_path: str) -> None:
+    rows = rows_of(sample("sft_chat"))
+    given = ROOT / "configs/sft_chat.json"
+    path = write(rows, tmp_path / "x", group=10**6)
+    options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "block_bytes": 65536, "overwrite": True}
+    first = made(given, path, tmp_path / "out", tokenizer_path, **options)
+    assert made(given, path, tmp_path / "out", tokenizer_path, **options).up_to_date
+    write(rows[:-1], tmp_path / "x", group=10**6)
+    job = Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)
+    said = dry_run(job)
+    assert (said.state, said.blocks - said.reused, said.reasons) == ("replaced", 1, {"new content": 1})
+    second = job.run(RUNNER)
+    assert first.manifest is not None
+    assert second.manifest is not None
+    assert second.manifest["inputs"][0]["digest"] != first.manifest["inputs"][0]["digest"]
+    assert second.manifest["totals"]["rows"] == first.manifest["totals"]["rows"] - 1
+
+
+def test_commands_read_tables(
+    chats: str, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
+    assert cli.main(["inspect", chats, *words]) == 0
+    assert "chats.parquet, row " in capsys.readouterr().out.replace("\n", "")
+    audits, configs = [], []
+    for path in (str(sample("sft_conversation")), chats):
+        assert cli.main(["audit", path, *words, "--json"]) in (0, 1)
+        audits.append(json.loads(capsys.readouterr().out))
+        written = tmp_path / f"{len(audits)}.json"
+        assert cli.main(["init", path, "-o", str(written), "--tokenizer_path", tokenizer_path]) == 0
+        configs.append(written.read_text())
+        capsys.readouterr()
+    assert audits[0] == audits[1]
+    assert configs[0] == configs[1]
 
 
 def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Path, tokenizer_path: str) -> None:
@@ -234,73 +229,6 @@ def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Pa
     ):
         made(TEXTS, inputs, tmp_path / "out", tokenizer_path, cache_dir=str(tmp_path / "token_cache"))
     assert not (tmp_path / "token_cache").exists()
-
-
-def test_tables_of_other_schemas_and_lines_are_one_input(tmp_path: Path, tokenizer_path: str) -> None:
-    (tmp_path / "c.jsonl").write_text('{"text": "five"}\n')
-    inputs = [
-        write([{"text": "one", "id": 1}, {"text": "two", "id": 2}], tmp_path / "a"),
-        write([{"id": "x", "text": 3}, {"id": "y", "text": 4}], tmp_path / "b"),
-        str(tmp_path / "c.jsonl"),
-    ]
-    result = made(TEXTS, inputs, tmp_path / "out", tokenizer_path, **LOOSE)
-    assert result.manifest is not None
-    assert result.manifest["ledger"]["kept"] == 3
-    assert result.manifest["ledger"]["rejected"] == {"wrong_type": 2}
-
-
-def test_up_to_date_reused_blocks_and_a_changed_table(tmp_path: Path, tokenizer_path: str) -> None:
-    rows = rows_of(sample("sft_chat"))
-    given, cache_dir = ROOT / "configs/sft_chat.json", str(tmp_path / "token_cache")
-    path = write(rows, tmp_path / "x", group=10**6)
-    options: dict[str, Any] = {"cache_dir": cache_dir, "block_bytes": 65536, "overwrite": True}
-    first = made(given, path, tmp_path / "out", tokenizer_path, **options)
-    assert made(given, path, tmp_path / "out", tokenizer_path, **options).up_to_date
-    assert dry_run(Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)).state == "up to date"
-    write(rows[:-1], tmp_path / "x", group=10**6)
-    job = Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)
-    said = dry_run(job)
-    assert (said.state, said.blocks - said.reused, said.reasons) == ("replaced", 1, {"new content": 1})
-    second = job.run(RUNNER)
-    run = json.loads((tmp_path / "out/run.json").read_text())
-    assert (second.up_to_date, run["blocks"] - run["blocks_reused"]) == (False, 1)
-    assert first.manifest is not None
-    assert second.manifest is not None
-    assert second.manifest["inputs"][0]["digest"] != first.manifest["inputs"][0]["digest"]
-    assert second.manifest["totals"]["rows"] == first.manifest["totals"]["rows"] - 1
-
-
-def test_max_items_ends_within_a_table(tmp_path: Path, tokenizer_path: str) -> None:
-    given = {**TEXTS, "preprocessing": {"min_chars": 0, "max_items": 5}}
-    rows = [{"text": f"text {number}"} for number in range(12)]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made(given, str(tmp_path / "x.jsonl"), tmp_path / "lines", tokenizer_path)
-    made(given, write(rows, tmp_path / "x", group=2), tmp_path / "table", tokenizer_path)
-    assert outcome(tmp_path / "table") == outcome(tmp_path / "lines")
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_an_empty_table_gives_the_error_of_an_empty_input(kind: str, tmp_path: Path, tokenizer_path: str) -> None:
-    empty = write(pa.table({"text": pa.array([], pa.string())}), tmp_path / "x", kind)
-    with pytest.raises(bp.errors.RunError, match="no record"):
-        made(TEXTS, empty, tmp_path / "out", tokenizer_path)
-    result = made(TEXTS, [empty, write([{"text": "a"}], tmp_path / "y")], tmp_path / "out", tokenizer_path)
-    assert result.manifest is not None
-    assert [Path(each["path"]).stem for each in result.manifest["inputs"]] == ["x", "y"]
-
-
-def test_check_in_full_reads_tables_too(tmp_path: Path, tokenizer_path: str) -> None:
-    path = write(rows_of(sample("sft_conversation")), tmp_path / "x")
-    made(ROOT / "configs/sft_conversation.json", path, tmp_path / "out", tokenizer_path, check="full")
-    run = json.loads((tmp_path / "out/run.json").read_text())
-    assert run["blocks_checked_in_full"] == run["blocks"]
-
-
-def test_long_rows_are_rejected(tmp_path: Path, tokenizer_path: str) -> None:
-    path = write([{"text": "a"}, {"text": "b" * 500}, {"text": "c"}], tmp_path / "x")
-    result = made(TEXTS, path, tmp_path / "out", tokenizer_path, max_line_bytes=100, **LOOSE)
-    assert result.manifest is not None
-    assert result.manifest["ledger"]["rejected"] == {"line_too_long": 1}
 
 
 def test_a_replay_of_a_table_is_a_run_from_scratch(tmp_path: Path, tokenizer_path: str) -> None:
@@ -319,36 +247,9 @@ def test_a_replay_of_a_table_is_a_run_from_scratch(tmp_path: Path, tokenizer_pat
     assert places == {place: f"é{place}" for place in places}
 
 
-# What else looks at inputs
-
-
 @pytest.fixture
 def chats(tmp_path: Path) -> str:
     return write(rows_of(sample("sft_conversation")), tmp_path / "chats", group=50)
-
-
-def test_the_preview_names_rows(chats: str, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
-    assert cli.main(["inspect", chats, *words]) == 0
-    assert "chats.parquet, row " in capsys.readouterr().out.replace("\n", "")
-
-
-def test_the_audit_reads_tables(chats: str, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
-    said = []
-    for path in (str(sample("sft_conversation")), chats):
-        assert cli.main(["audit", path, *words, "--json"]) in (0, 1)
-        said.append(json.loads(capsys.readouterr().out))
-    assert said[0] == said[1]
-
-
-def test_init_writes_the_same_config_for_a_table(
-    chats: str, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, path in {"a": str(sample("sft_conversation")), "b": chats}.items():
-        assert cli.main(["init", path, "-o", str(tmp_path / f"{name}.json"), "--tokenizer_path", tokenizer_path]) == 0
-    capsys.readouterr()
-    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 
 
 def test_verify_reads_the_inputs_of_tables_again(

@@ -20,25 +20,18 @@ def parts_of(fim: Fim, text: str) -> tuple[str, ...]:
 
 
 @given(TEXTS, st.integers(0, 9))
-def test_psm_is_prefix_suffix_and_middle(text: str, seed: int) -> None:
+def test_the_parts_are_the_document_in_the_order_of_the_mode(text: str, seed: int) -> None:
     before, prefix, after, suffix, between, middle = parts_of(Fim(1.0, "psm", seed, SENTINELS), text)
     assert (before, after, between) == ("<PRE>", "<SUF>", "<MID>")
     assert prefix + middle + suffix == text
-
-
-@given(TEXTS, st.integers(0, 9))
-def test_spm_is_suffix_and_then_the_rest_in_order(text: str, seed: int) -> None:
-    before, after, suffix, between, rest = parts_of(Fim(1.0, "spm", seed, SENTINELS), text)
-    assert (before, after, between) == ("<PRE>", "<SUF>", "<MID>")
-    assert rest + suffix == text
-
-
-@given(TEXTS, st.integers(0, 9))
-def test_the_other_modes_begin_with_the_suffix(text: str, seed: int) -> None:
-    after, suffix, before, prefix, between, middle = parts_of(Fim(1.0, "spm_v1", seed, SENTINELS), text)
-    assert (before, after, between) == ("<PRE>", "<SUF>", "<MID>")
-    assert prefix + middle + suffix == text
-    assert parts_of(Fim(1.0, "codestral", seed, SENTINELS), text) == (after, suffix, before, prefix + middle)
+    made = {mode: parts_of(Fim(1.0, mode, seed, SENTINELS), text) for mode in get_args(FimMode)}
+    assert made == {
+        "psm": (before, prefix, after, suffix, between, middle),
+        "spm": (before, after, suffix, between, prefix + middle),
+        "spm_v1": (after, suffix, before, prefix, between, middle),
+        "codestral": (after, suffix, before, prefix + middle),
+    }
+    assert parts_of(Fim(1.0, "psm", seed, SENTINELS, "<EOT>"), text) == (*made["psm"], "<EOT>")
 
 
 @pytest.mark.parametrize("mode", get_args(FimMode))
@@ -49,16 +42,6 @@ def test_the_first_part_is_the_one_that_the_document_begins_with(mode: FimMode, 
     first = made.texts[made.first]
     assert text.startswith(first)
     assert bool(first) == bool(text)
-
-
-def test_the_end_comes_behind_the_middle() -> None:
-    assert parts_of(Fim(1.0, "psm", 1, SENTINELS, "<EOT>"), "one two three")[-2:] == ("one ", "<EOT>")
-
-
-@given(st.text(), st.integers(0, 9))
-def test_a_document_is_the_same_each_time(text: str, seed: int) -> None:
-    assert Fim(0.5, "psm", seed, SENTINELS)(text) == Fim(0.5, "psm", seed, SENTINELS)(text)
-    assert Fim(0.0, "psm", seed, SENTINELS)(text) is None
 
 
 def test_the_share_is_the_rate_and_another_seed_draws_others() -> None:
@@ -83,10 +66,6 @@ def test_known_sentinels_are_found_and_have_their_mode(known: Known) -> None:
     assert Fim(0.5, "spm").of(tokens).mode == "spm"
     if known.end is not None:
         assert Fim(0.5).of([*tokens, known.end]).end == known.end
-
-
-def test_other_sentinels_are_psm() -> None:
-    assert Fim(0.5, sentinels=("<a>", "<b>", "<c>")).of(["<a>", "<b>", "<c>"]).mode == "psm"
 
 
 def test_a_tokenizer_without_sentinels_is_refused() -> None:

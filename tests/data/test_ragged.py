@@ -53,11 +53,6 @@ def test_rows_by_index_and_in_a_loop(case: tuple[list[Any], int]) -> None:
             made[index]
 
 
-@given(either, st.slices(8))
-def test_slices(case: tuple[list[Any], int], cut: slice) -> None:
-    assert ragged(case)[cut].to_lists() == case[0][cut]
-
-
 @given(either, st.slices(8), lengths, st.data())
 def test_a_slice_is_as_good_as_rows_made_anew(
     case: tuple[list[Any], int], cut: slice, length: int, data: st.DataObject
@@ -65,21 +60,27 @@ def test_a_slice_is_as_good_as_rows_made_anew(
     """Slices are views: nothing that is done to one may reach beyond its borders."""
     rows, depth = case
     part, wanted = ragged(case)[cut], rows[cut]
+    assert part.to_lists() == wanted
     keep = data.draw(st.lists(st.booleans(), min_size=len(wanted), max_size=len(wanted)))
-    assert part.cut(0, np.minimum(part.lengths, length)).to_lists() == [row[:length] for row in wanted]
+    kept = np.minimum(part.lengths, length)
+    assert part.cut(0, kept).to_lists() == [row[:length] for row in wanted]
+    assert part.cut(part.lengths - kept, kept).to_lists() == [row[max(0, len(row) - length) :] for row in wanted]
     assert part.take(np.array(keep, bool)).to_lists() == [row for row, kept in zip(wanted, keep, strict=True) if kept]
+    index = data.draw(st.lists(st.integers(-len(wanted), len(wanted) - 1), max_size=10)) if wanted else []
+    assert part.take(np.array(index, np.int64)).to_lists() == [wanted[place] for place in index]
     assert part.sums().tolist() == [sum(flatten(row, depth)) for row in wanted]
     assert part.with_flat(-part.flat).flat.tolist() == [-value for row in wanted for value in flatten(row, depth)]
 
 
 @given(either, st.data())
-def test_take_by_mask_and_by_index(case: tuple[list[Any], int], data: st.DataObject) -> None:
-    rows, _ = case
-    keep = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
-    index = data.draw(st.lists(st.integers(-len(rows), len(rows) - 1), max_size=10)) if rows else []
-    made = ragged(case)
-    assert made.take(np.array(keep, bool)).to_lists() == [row for row, kept in zip(rows, keep, strict=True) if kept]
-    assert made.take(np.array(index, np.int64)).to_lists() == [rows[place] for place in index]
+def test_sums_of_marks_beside_values(case: tuple[list[Any], int], data: st.DataObject) -> None:
+    """Of narrow ones, too."""
+    depth, made = case[1], ragged(case)
+    marks = data.draw(st.lists(st.booleans(), min_size=len(made.flat), max_size=len(made.flat)))
+    counts = made.sums(np.array(marks, bool))
+    assert counts.dtype == np.int64
+    assert counts.tolist() == [sum(flatten(row, depth)) for row in made.with_flat(np.array(marks, bool)).to_lists()]
+    assert Ragged.from_lists([[1] * 300, [], [1]], np.uint8).sums().tolist() == [300, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float32"])
@@ -91,14 +92,6 @@ def test_take_keeps_values_of_any_dtype_and_shape(dtype: str) -> None:
         assert taken.flat.dtype == values.dtype
         wanted = [rows.flat[first:stop] for first, stop in ((2, len(values)), (0, 0), (0, 2), (2, len(values)))]
         np.testing.assert_array_equal(taken.flat, np.concatenate(wanted))
-
-
-@given(either, lengths)
-def test_the_first_and_the_last_values_of_every_row(case: tuple[list[Any], int], length: int) -> None:
-    rows, made = case[0], ragged(case)
-    kept = np.minimum(made.lengths, length)
-    assert made.cut(0, kept).to_lists() == [row[:length] for row in rows]
-    assert made.cut(made.lengths - kept, kept).to_lists() == [row[max(0, len(row) - length) :] for row in rows]
 
 
 parts_of = st.one_of(
@@ -115,45 +108,13 @@ def test_concat(case: tuple[list[list[Any]], int]) -> None:
     assert joined.depth == depth
 
 
-@given(either, st.data())
-def test_sums_of_values_and_of_marks_beside_them(case: tuple[list[Any], int], data: st.DataObject) -> None:
-    rows, depth = case
-    made = ragged(case)
-    assert made.sums().tolist() == [sum(flatten(row, depth)) for row in rows]
-    size = len(made.flat)
-    marks = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    counts = made.sums(np.array(marks, bool))
-    assert counts.dtype == np.int64
-    assert counts.tolist() == [sum(flatten(row, depth)) for row in made.with_flat(np.array(marks, bool)).to_lists()]
-
-
-def test_sums_of_narrow_values_do_not_wrap() -> None:
-    rows = Ragged.from_lists([[1] * 300, [], [1]], np.uint8)
-    assert rows.sums().tolist() == [300, 0, 1]
-
-
 def test_a_slice_copies_nothing() -> None:
     rows = Ragged.from_lists([[1, 2], [3]])
     assert np.shares_memory(rows[1:].flat, rows.flat)
 
 
-@pytest.mark.parametrize("offsets", [[], [1, 3], [0, 2], [0, 4]])
-def test_offsets_that_do_not_span_the_values_are_refused(offsets: list[int]) -> None:
-    with pytest.raises(ValueError, match="offsets must run from 0 to 3"):
-        Ragged(np.arange(3), np.array(offsets, np.int64))
-
-
 def test_offsets_count_beyond_32_bits() -> None:
     assert offsets_of(np.array([2**31 - 1] * 3, np.int32)).tolist() == [0, 2**31 - 1, 2**32 - 2, 3 * 2**31 - 3]
-
-
-def test_no_rows_of_either_depth() -> None:
-    for depth in (1, 2):
-        none = Ragged.from_lists([], np.int32, depth)
-        assert (len(none), none.depth, none.to_lists()) == (0, depth, [])
-        assert none[:].to_lists() == none.take(np.zeros(0, bool)).to_lists() == []
-        assert none.sums().tolist() == []
-        assert none.flat.dtype == np.int32
 
 
 @given(st.lists(st.integers(-3, 12), min_size=1, max_size=6), st.integers(0, 8), st.sampled_from([np.int64, np.uint64]))

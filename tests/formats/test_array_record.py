@@ -9,10 +9,9 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import Column
-from beam_prep.errors import ConfigError, FormatError
+from beam_prep.errors import ConfigError
 from beam_prep.formats import array_record
-from tests.formats.shards import ALL, SEQUENCE, joined, plain, random_rows, read_as, sft, write_as
+from tests.formats.shards import ALL, SEQUENCE, joined, plain, random_rows, read_as, write_as
 
 write, read = partial(write_as, "array_record"), partial(read_as, "array_record")
 
@@ -40,9 +39,6 @@ def test_grain_reads_the_records_of_all_shards_in_any_order(tmp_path: Path) -> N
         assert list(features["rewards"].float_list.value) == wanted["rewards"][index]
     shuffled = list(grain.MapDataset.source(source).shuffle(seed=3))
     assert sorted(shuffled) == sorted(source[index] for index in range(307))
-
-
-# The bytes.
 
 
 # Its reader.
@@ -77,11 +73,3 @@ def test_array_record_is_asked_for_before_anything_runs(tmp_path: Path, monkeypa
     with pytest.raises(ImportError, match=r"pip install 'beam-prep\[array_record\]'"):
         write(tmp_path, [SEQUENCE], [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_files_and_other_columns_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"shard_0000\.array_record: no such file"):
-        read(tmp_path, [SEQUENCE])
-    write(tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
-    with pytest.raises(FormatError, match=r"row 1 is damaged: not the tf.train.Example .*: no feature 'sequences'"):
-        read(tmp_path, [Column("sequences", "int32", 1, "ids")]).row(1)

@@ -1,13 +1,11 @@
 """`arrow`, read back by datasets and by pyarrow alone, and by its own reader."""
 
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -92,18 +90,6 @@ def test_features_are_as_declared(datasets: Any, tmp_path: Path) -> None:
     assert datasets.Dataset.from_file(name).features == rows.features
 
 
-def test_numpy_rows_have_the_values(datasets: Any, tmp_path: Path) -> None:
-    write(tmp_path, ALL, [random_rows(50)])
-    rows = datasets.load_from_disk(str(tmp_path)).with_format("numpy", dtype=None)
-    reader = read(tmp_path, ALL)
-    for index in range(50):
-        ours, theirs = reader.row(index), rows[index]
-        for name in ("sequence", "loss_mask", "rewards"):
-            np.testing.assert_array_equal(theirs[name], ours[name])
-        assert [list(item) for item in theirs["responses"]] == plain(ours)["responses"]
-    assert rows[:]["loss_mask"][0].dtype == bool
-
-
 def test_map_of_one_domain_never_gets_the_cache_of_another(datasets: Any, tmp_path: Path) -> None:
     """Both have the same columns, shards and file names, and shard 0 the same rows: all that its writer knows."""
     for domain, last in (("code", [[1]]), ("wiki", [[2]])):
@@ -118,102 +104,34 @@ def test_map_of_one_domain_never_gets_the_cache_of_another(datasets: Any, tmp_pa
         assert list(mixed.map(lambda row: {"same": row["sequence"]})["same"]) == wanted
 
 
-def receipt(domain: str, shard: int, split: str | None = None) -> ShardReceipt:
-    return ShardReceipt(domain, shard, 3, {}, {}, None, (), split=split)
-
-
-def describe(folder: Path, shards: Sequence[ShardReceipt]) -> list[str]:
-    """Writes what describes the shards; gives the names of the files."""
-    domains = {shard.domain: f"of_{shard.domain}" for shard in shards}
-    described = Arrow().described([SEQUENCE, MASK], domains, shards)
-    found = {name: json.loads(text) for name, text in described.items()}
-    for name, content in found.items():
-        (folder / name).write_text(json.dumps(content))
-    return list(found)
-
-
 def test_an_output_opens_as_a_dict_of_its_domains(datasets: Any, tmp_path: Path) -> None:
+    receipts = []
     for domain in ("web", "wiki-1"):
         write(tmp_path / f"of_{domain}", [SEQUENCE, MASK], [sft()])
-    assert describe(tmp_path, [receipt("web", 0), receipt("wiki-1", 0)]) == ["dataset_dict.json"]
-    domains = datasets.load_from_disk(str(tmp_path))
-    assert {name: list(rows["sequence"]) for name, rows in domains.items()} == {
-        "of_web": SEQUENCES,
-        "of_wiki-1": SEQUENCES,
-    }
-
-
-def test_an_output_with_splits_opens_as_a_dict_of_them(datasets: Any, tmp_path: Path) -> None:
-    shards = [receipt("a", 0, "train"), receipt("b", 0, "train"), receipt("b", 1, "train"), receipt("b", 0, "test")]
-    for place, (folder, shard, count) in enumerate([("train/of_a", 0, 1), ("train/of_b", 0, 2), ("train/of_b", 1, 2)]):
-        rows = Ragged.from_lists([[place]], "int32"), Ragged.from_lists([[True]], "bool")
-        write(
-            tmp_path / folder, [SEQUENCE, MASK], [dict(zip(("sequence", "loss_mask"), rows, strict=True))], shard, count
-        )
-    write(tmp_path / "test" / "of_b", [SEQUENCE, MASK], [sft()])
-    names = [f"{split}/{name}" for split in ("train", "test") for name in ("state.json", "dataset_info.json")]
-    assert describe(tmp_path, shards) == ["dataset_dict.json", *names]
-    splits = datasets.load_from_disk(str(tmp_path))
-    assert {name: list(rows["sequence"]) for name, rows in splits.items()} == {
-        "train": [[0], [1], [2]],
-        "test": SEQUENCES,
-    }
-    assert splits["train"].features == splits["test"].features
-    of_domain = datasets.load_from_disk(str(tmp_path / "train" / "of_b"))
-    assert list(of_domain["sequence"]) == [[1], [2]]
+        receipts.append(ShardReceipt(domain, 0, 3, {}, {}, None, ()))
+    domains = {each.domain: f"of_{each.domain}" for each in receipts}
+    ((name, text),) = Arrow().described([SEQUENCE, MASK], domains, receipts).items()
+    (tmp_path / name).write_bytes(text)
+    rows = {name: list(part["sequence"]) for name, part in datasets.load_from_disk(str(tmp_path)).items()}
+    assert rows == {"of_web": SEQUENCES, "of_wiki-1": SEQUENCES}
 
 
 def test_what_datasets_saves_has_the_same_files(datasets: Any, tmp_path: Path) -> None:
-    write(tmp_path / "ours", [SEQUENCE, RESPONSES], cut(some_of([SEQUENCE, RESPONSES]), [0, 5]))
+    columns = [SEQUENCE, RESPONSES]
+    write(tmp_path / "ours", columns, [{column.name: random_rows(5)[column.name] for column in columns}])
     rows = datasets.load_from_disk(str(tmp_path / "ours"))
     rows.save_to_disk(str(tmp_path / "theirs"))
     ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
     assert ours.keys() == theirs.keys()
     our_state, their_state = (json.loads(found["state.json"]) for found in (ours, theirs))
     assert our_state | {"_fingerprint": None} == their_state | {"_fingerprint": None}
-    assert json.loads(ours["dataset_info.json"]).keys() >= {"features"}
     name = "data-00000-of-00001.arrow"
     schemas = [pa.ipc.open_stream(found[name]).schema for found in (ours, theirs)]
     assert schemas[0] == schemas[1]
     assert [list(schema.metadata) for schema in schemas] == [[b"huggingface"]] * 2
 
 
-def some_of(columns: Sequence[Column]) -> dict[str, Ragged]:
-    rows = random_rows(5)
-    return {column.name: rows[column.name] for column in columns}
-
-
 # The bytes.
-
-
-def test_files_describe_the_domain_and_nothing_else(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, RESPONSES], [], 0, 2)
-    assert json.loads((tmp_path / "state.json").read_text()) == {
-        "_data_files": [{"filename": "data-00000-of-00002.arrow"}, {"filename": "data-00001-of-00002.arrow"}],
-        "_fingerprint": None,
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": None,
-    }
-    # The older form: datasets 2 and 3 know no "List".
-    features = {
-        "sequence": {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "Sequence"},
-        "responses": {
-            "feature": {"feature": {"dtype": "uint16", "_type": "Value"}, "_type": "Sequence"},
-            "_type": "Sequence",
-        },
-    }
-    assert json.loads((tmp_path / "dataset_info.json").read_text())["features"] == features
-    schema = pa.ipc.open_stream((tmp_path / "data-00000-of-00002.arrow").read_bytes()).schema
-    assert json.loads(schema.metadata[b"huggingface"]) == {"info": {"features": features}}
-
-
-def test_shards_but_the_first_are_one_file(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()], 12345, 200_000)
-    assert list(files(tmp_path)) == ["data-12345-of-200000.arrow"]
-    assert len(read(tmp_path, [SEQUENCE, MASK], 12345, 200_000)) == 3
 
 
 def test_the_stream_is_the_one_that_pyarrow_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +146,6 @@ def test_the_stream_is_the_one_that_pyarrow_writes(tmp_path: Path, monkeypatch: 
     assert [batch.num_rows for batch in batches] == [2, 2, 1]
     assert sink.getvalue() == found
     assert pa.Table.from_batches(batches).to_pydict() == joined([random_rows(5)])
-
-
-# Its reader.
 
 
 # What it refuses.

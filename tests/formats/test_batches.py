@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, arrow, batches, parquet
-from tests.formats.shards import ALL, MASK, SEQUENCE, cut, files, joined, random_rows, read_as, rows_in, sft, write_as
+from tests.formats.shards import ALL, SEQUENCE, cut, files, joined, random_rows, read_as, rows_in, write_as
 
 BOTH = pytest.mark.parametrize(
     ("name", "module", "unit"), [("arrow", arrow, "BATCH"), ("parquet", parquet, "GROUP")], ids=["arrow", "parquet"]
@@ -86,22 +84,6 @@ def test_what_is_not_written_yet_is_one_batch_at_most(
     for number in range(1, 6):
         writer.write({"sequence": Ragged.from_lengths(values, [*[100] * 100, 5, 200, 95])})
         assert sum(sizes) > number * values.nbytes - 4000 - 200
-
-
-@pytest.mark.parametrize("name", ["arrow", "parquet"])
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (Column("sequences", "int32", 1, "ids"), r"'sequences': found none, not list<"),
-        (Column("sequence", "int64", 1, "ids"), r"'sequence': found list<\w+: int32>, not list<\w+: int64>"),
-        (Column("sequence", "int32", 2, "ids"), r"not list<\w+: list<\w+: int32>>"),
-    ],
-)
-def test_other_columns_are_refused(tmp_path: Path, name: str, column: Column, message: str) -> None:
-    path = write_as(name, tmp_path, [SEQUENCE, MASK], [sft()])
-    with pytest.raises(FormatError, match=message) as raised:
-        read_as(name, tmp_path, [column])
-    assert str(path) in str(raised.value)
 
 
 def test_a_row_beyond_the_borders_of_arrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,6 @@
 """Rows that come back from the token cache: all of a block, or a slice."""
 
-from pathlib import Path
-from typing import Any
-
 import hypothesis.strategies as st
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -12,35 +8,16 @@ from hypothesis import given
 from beam_prep.errors import FormatError
 from beam_prep.formats.cached_block import ROWS, check_whole, encode_block, read_rows
 from beam_prep.shards.layout import store_as
-from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import to_labels
 from tests.tokens.batches import made_of, masked_rows
 
 
-def through_the_cache(batch: Batch) -> dict[str, list[Any]]:
-    """The rows of a batch as they come back."""
-    batch = store_as(batch, {})
-    receipt, files = encode_block(batch, batch.tokens, 100, "a block")
-    data = pa.BufferReader(b"".join(files[ROWS]))
-    rows, _ = read_rows(data, "a block", 0, 0, len(batch)) if receipt.domains else ({}, True)
-    return {name: found.to_lists() for name, found in rows.items()}
-
-
-@given(masked_rows(), st.booleans())
-def test_labels_come_back_from_the_cache(rows: tuple[list[list[int]], list[list[int]]], shift: bool) -> None:
-    ids, mask = rows
-    batch = to_labels(made_of(ids, mask), shift)
-    if len(batch):
-        wanted = {name: column.to_lists() for name, column in batch.columns.items()}
-        assert through_the_cache(batch) == wanted
-
-
-@given(masked_rows(), st.data())
+@given(masked_rows(), st.booleans(), st.data())
 def test_a_slice_of_a_blocks_rows_is_whole_only_from_its_first_to_its_last(
-    rows: tuple[list[list[int]], list[list[int]]], data: st.DataObject
+    rows: tuple[list[list[int]], list[list[int]]], shift: bool, data: st.DataObject
 ) -> None:
     ids, mask = rows
-    batch = to_labels(made_of(ids, mask), shift=False)
+    batch = to_labels(made_of(ids, mask), shift)
     start = data.draw(st.integers(0, len(batch)))
     stop = data.draw(st.integers(start, len(batch)))
     if len(batch):
@@ -52,31 +29,9 @@ def test_a_slice_of_a_blocks_rows_is_whole_only_from_its_first_to_its_last(
         assert are_all == (stop - start == len(batch))
 
 
-def in_a_file(batch: Batch, path: Path) -> bytes:
-    """The rows of a batch in a file; its content."""
+def test_a_block_that_is_changed_or_cut_anywhere_is_refused() -> None:
+    batch = store_as(made_of([[7, 8], [9]], [[1, 0], [1]]), {})
     content = b"".join(encode_block(batch, batch.tokens, 100, "a block")[1][ROWS])
-    path.write_bytes(content)
-    return content
-
-
-def test_rows_beside_damaged_ones_are_refused(tmp_path: Path) -> None:
-    batch = store_as(made_of([[row] * 100 for row in range(500)], [[1] * 100] * 500), {})
-    content = in_a_file(batch, tmp_path / "block")
-    damaged = bytearray(content)
-    damaged[content.index(np.full(100, 400, np.int32).tobytes())] ^= 1
-    (tmp_path / "other").write_bytes(damaged)
-    with pytest.raises(FormatError, match="not what was written"):
-        read_rows(pa.memory_map(str(tmp_path / "other")), "a block", 0, 0, 1)
-
-
-def test_another_blocks_rows_are_refused(tmp_path: Path) -> None:
-    in_a_file(store_as(made_of([[1]], [[1]]), {}), tmp_path / "block")
-    with pytest.raises(FormatError, match="end is damaged, or it is a copy of another file"):
-        read_rows(pa.memory_map(str(tmp_path / "block")), "another block", 0, 0, 1)
-
-
-def test_a_block_that_is_changed_or_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    content = in_a_file(store_as(made_of([[7, 8], [9]], [[1, 0], [1]]), {}), tmp_path / "block")
     changed = [content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :] for at in range(len(content))]
     for each in [*changed, *(content[:size] for size in range(len(content)))]:
         with pytest.raises(FormatError, match="damaged"):

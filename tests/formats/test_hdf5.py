@@ -12,18 +12,14 @@ import pytest
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import hdf5
 from tests.formats.shards import (
-    ALL,
     MASK,
     MASKS,
     RESPONSES,
     REWARDS,
     SEQUENCE,
     SEQUENCES,
-    cut,
     plain,
-    random_rows,
     read_as,
     sft,
     write_as,
@@ -80,18 +76,6 @@ def test_lists_of_lists_keep_both_borders_and_read_flat(tmp_path: Path) -> None:
     assert [plain(reader.row(index))["responses"] for index in range(4)] == rows
 
 
-def test_values_larger_than_a_piece_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait on disk."""
-    monkeypatch.setattr(hdf5, "PIECE", 100)
-    rows = random_rows(500)
-    path = write(tmp_path, ALL, cut(rows, [0, 1, 250, 500]))
-    assert foreign(path)["sequence"] == rows["sequence"].to_lists()
-    assert read(tmp_path, ALL).columns["responses"].to_lists() == rows["responses"].to_lists()
-
-
-# The bytes.
-
-
 # Its reader.
 
 
@@ -125,22 +109,6 @@ def test_a_column_with_the_name_of_a_group_is_refused(tmp_path: Path, name: str)
     with pytest.raises(ValueError, match=f"groups of its own named {name}: rename"):
         write(tmp_path, [SEQUENCE, Column(name, "int32", 1, "value")], [])
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (Column("sequences", "int32", 1, "ids"), "sequences: found dtype None, shape None, wanted a list of int32"),
-        (Column("sequence", "int64", 1, "ids"), r"sequence: found dtype int32, shape \(5,\), wanted a list of int64"),
-        (Column("sequence", "int32", 2, "ids"), "inner_offsets/sequence: found dtype None"),
-        (Column("offsets", "int64", 1, "value"), "offsets: found dtype None"),
-    ],
-)
-def test_other_columns_are_refused(tmp_path: Path, column: Column, message: str) -> None:
-    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
-    with pytest.raises(FormatError, match=message) as raised:
-        read(tmp_path, [column])
-    assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize(

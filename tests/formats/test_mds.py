@@ -3,7 +3,6 @@
 import json
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
@@ -102,28 +100,6 @@ def test_a_length_takes_as_many_bytes_as_it_needs(length: int, tmp_path: Path) -
     assert read(tmp_path, [SEQUENCE]).row(0)["sequence"].tolist() == values.tolist()
 
 
-@given(rows_of(DTYPES))
-def test_rows_come_back_whatever_they_are_and_however_they_came(
-    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[Column], dict[str, Ragged], Slices]
-) -> None:
-    columns, rows, slices = drawn
-    once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
-    path = write(once, columns, [rows])
-    assert path.read_bytes() == write(many, columns, slices).read_bytes()
-    found = foreign(path)[1]
-    reader = read(many, columns)
-    assert len(reader) == len(found) == len(rows["sequence"])
-    assert (reader.sizes() > 0).all()
-    for index, theirs in enumerate(found):
-        ours = reader.row(index)
-        assert ours["sequence"].dtype == rows["sequence"].flat.dtype
-        wanted: Any = {name: each[index] for name, each in rows.items()}
-        for row in (ours, wanted):
-            assert row["sequence"].tobytes() == theirs["sequence"].tobytes()
-            assert row["responses"].flat.tobytes() == theirs["responses"].tobytes()
-            assert row["responses"].lengths.tolist() == theirs["responses/lengths"].tolist()
-
-
 def test_a_shard_that_its_offsets_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     size = write(tmp_path, [SEQUENCE, MASK], [sft()]).stat().st_size
     monkeypatch.setattr(mds, "MAX_BYTES", size)
@@ -159,7 +135,6 @@ def put(place: int, value: bytes) -> Callable[[bytes], bytes]:
     [
         (lambda data: b"", "found 0 bytes, too few for the offsets of 0 rows"),
         (lambda data: data[:15], "found 15 bytes, too few for the offsets of 3 rows"),
-        (lambda data: data[:-1], "the offsets do not rise to the end of the file"),
         (put(4, b"\1"), "the offsets do not rise to the end of the file"),
         (put(8, b"\xff\xff"), "the offsets do not rise to the end of the file"),
         (put(20, b"["), "its description is not JSON"),
@@ -196,17 +171,15 @@ def test_a_damaged_row_is_named(place: int, value: bytes, message: str, tmp_path
     assert plain(reader.row(2)) == {"sequence": SEQUENCES[2], "loss_mask": MASKS[2]}
 
 
-@given(st.data())
-def test_a_changed_byte_gives_rows_or_an_error_of_ours(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+@given(rows_of(DTYPES))
+def test_others_find_the_rows_whatever_they_are(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[Column], dict[str, Ragged], Slices]
 ) -> None:
-    folder = tmp_path_factory.mktemp("damaged")
-    lists = Ragged.from_lists([[[1, 2], [3]], [], [[4]]], np.uint16, depth=2)
-    path = write(folder, [SEQUENCE, RESPONSES], [{"sequence": Ragged.from_lists(SEQUENCES), "responses": lists}])
-    content = bytearray(path.read_bytes())
-    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
-    with suppress(FormatError):
-        reader = read(folder, [SEQUENCE, RESPONSES])
-        for index in range(len(reader)):
-            reader.row(index)
+    columns, rows, _ = drawn
+    found = foreign(write(tmp_path_factory.mktemp("shard"), columns, [rows]))[1]
+    assert len(found) == len(rows["sequence"])
+    for index, theirs in enumerate(found):
+        row: Any = {name: each[index] for name, each in rows.items()}
+        assert row["sequence"].tobytes() == theirs["sequence"].tobytes()
+        assert row["responses"].flat.tobytes() == theirs["responses"].tobytes()
+        assert row["responses"].lengths.tolist() == theirs["responses/lengths"].tolist()

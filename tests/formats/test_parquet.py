@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,17 +28,6 @@ def two_shards(folder: Path) -> tuple[str, dict[str, list[Any]]]:
 # Others read it.
 
 
-def test_pandas_reads_a_folder(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    _, wanted = two_shards(tmp_path)
-    frame = pandas.read_parquet(tmp_path)
-    assert list(frame.columns) == [column.name for column in ALL]
-    for name, values in wanted.items():
-        found = [[item.tolist() if isinstance(item, np.ndarray) else item for item in row] for row in frame[name]]
-        assert found == values, name
-    assert (frame["sequence"][0].dtype, frame["loss_mask"][0].dtype) == (np.int32, bool)
-
-
 def test_duckdb_reads_a_folder(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     glob, wanted = two_shards(tmp_path)
@@ -55,13 +43,10 @@ def test_duckdb_reads_a_folder(tmp_path: Path) -> None:
     assert trained == (sum(map(sum, wanted["loss_mask"])),)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_datasets_loads_the_files(tmp_path: Path, streaming: bool) -> None:
+def test_datasets_loads_the_files(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     glob, wanted = two_shards(tmp_path / "out")
-    rows = datasets.load_dataset(
-        "parquet", data_files=glob, split="train", cache_dir=str(tmp_path / "cache"), streaming=streaming
-    )
+    rows = datasets.load_dataset("parquet", data_files=glob, split="train", cache_dir=str(tmp_path / "cache"))
     assert list(rows) == [{name: values[index] for name, values in wanted.items()} for index in range(1207)]
     for column in ALL:
         feature = rows.features[column.name]
@@ -69,6 +54,14 @@ def test_datasets_loads_the_files(tmp_path: Path, streaming: bool) -> None:
             assert type(feature) in (datasets.List, datasets.Sequence)
             feature = feature.feature
         assert feature == datasets.Value(column.dtype)
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1]])}])
+    reader = read(tmp_path, [SEQUENCE])
+    path.unlink()
+    with pytest.raises(FormatError, match=r"shard_0000\.parquet: row group 0 is damaged"):
+        reader.row(0)
 
 
 def test_grain_reads_a_file(tmp_path: Path) -> None:
@@ -111,20 +104,7 @@ def test_after_an_exception_nothing_more_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b""
 
 
-# Its reader.
-
-
 # What it refuses.
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"shard_0000\.parquet: no such file"):
-        read(tmp_path, [SEQUENCE])
-    path = write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1]])}])
-    reader = read(tmp_path, [SEQUENCE])
-    path.unlink()
-    with pytest.raises(FormatError, match=r"shard_0000\.parquet: row group 0 is damaged"):
-        reader.row(0)
 
 
 def test_nulls_are_refused(tmp_path: Path) -> None:

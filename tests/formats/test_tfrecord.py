@@ -22,7 +22,6 @@ from beam_prep.formats.example import encode_examples
 from beam_prep.formats.tfrecord import decode_example, features
 from tests.formats.shards import (
     MASK,
-    MASKS,
     REWARDS,
     SEQUENCE,
     SEQUENCES,
@@ -70,24 +69,6 @@ def parsed(tf: Any, path: Path, columns: Sequence[Column]) -> dict[str, Any]:
     rows = tf.data.TFRecordDataset(str(path)).batch(1000).map(lambda batch: tf.io.parse_example(batch, spec))
     (batch,) = list(rows)
     return {key: value.to_list() for key, value in batch.items()}
-
-
-def test_tensorflow_parses_ids_and_mask(tf: Any, tmp_path: Path) -> None:
-    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
-    assert path.name == "shard_0000.tfrecord"
-    assert parsed(tf, path, [SEQUENCE, MASK]) == {"sequence": SEQUENCES, "loss_mask": [[0, 1, 1], [], [1, 0]]}
-
-
-def test_tensorflow_parses_lists_of_lists_and_floats(tf: Any, tmp_path: Path) -> None:
-    responses: list[list[list[int]]] = [[[1, 2], [], [300]], [], [[]], [[70000]]]
-    rewards = [[0.5, -1.0, 3.0], [], [float("inf")], [0.0]]
-    rows = {"responses": Ragged.from_lists(responses, depth=2), "rewards": Ragged.from_lists(rewards, np.float32)}
-    path = write(tmp_path, [RESPONSES, REWARDS], [rows])
-    assert parsed(tf, path, [RESPONSES, REWARDS]) == {
-        "responses": responses,
-        "responses/lengths": [[2, 0, 1], [], [0], [1]],
-        "rewards": rewards,
-    }
 
 
 def test_features_describe_every_key() -> None:
@@ -204,11 +185,6 @@ def test_crcs_and_lengths_are_those_of_the_format(tf: Any, tmp_path: Path) -> No
     assert path.read_bytes() == foreign.read_bytes()
 
 
-def test_several_shards_are_numbered(tmp_path: Path) -> None:
-    assert write(tmp_path, [SEQUENCE, MASK], [sft()], 12345, 20000).name == "shard_12345.tfrecord"
-    assert len(read(tmp_path, [SEQUENCE, MASK], 12345)) == 3
-
-
 def test_float64_is_rounded_to_float32(tmp_path: Path) -> None:
     column = Column("v", "float64", 1, "value")
     write(tmp_path, [column], [{"v": Ragged.from_lists([[0.1, 1e300, -1e300]], np.float64)}])
@@ -234,21 +210,6 @@ def test_a_slow_crc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ImportError, match="pip install"):
         write(tmp_path, [SEQUENCE], [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_flipped_byte_anywhere_names_file_and_record(tmp_path: Path) -> None:
-    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
-    whole = path.read_bytes()
-    first = len(payloads(whole)[0]) + 16
-    second = first + len(payloads(whole)[1]) + 16
-    for at in range(first, second):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        reader = read(tmp_path, [SEQUENCE, MASK])
-        with pytest.raises(FormatError, match=r"shard_0000\.tfrecord: row 1 is damaged"):
-            reader.row(1)
-        if at >= first + 12:
-            assert plain(reader.row(2)) == {"sequence": SEQUENCES[2], "loss_mask": MASKS[2]}
-        path.write_bytes(whole)
 
 
 def test_a_file_cut_anywhere_names_file_and_record(tmp_path: Path) -> None:
@@ -292,19 +253,11 @@ DAMAGED = r"not the tf\.train\.Example of a row: ."
 (GOOD,) = encode_examples([SEQUENCE], {"sequence": Ragged.from_lists([[300, 2]])})
 
 
-@pytest.mark.parametrize("given", [bytes(GOOD), bytearray(GOOD), memoryview(GOOD), np.frombuffer(GOOD, np.uint8)])
-def test_payloads_may_be_any_bytes(given: Any) -> None:
-    assert plain(decode_example(given, [SEQUENCE])) == {"sequence": [300, 2]}
-
-
 @pytest.mark.parametrize(
     ("payload", "column", "message"),
     [
         (b"", SEQUENCE, "no feature 'sequence'"),
-        (b"\x0a", SEQUENCE, DAMAGED),
         (GOOD[:-1], SEQUENCE, DAMAGED),
-        (b"\x0f", SEQUENCE, DAMAGED),
-        (b"\xff" * 20, SEQUENCE, DAMAGED),
         (GOOD[:-1] + b"\xff", SEQUENCE, DAMAGED),
         (GOOD, Column("sequence", "float32", 1, "value"), "feature 'sequence' is no list of float32"),
         (GOOD, Column("sequence", "uint8", 1, "value"), "column 'sequence': 300 does not fit uint8"),
@@ -347,3 +300,17 @@ def test_varints_are_those_of_a_loop(values: list[int]) -> None:
         wanted.append(bytes([*part, rest]))
     assert body == b"".join(wanted)
     assert sizes.tolist() == list(map(len, wanted))
+
+
+def test_tensorflow_parses_every_kind_of_column(tf: Any, tmp_path: Path) -> None:
+    responses: list[list[list[int]]] = [[[1, 2], [], [300]], [], [[70000]]]
+    rewards = [[0.5, -1.0, 3.0], [], [float("inf")]]
+    lists = {"responses": Ragged.from_lists(responses, depth=2), "rewards": Ragged.from_lists(rewards, np.float32)}
+    columns = [SEQUENCE, MASK, RESPONSES, REWARDS]
+    assert parsed(tf, write(tmp_path, columns, [sft() | lists]), columns) == {
+        "sequence": SEQUENCES,
+        "loss_mask": [[0, 1, 1], [], [1, 0]],
+        "responses": responses,
+        "responses/lengths": [[2, 0, 1], [], [1]],
+        "rewards": rewards,
+    }

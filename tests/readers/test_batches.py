@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config.values import FORMAT_NAMES
-from beam_prep.data.schema import Column
 from beam_prep.readers import shards
 from tests.readers.conftest import IDS, MASK, documents
 
@@ -76,16 +75,8 @@ def test_what_is_no_list_of_rows_is_an_index_error(dataset: bp.Dataset) -> None:
         dataset.__getitems__([12])
 
 
-def test_lists_of_lists_come_in_batches(output: Callable[..., Path]) -> None:
-    column = Column("responses", "int32", 2, "ids")
-    rows = [{"responses": [[1, 2], [], [3]]}, {"responses": []}, {"responses": [[4]]}]
-    dataset = bp.open(output([column], {"a": [rows[:2], rows[2:]]}))
-    batch = dataset[[2, 0, 1, 2]]["responses"]
-    assert batch.to_lists() == [[[4]], [[1, 2], [], [3]], [], [[4]]]
-    assert batch.depth == 2
-
-
-def test_a_batch_of_more_rows_than_are_gathered_at_once(dataset: bp.Dataset) -> None:
+def test_a_batch_of_more_rows_than_are_gathered_at_once(output: Callable[..., Path]) -> None:
+    dataset = bp.open(output([IDS], {"a": in_shards(documents(LENGTHS), [8, 4])}))
     indices = np.random.default_rng(0).integers(0, 12, 9_000)
     batch = dataset[indices]["input_ids"]
     assert batch.lengths.tolist() == [LENGTHS[index] for index in indices]
@@ -98,7 +89,7 @@ def maps_of(folder: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux only")
-@pytest.mark.parametrize("formats", FORMAT_NAMES)
+@pytest.mark.parametrize("formats", ["bin", "h5", "array_record"])
 def test_more_shards_than_a_process_may_map(
     formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,27 +127,6 @@ def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytes
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-class OfAUser:
-    """A reader whose `columns` are not those of ours."""
-
-    columns = ("input_ids",)
-
-    def __len__(self) -> int:
-        return 2
-
-    def row(self, index: int) -> Any:
-        return {"input_ids": np.arange(3 * index + 1)}
-
-    def sizes(self) -> Any:
-        return np.array([1, 4])
-
-
-def test_a_format_of_a_user_may_have_columns_of_any_kind() -> None:
-    opened = shards.OpenShard(OfAUser(), 10, [Column("input_ids", "int64", 1, "ids")])
-    assert opened.row(11)["input_ids"].tolist() == [0, 1, 2, 3]
-    assert opened.lengths("input_ids").tolist() == [1, 4]
 
 
 def test_lengths_are_those_of_the_rows(dataset: bp.Dataset) -> None:

@@ -107,18 +107,6 @@ def test_a_row_is_not_changed_by_its_batch() -> None:
     assert rows[0]["labels"].tolist() == [2, 3, 4, 5]
 
 
-def test_preference_pairs_have_a_mask_each() -> None:
-    rows = [
-        {"chosen": [1, 2, 3], "chosen_mask": [0, 0, 1], "rejected": [1], "rejected_mask": [1]},
-        {"chosen": [4], "chosen_mask": [1], "rejected": [5, 6], "rejected_mask": [0, 1]},
-    ]
-    batch = bp.collate(SIDES, pad_id=9)(rows_of(SIDES, rows))
-    assert batch["chosen"].tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert batch["rejected"].tolist() == [[1, 9], [5, 6]]
-    assert batch["chosen_attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert batch["rejected_attention_mask"].tolist() == [[1, 0], [1, 1]]
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_lists_of_lists_are_padded_in_both_directions(side: Any) -> None:
     rows = [

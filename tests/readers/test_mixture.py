@@ -65,13 +65,6 @@ def test_all_rows_of_a_part_come_before_any_comes_again(dataset: Dataset, seed: 
             assert turns[0] != turns[1]
 
 
-def test_an_epoch_by_size_has_every_row_once(dataset: Dataset) -> None:
-    mixed = dataset.mixture(SIZES)
-    assert sorted(firsts(mixed)) == sorted(firsts(dataset))
-    assert firsts(mixed) != firsts(dataset)
-    assert set(mixed.epochs.values()) == {1.0}
-
-
 @given(STOPS, st.integers(0, 3), st.integers(0, 2))
 def test_no_sample_is_seen_twice_and_none_is_lost(
     dataset: Dataset, stops: list[tuple[int, int]], seed: int, epoch: int

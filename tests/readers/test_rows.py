@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
 from beam_prep.readers.dataset import Dataset
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
@@ -138,14 +137,3 @@ def test_no_row_is_a_view_of_another(both: tuple[Dataset, Dataset]) -> None:
         first, again = dataset.__getitems__([0, 0])
         first["input_ids"][:] = -1
         assert exact(again) == exact(dataset[0]) == exact(next(iter(dataset))) == before
-
-
-@pytest.mark.parametrize("name", ["input_ids.bin", "meta.json"])
-def test_a_damaged_shard_is_named_when_its_rows_are_asked_for(tmp_path: Path, name: str) -> None:
-    output = write(tmp_path / "out", [IDS], {"a": [documents([2, 2]), documents([3], first=4)]})
-    (damaged := output / "a" / "shard_0001" / name).write_bytes(b"[0")
-    dataset = bp.open(output)
-    assert [row["input_ids"].tolist() for row in dataset.__getitems__([1, 0])] == [[2, 3], [0, 1]]
-    for read in (lambda: dataset[2], lambda: dataset.__getitems__([0, 2]), lambda: list(dataset)):
-        with pytest.raises(FormatError, match=str(damaged)):
-            read()

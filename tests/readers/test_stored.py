@@ -1,7 +1,6 @@
 """`bp.open` of an output in a store: what is fetched when, checked, kept and removed."""
 
 import json
-import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
@@ -84,14 +83,6 @@ def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
     assert ids(pickle.loads(pickle.dumps(dataset[1:]))) == ids(dataset[1:])
 
 
-def test_some_domains_are_opened(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
-    folder = output([IDS, MASK], PARTS)
-    upload(folder, objects)
-    dataset = bp.open(URL, domains=["b"], cache=tmp_path / "cache")
-    assert ids(dataset) == ids(bp.open(folder).domain("b"))
-    assert not any(name.startswith("a/") for name in objects.read)
-
-
 def test_of_a_split_only_its_shards_are_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
     train, test = documents([5, 6]), documents([3], first=100)
     folder = output([IDS, MASK], {"train/a": [train, train], "train/b": [train], "test/a": [test]})
@@ -136,14 +127,6 @@ def test_a_damaged_object_is_named_with_its_sha256(
         dataset[4]
     objects.put(path, sound, ANY, None)
     assert len(dataset[4]["input_ids"]) == 9
-
-
-def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
-    upload(output([IDS, MASK], PARTS), objects)
-    wanted = ids(bp.open(URL, cache=tmp_path / "cache"))
-    for path in (tmp_path / "cache").glob("*-*/**/*.bin"):
-        path.write_bytes(path.read_bytes()[:-1])
-    assert ids(bp.open(URL, cache=tmp_path / "cache")) == wanted
 
 
 def size_of(cache: Path) -> int:
@@ -217,22 +200,6 @@ def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
     objects.put(f"{URL}.failed/failure.json", b"{}", ANY, None)
     with pytest.raises(FormatError, match=f"its run failed: the reason is in {URL}.failed/failure.json"):
         bp.open(f"{URL}/", cache=tmp_path)
-
-
-def _read(dataset: bp.Dataset) -> list[list[int]]:
-    return ids(dataset)
-
-
-def test_processes_share_a_cache(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
-    """Forked ones, as the store lies in this process's memory."""
-    folder = output([IDS, MASK], PARTS)
-    upload(folder, objects)
-    dataset = bp.open(URL, cache=tmp_path / "cache")
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        assert pool.map(_read, [dataset] * 6) == [ids(bp.open(folder))] * 6
-    objects.read.clear()
-    assert ids(dataset) == ids(bp.open(folder))
-    assert objects.read == []
 
 
 @pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "a/../../stolen", "elsewhere"])

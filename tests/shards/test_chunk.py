@@ -95,9 +95,3 @@ def test_without_masks_what_is_repeated_is_trained_again() -> None:
 def test_sizes_that_make_no_sense_are_refused(size: int, stride: int) -> None:
     with pytest.raises(ValueError, match="wanted"):
         Chunking(size, stride)
-
-
-def test_lists_cannot_be_cut_into_chunks() -> None:
-    lists = Column("responses", "int32", 2, "ids")
-    with pytest.raises(ValueError, match="rows of lists or values cannot be cut into chunks"):
-        Layout(chunking=Chunking(4)).columns([lists])

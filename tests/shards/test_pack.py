@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import beam_prep as bp
-from beam_prep.config import PipelineConfig
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Strategy
-from beam_prep.pipeline import Pipeline
-from beam_prep.shards.pack import STRATEGIES, PackPlan, PackStats, pack_columns, plan_packs
+from beam_prep.shards.pack import PackPlan, PackStats, pack_columns, plan_packs
 from tests.conftest import shared
 
 NAMES = get_args(Strategy)
@@ -66,7 +63,7 @@ def plain_pieces(tokens: list[tuple[int, int]]) -> list[Piece]:
     return [(row, found[0], found[-1] + 1) for row, found in places.items()]
 
 
-def plain_best_fit(pieces: list[Piece], capacity: int, oldest: bool = False) -> list[list[Piece]]:
+def plain_best_fit(pieces: list[Piece], capacity: int) -> list[list[Piece]]:
     packs: list[list[Piece]] = []
     room: list[int] = []
     touched: list[int] = []
@@ -78,7 +75,7 @@ def plain_best_fit(pieces: list[Piece], capacity: int, oldest: bool = False) -> 
             room.append(capacity)
             touched.append(time)
             fits = [len(packs) - 1]
-        best = min(fits, key=lambda pack: (room[pack], pack if oldest else touched[pack]))
+        best = min(fits, key=lambda pack: (room[pack], touched[pack]))
         packs[best].append(piece)
         room[best] -= size
         touched[best] = time
@@ -92,75 +89,42 @@ lengths_of_groups = st.one_of(
 capacities = st.one_of(st.integers(1, 20), st.integers(1, 400))
 
 
-def test_a_config_knows_every_strategy() -> None:
-    assert set(STRATEGIES) == set(NAMES)
-
-
 class TestPlan:
     @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_equals_a_plain_packer(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         assert packs_of(plan_packs(np.array(lengths), strategy, capacity)) == plain(lengths, strategy, capacity)
 
     @pytest.mark.parametrize("strategy", NAMES)
-    @pytest.mark.parametrize("capacity", [64, 1000, 2048])
-    def test_equals_a_plain_packer_on_whole_groups(self, strategy: Strategy, capacity: int) -> None:
+    def test_equals_a_plain_packer_on_whole_groups(self, strategy: Strategy) -> None:
         lengths = np.random.default_rng(1).lognormal(5, 1, 1500).astype(int)
-        assert packs_of(plan_packs(lengths, strategy, capacity)) == plain(lengths.tolist(), strategy, capacity)
+        assert packs_of(plan_packs(lengths, strategy, 1000)) == plain(lengths.tolist(), strategy, 1000)
 
     @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
-    def test_no_token_is_lost_but_those_counted(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
+    def test_what_is_cut_and_split_is_counted(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         plan = plan_packs(np.array(lengths), strategy, capacity)
-        found = [(row, place) for pack in packs_of(plan) for row, a, b in pack for place in range(a, b)]
-        assert len(found) == len(set(found))
+        packs = packs_of(plan)
         limit = capacity if strategy in ("simple", "bfd") else max(lengths, default=0)
-        wanted = [(row, place) for row, length in enumerate(lengths) for place in range(min(length, limit))]
-        assert sorted(found) == wanted
-        stats = plan.stats
-        assert stats.tokens == len(found)
-        assert stats.tokens_cut == sum(lengths) - len(found)
-        assert stats.rows_cut == sum(length > limit for length in lengths)
-        assert stats.rows_empty == lengths.count(0)
-        packs_with = Counter(row for pack in packs_of(plan) for row in {piece[0] for piece in pack})
-        assert stats.rows_split == sum(packs > 1 for packs in packs_with.values())
-        assert (stats.rows, stats.packs) == (len(lengths), len(plan))
+        tokens = sum(min(length, limit) for length in lengths)
+        packs_with = Counter(row for pack in packs for row in {piece[0] for piece in pack})
+        assert plan.stats == PackStats(
+            rows=len(lengths),
+            rows_empty=lengths.count(0),
+            rows_cut=sum(length > limit for length in lengths),
+            rows_split=sum(count > 1 for count in packs_with.values()),
+            packs=len(packs),
+            tokens=tokens,
+            tokens_cut=sum(lengths) - tokens,
+        )
 
-    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
-    def test_capacity_is_never_exceeded_and_nothing_is_empty(
-        self, lengths: list[int], strategy: Strategy, capacity: int
-    ) -> None:
-        for pack in packs_of(plan_packs(np.array(lengths), strategy, capacity)):
-            sizes = [stop - start for _, start, stop in pack]
-            assert sizes
-            assert min(sizes) > 0
-            assert sum(sizes) <= capacity
-
-    def test_of_packs_with_equal_room_the_first_to_come_to_it_is_taken(self) -> None:
-        lengths = [6, 4, 4, 2, 1]  # 2 goes to the first pack, which then has the room that the second had before
-        pieces = [(row, 0, length) for row, length in enumerate(lengths)]
-        wanted = [[(0, 0, 6), (3, 0, 2)], [(1, 0, 4), (2, 0, 4), (4, 0, 1)]]
-        assert packs_of(plan_packs(np.array(lengths), "bfd", 9)) == wanted
-        assert plain_best_fit(pieces, 9, oldest=True) != wanted
-
-    def test_bfd_sorts_by_length_as_rows_come(self) -> None:
-        lengths = np.array([8, 30, 9])
-        assert plan_packs(lengths, "bfd", 8).piece_row.tolist() == [1, 2, 0]
-        assert plan_packs(np.minimum(lengths, 8), "bfd", 8).piece_row.tolist() == [0, 1, 2]
-
-    @pytest.mark.parametrize("strategy", NAMES)
-    @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-    def test_without_tokens_there_are_no_packs(self, strategy: Strategy, lengths: list[int]) -> None:
-        plan = plan_packs(np.array(lengths), strategy, 8)
-        assert len(plan) == 0
-        assert plan.stats == PackStats(rows=len(lengths), rows_empty=len(lengths))
-        packed = pack_columns({"ids": rows_of(lengths)}, plan, "doc_reset")
+    def test_without_tokens_there_are_no_packs(self) -> None:
+        plan = plan_packs(np.array([0, 0, 0]), "bfd", 8)
+        packed = pack_columns({"ids": rows_of([0, 0, 0])}, plan, "doc_reset")
         assert {name: len(rows) for name, rows in packed.items()} == {"ids": 0, "seq_lens": 0, "position_ids": 0}
 
-    @pytest.mark.parametrize("strategy", NAMES)
-    def test_a_huge_capacity_costs_nothing(self, strategy: Strategy) -> None:
-        plan = plan_packs(np.full(2000, 3), strategy, 2**31 - 1)
-        assert len(plan) == (2000 if strategy == "simple" else 1)
+    def test_a_huge_capacity_costs_nothing(self) -> None:
+        assert len(plan_packs(np.full(2000, 3), "bfd", 2**31 - 1)) == 1
 
-    @pytest.mark.parametrize("capacity", [0, -1, 2**31])
+    @pytest.mark.parametrize("capacity", [0, 2**31])
     def test_capacities_that_are_none(self, capacity: int) -> None:
         with pytest.raises(ValueError, match=f"capacity is {capacity}"):
             plan_packs(np.array([1]), "bfd", capacity)
@@ -181,8 +145,9 @@ class TestColumns:
     def test_documents_are_never_mixed(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         row = np.repeat(np.arange(len(lengths)), lengths)
         place = rows_of([1] * sum(lengths)).flat - np.repeat(rows_of(lengths).offsets[:-1], lengths)
-        columns = {"row": rows_of(lengths).with_flat(row), "place": rows_of(lengths).with_flat(place)}
+        columns = {"row": rows_of(lengths).with_flat(row), "place": rows_of(lengths).with_flat(place.astype(np.uint16))}
         packed = pack_columns(columns, plan_packs(np.array(lengths), strategy, capacity), "doc_reset")
+        assert packed["place"].flat.dtype == np.uint16
         for pack in range(len(packed["row"])):
             at = 0
             documents = []
@@ -190,27 +155,12 @@ class TestColumns:
                 piece = slice(at, at + length)
                 rows, places = array(packed["row"], pack)[piece], array(packed["place"], pack)[piece]
                 assert len(set(rows.tolist())) == 1
-                assert (np.diff(places) == 1).all()
+                assert (np.diff(places.astype(int)) == 1).all()
                 assert array(packed["position_ids"], pack)[piece].tolist() == list(range(length))
                 documents.append(int(rows[0]))
                 at += length
             assert at == len(packed["row"][pack])
             assert len(documents) == len(set(documents))
-
-    @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
-    def test_columns_stay_with_each_other(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
-        ids = rows_of(lengths)
-        mask = ids.with_flat((ids.flat % 3 == 0).astype(np.uint8))
-        packed = pack_columns({"ids": ids, "mask": mask}, plan_packs(np.array(lengths), strategy, capacity))
-        assert list(packed) == ["ids", "mask", "seq_lens"]
-        assert packed["mask"].flat.dtype == np.uint8
-        assert packed["mask"].flat.tolist() == (packed["ids"].flat % 3 == 0).tolist()
-        assert packed["mask"].lengths.tolist() == packed["ids"].lengths.tolist()
-
-    def test_an_example(self) -> None:
-        plan = plan_packs(np.array([3, 0, 5, 2]), "bfd", 6)
-        packed = {name: rows.to_lists() for name, rows in pack_columns({"ids": rows_of([3, 0, 5, 2])}, plan).items()}
-        assert packed == {"ids": [[3, 4, 5, 6, 7], [0, 1, 2, 8, 9]], "seq_lens": [[5], [3, 2]]}
 
     def test_positions(self) -> None:
         plan = plan_packs(np.array([3, 5, 2]), "bfd", 6)
@@ -220,10 +170,6 @@ class TestColumns:
         continuous = pack_columns({}, plan, "continuous")
         assert continuous["position_ids"].to_lists() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
         assert list(pack_columns({}, plan)) == ["seq_lens"]
-
-    def test_positions_begin_at_0_in_the_second_piece_of_a_row(self) -> None:
-        packed = pack_columns({}, plan_packs(np.array([5]), "bfd_split", 3), "doc_reset")
-        assert packed["position_ids"].to_lists() == [[0, 1, 2], [0, 1]]
 
     def test_rows_of_a_slice(self) -> None:
         rows = rows_of([4, 3, 5, 2])[1:3]
@@ -313,63 +259,3 @@ def test_equals_trl_on_its_own_rows(case: str, run: str) -> None:
         row["seq_lengths"] = found["seq_lens"][index]
         assert {name: row[name] for name in want} == want
         assert row["labels"] == want.get("labels", row["input_ids"])
-
-
-@pytest.fixture(scope="module")
-def sections_rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Ragged]]:
-    """The rows of a case before packing."""
-
-    def _rows(case: str) -> dict[str, Ragged]:
-        folder = shared("goldens", "sections", case)
-        config = json.loads((folder / "config.json").read_text())
-        del config["output"]
-        config["preprocessing"] = {"max_seq_len": config["preprocessing"]["max_seq_len"], "rows_without_loss": "keep"}
-        output = tmp_path_factory.mktemp(case) / "out"
-        Pipeline(
-            PipelineConfig.from_dict(config),
-            [str(folder / "input.jsonl")],
-            output_dir=output,
-            tokenizer_path=shared("tokenizers", "mm_chatml"),
-        ).run(["--runner=FnApiRunner"])
-        dataset = bp.open(output)
-        rows = [dataset[index] for index in range(len(dataset))]
-        assert [len(row["sequence"]) for row in rows] == [
-            record["len"]["sequence"] for record in lines(folder / "records_later.jsonl")
-        ]
-        return {name: Ragged.from_lists([row[name].tolist() for row in rows]) for name in ("sequence", "loss_mask")}
-
-    return _rows
-
-
-def wanted_sections(case: str) -> dict[str, list[int]]:
-    folder = shared("goldens", "sections", case, "expected_later", "__default__", "shard_0000")
-    meta = json.loads((folder / "meta.json").read_text())
-    return {name: np.fromfile(folder / f"{name}.bin", entry["dtype"]).tolist() for name, entry in meta.items()}
-
-
-def test_bfd_equals_the_reference(sections_rows: Callable[[str], dict[str, Ragged]]) -> None:
-    columns = sections_rows("31_head_bfd")
-    plan = plan_packs(columns["sequence"].lengths, "bfd", 512)
-    packed = pack_columns(columns, plan, "doc_reset")
-    assert plan.stats.rows_cut == 17
-    for name, values in wanted_sections("31_head_bfd").items():
-        assert packed[name].flat.tolist() == values, name
-    # Cut before it comes, as TRL has it, a long row has no place in front of others.
-    cut = {name: column.cut(0, np.minimum(column.lengths, 512)) for name, column in columns.items()}
-    other = pack_columns(cut, plan_packs(cut["sequence"].lengths, "bfd", 512))
-    assert other["sequence"].flat.tolist() != packed["sequence"].flat.tolist()
-
-
-def test_bfd_split_equals_the_reference_but_for_positions(
-    sections_rows: Callable[[str], dict[str, Ragged]],
-) -> None:
-    columns = sections_rows("32_head_bfd_split")
-    plan = plan_packs(columns["sequence"].lengths, "bfd_split", 256)
-    packed = pack_columns(columns, plan, "doc_reset")
-    wanted = wanted_sections("32_head_bfd_split")
-    assert packed["sequence"].flat.tolist() == wanted["sequence"]
-    assert packed["loss_mask"].flat.tolist() == wanted["loss_mask"]
-    # Its positions run on from piece to piece of a row; a reader that cuts at 0 would join such a piece to another row.
-    run_on = packed["position_ids"].flat + np.repeat(plan.piece_start, plan.piece_lengths)
-    assert run_on.tolist() == wanted["position_ids"]
-    assert plan.stats.rows_split == 24

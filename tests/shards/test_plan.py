@@ -299,25 +299,6 @@ def test_the_plan_is_what_a_sequential_program_does(
     assert (plan.blocks, plan.reused) == (len(made.receipts), 0)
 
 
-@given(inputs(), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)), st.data())
-def test_the_plan_does_not_depend_on_where_blocks_begin(
-    files: list[list[list[Line]]], max_tokens: int, max_items: int | None, data: st.DataObject
-) -> None:
-    """The same lines in other blocks: shards of the same records, though the blocks that hold them differ."""
-    again = []
-    for blocks in files:
-        lines = [line for block in blocks for line in block]
-        cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(lines) - 1)), max_size=4))) if len(lines) > 1 else []
-        again.append([lines[a:b] for a, b in zip([0, *cuts], [*cuts, len(lines)], strict=True)])
-    one, other = (cached(each).plan(max_tokens, max_items) for each in (files, again))
-    sizes = [
-        [(s.domain, s.shard, s.shards, sum(p.stop - p.start for p in s.slices)) for s in plan.shards]
-        for plan in (one, other)
-    ]
-    assert sizes[0] == sizes[1]
-    assert (one.ledger, one.counters, one.domains) == (other.ledger, other.counters, other.domains)
-
-
 def test_reused_blocks_are_counted() -> None:
     assert cached(ONE_DOMAIN, lambda name: name == "block-0").plan(10).reused == 2
 
@@ -337,19 +318,6 @@ def test_borders_are_fetched_many_at_a_time() -> None:
     made = cached([[[Line("kept", "a", size)] for size in range(1000, 1400)]])
     assert len([*made.plan(1000).shards]) == 400
     assert len(made.fetched) <= 400 / 10
-
-
-@pytest.mark.long
-def test_where_borders_will_lie_is_guessed_from_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each flush takes some tokens more than it must: 32 flushes later, that is two blocks here."""
-    sizes = np.random.default_rng(7).integers(1, 200, 20_000).tolist()
-    lines = [Line("kept", "a", size) for size in sizes]
-    made = cached([[lines[first : first + 10] for first in range(0, len(lines), 10)]])
-    monkeypatch.setattr(slices, "PREFETCH", 32)
-    shards = len([*made.plan(5000).shards])
-    assert shards > 350
-    assert len(made.fetched) <= shards / 10
-    assert sum(map(len, made.fetched)) <= 2 * shards
 
 
 def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,15 +343,7 @@ def three_files() -> Made:
     return cached([lines, lines[::-1], [[]]])
 
 
-@pytest.mark.parametrize("lost", [[0], [1], [2], [3], [4], [5], [0, 1, 2], [3, 4, 5], [1, 2]])
-def test_a_block_that_is_missing_is_noticed(lost: list[int]) -> None:
-    made = three_files()
-    made.receipts = [receipt for place, receipt in enumerate(made.receipts) if place not in lost]
-    with pytest.raises(EngineError, match="the runner lost or doubled a block, run again"):
-        made.plan(10)
-
-
-@pytest.mark.parametrize("twice", range(7))
+@pytest.mark.parametrize("twice", [0, 3, 6])
 def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
     made = three_files()
     made.receipts.insert(3, made.receipts[twice])
@@ -398,9 +358,11 @@ def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
         ([1], "after byte 10 of in/0.jsonl the next block begins at byte 30"),
         ([2], "the blocks after byte 30 of in/0.jsonl are missing"),
         ([3, 4, 5], "all blocks of input file 2 are missing"),
+        ([5], "the runner lost or doubled a block, run again"),
+        ([0, 1, 2], "the runner lost or doubled a block, run again"),
     ],
 )
-def test_the_message_tells_which_block_is_missing(lost: list[int], message: str) -> None:
+def test_a_block_that_is_missing_is_named(lost: list[int], message: str) -> None:
     made = three_files()
     made.receipts = [receipt for place, receipt in enumerate(made.receipts) if place not in lost]
     with pytest.raises(EngineError, match=message):

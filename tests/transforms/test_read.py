@@ -27,7 +27,6 @@ from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import pack_files, read_split, split_file, split_files
 from beam_prep.transforms.records import ReadJSONL
-from tests.conftest import ROOT
 
 BLOCK = 65536
 CONFIG = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
@@ -84,6 +83,7 @@ def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> No
     assert len(data) > 3 * BLOCK
     files = {"plain.jsonl": data, "NAMED.GZ": gzip.compress(data)}
     files |= {f"one.jsonl{ending}": pack(data) for ending, pack in PACK.items()}
+    files["padded.jsonl.gz"] = gzip.compress(data) + b"\0" * 512  # no damage
     files |= {f"many.jsonl{ending}": halves(pack, data) for ending, pack in PACK.items()}
     for name, packed in files.items():
         (tmp_path / name).write_bytes(packed)
@@ -99,7 +99,7 @@ def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ending", PACK)
-@pytest.mark.parametrize("workers", [1, 2, 3, 40])
+@pytest.mark.parametrize("workers", [3, 40])
 def test_workers_that_share_a_compressed_file_read_each_block_once(
     ending: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +146,6 @@ def test_empty_files_have_one_empty_block(tmp_path: Path) -> None:
         assert_that(summary, equal_to([(file, 0, 0) for file in range(len(names))]))
 
 
-def test_zero_padding_behind_gzip_is_no_damage(tmp_path: Path) -> None:
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b'{"a":1}\n') + b"\0" * 512)
-    assert [row for block in blocks(tmp_path / "a.gz") for row in block.rows] == [{"a": 1}]
-
-
 def test_names_with_odd_characters(tmp_path: Path) -> None:
     names = [b"a b ' \" & $(x) %.jsonl", "ünï 字.jsonl".encode(), b"[a]?*.jsonl", b"new\nline.jsonl", b"caf\xe9.jsonl"]
     for number, name in enumerate(names):
@@ -161,21 +156,6 @@ def test_names_with_odd_characters(tmp_path: Path) -> None:
         assert_that(rows, equal_to([{"n": n} for n in range(len(names))]))
 
 
-# --- what is refused
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "a.jsonl").write_bytes(b"")
-    return tmp_path
-
-
-@pytest.mark.parametrize("block_bytes", [0, -65536, 1, 65535, 65537])
-def test_block_bytes_is_a_multiple_of_the_chunk(folder: Path, block_bytes: int) -> None:
-    with pytest.raises(ValueError, match=f"block_bytes is {block_bytes}, wanted a multiple of 65536"):
-        ReadJSONL([str(folder / "a.jsonl")], block_bytes)
-
-
 # --- files that change
 
 
@@ -184,29 +164,20 @@ def rewrite(path: Path, data: bytes) -> None:
     os.utime(path, (1, 1))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_file_that_changes_after_it_was_listed_ends_the_run(tmp_path: Path, tokenizer_path: str, name: str) -> None:
-    pack = PACK.get(Path(name).suffix, bytes)
-    rewrite(tmp_path / name, pack(b'{"text":"one"}\n'))
-    for change in (b'{"text":"two"}\n', b'{"text":"one"}\n{"text":"two"}\n', b""):
-        job = bp.Pipeline(
-            bp.PipelineConfig.from_dict(CONFIG),
-            [str(tmp_path / name)],
-            output_dir=tmp_path / "out",
-            tokenizer_path=tokenizer_path,
-        )
-        (tmp_path / name).write_bytes(pack(change))
-        with pytest.raises(InputError, match=rf"'.*/{name}' changed while the job ran: run again"):
-            job.run(["--runner=FnApiRunner"])
-        assert not (tmp_path / "out").exists()
-
-
-def test_a_file_that_is_removed_after_it_was_listed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
-    (source,) = list_inputs([str(tmp_path / "a.jsonl")])
-    (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(InputError, match=r"no such input: '.*a\.jsonl'"), open_input(source):
-        pass
+def test_a_file_that_changes_after_it_was_listed_ends_the_run(tmp_path: Path, tokenizer_path: str) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    rewrite(path, gzip.compress(b'{"text":"one"}\n'))
+    job = bp.Pipeline(bp.PipelineConfig.from_dict(CONFIG), [str(path)], tmp_path / "out", tokenizer_path)
+    path.write_bytes(gzip.compress(b'{"text":"two"}\n'))
+    with pytest.raises(InputError, match=r"'.*/a.jsonl.gz' changed while the job ran: run again"):
+        job.run(["--runner=FnApiRunner"])
+    assert not (tmp_path / "out").exists()
+    # Or before it is read.
+    (source,) = list_inputs([str(path)])
+    for change in (gzip.compress(b""), None):
+        path.unlink() if change is None else path.write_bytes(change)
+        with pytest.raises(InputError, match="no such input" if change is None else "changed while"):
+            open_input(source).__enter__()
 
 
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
@@ -244,9 +215,7 @@ def flip(data: bytes, place: int) -> bytes:
 
 DAMAGED = {
     "cut.jsonl.gz": gzip.compress(GOOD)[:-1000],
-    "no trailer.jsonl.gz": gzip.compress(GOOD)[:-4],
     "bad crc.jsonl.gz": flip(gzip.compress(GOOD), -8),
-    "flipped.jsonl.gz": flip(gzip.compress(GOOD), 2000),
     "garbage behind.jsonl.gz": gzip.compress(GOOD) + b"garbage",
     "second member.jsonl.gz": gzip.compress(HALF) + flip(gzip.compress(GOOD), -8),
     "plain.jsonl.gz": GOOD,
@@ -255,15 +224,11 @@ DAMAGED = {
     "garbage behind.jsonl.bz2": bz2.compress(GOOD) + b"garbage",
     # Python's own reader takes what follows for padding, and loses it silently.
     "second stream, its magic.jsonl.bz2": bz2.compress(HALF) + flip(bz2.compress(GOOD), 1),
-    "second stream, its data.jsonl.bz2": bz2.compress(HALF) + flip(bz2.compress(GOOD), 9000),
     "second stream, cut.jsonl.bz2": bz2.compress(HALF) + bz2.compress(GOOD)[:-20],
-    "plain.jsonl.bz2": GOOD,
     "cut.jsonl.zst": zst(GOOD)[:-1000],
-    "cut checksum.jsonl.zst": zst(GOOD)[:-1],
     "flipped.jsonl.zst": flip(zst(GOOD), 5000),
     "garbage behind.jsonl.zst": zst(GOOD) + b"garbage",
     "second frame, cut.jsonl.zst": zst(HALF) + zst(GOOD)[:-20],
-    "plain.jsonl.zst": GOOD,
     "gzip.jsonl": gzip.compress(GOOD),
     "bzip2.jsonl": bz2.compress(GOOD),
     "zstd.jsonl": zst(GOOD),
@@ -304,47 +269,16 @@ def test_no_cut_and_no_flipped_bit_is_taken_for_the_end(pack: Callable[[bytes], 
     assert read(flip(packed, member + len(packed) // 4)) is None
 
 
-def job(paths: list[Path], tmp_path: Path) -> bp.Pipeline:
-    return bp.Pipeline(
-        bp.PipelineConfig.from_dict(CONFIG),
-        [str(path) for path in paths],
-        output_dir=tmp_path / "out",
-        tokenizer_path=ROOT / "examples" / "tokenizer",
-        max_reject_rate=1,
-        max_no_loss_rate=1,
-    )
-
-
-def fail(name: str, tmp_path: Path, *options: str) -> str:
-    """The message of a run over a good file and a damaged one."""
+def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(
+    tmp_path: Path, tokenizer_path: str
+) -> None:
     (tmp_path / "good.jsonl").write_bytes(GOOD)
-    (tmp_path / name).write_bytes(DAMAGED[name])
-    job = bp.Pipeline(
-        bp.PipelineConfig.from_dict(CONFIG),
-        [str(tmp_path / "good.jsonl"), str(tmp_path / name)],
-        output_dir=tmp_path / "out",
-        tokenizer_path=ROOT / "examples" / "tokenizer",
-        max_reject_rate=1,
-        max_no_loss_rate=1,
-    )
-    with pytest.raises(InputError) as caught:
-        job.run(["--runner=FnApiRunner", *options])
+    (tmp_path / "cut.jsonl.gz").write_bytes(DAMAGED["cut.jsonl.gz"])
+    paths = [str(tmp_path / name) for name in ("good.jsonl", "cut.jsonl.gz")]
+    job = bp.Pipeline(bp.PipelineConfig.from_dict(CONFIG), paths, tmp_path / "out", tokenizer_path, max_reject_rate=1)
+    with pytest.raises(InputError, match=rf"^'{paths[1]}'.*repair it, rename it, or leave it out$"):
+        job.run(["--runner=FnApiRunner"])
     assert not (tmp_path / "out").exists()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["cut.jsonl.gz", "second stream, its data.jsonl.bz2", "cut.jsonl.zst", "gzip.jsonl"])
-def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(name: str, tmp_path: Path) -> None:
-    message = fail(name, tmp_path)
-    path = tmp_path / name
-    assert message.startswith(repr(str(path)))
-    assert message.endswith(("repair it, rename it, or leave it out", f"rename it: mv {path} {path}.gz"))
-
-
-@pytest.mark.long
-def test_the_error_crosses_processes_unchanged(tmp_path: Path) -> None:
-    workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    assert fail("cut.jsonl.gz", tmp_path, *workers) == fail("cut.jsonl.gz", tmp_path)
 
 
 # --- how much is held
@@ -395,13 +329,6 @@ def test_a_line_of_50_mb_is_read_in_linear_time() -> None:
             rows += raw.data.count(b"\n")
     assert rows == 3
     assert stream.count < 3 * len(data)
-    # As a stream: 763 blocks are cut from one buffer.
-    stream = _Counted(data)
-    rows = read = 0
-    for raw in read_blocks(stream, 0, -1, BLOCK):
-        rows += raw.data.count(b"\n")
-        read += raw.size
-    assert (rows, read, stream.count) == (3, len(data), len(data))
 
 
 def test_the_graph_of_a_job_of_many_files_is_small() -> None:

@@ -1,10 +1,6 @@
-"""Several transforms read the same blocks: each finds them as they were."""
-
-import json
-from pathlib import Path
+"""Several transforms read the same blocks: each finds them as they were. Each step alone: tests/test_chains.py."""
 
 import apache_beam as beam
-import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
@@ -31,28 +27,3 @@ def test_records_that_another_transform_reads_stay() -> None:
         assert_that(before, equal_to(["Hello", "Yes."] * 2), label="before")
         assert_that(rows, equal_to([1, 1]), label="rows")
         assert_that(after, equal_to(["Hello", "Yes."] * 2), label="after")
-
-
-TEXT = "Hello, all of you. " * 5
-UNCHANGED = {
-    "decontaminate": {"against": ["eval.jsonl"], "field": "text", "ngram": 8},
-    "min_chars": 1,
-}
-
-
-@pytest.mark.parametrize("rule", UNCHANGED)
-def test_a_step_that_changes_nothing_leaves_others_their_records(
-    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("eval.jsonl").write_text(json.dumps({"text": "a text that is in no record, of as many words as it takes"}))
-    Path("a.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
-    sections = [{"field": "text", "action": "train"}]
-    config = bp.PipelineConfig.from_dict({"input": {"sections": sections}, "preprocessing": {rule: UNCHANGED[rule]}})
-    with TestPipeline(runner="FnApiRunner") as pipeline:
-        records = pipeline | bp.ReadJSONL(["a.jsonl"])
-        for name in ("first", "second", "third"):
-            rows = records | name >> bp.Prepare(config, TOKENIZER) | f"rows {name}" >> bp.testing.rows()
-            assert_that(rows | f"ones {name}" >> beam.Map(lambda _: 1), equal_to([1]), label=name)
-        texts = records | beam.FlatMap(lambda block: [row["text"] for row in block.rows])
-        assert_that(texts, equal_to([TEXT]), label="texts")

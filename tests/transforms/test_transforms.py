@@ -1,4 +1,4 @@
-"""Each transform alone, in a pipeline of its own."""
+"""Each transform alone, as a function on a block; two in a pipeline."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from beam_prep.tokens.segments import Segments
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
+CONFIG = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
 OUTPUT = bp.Output("sequence", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}
 TEXT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
@@ -23,21 +24,8 @@ ANSWER = TOKENIZER.encode(["Yes.<|im_end|>"], False).flat.tolist()
 TRAINED = [0] * (len(IDS) - len(ANSWER) - 1) + [1] * len(ANSWER) + [0]
 
 
-def check(*steps: Any, gives: list[Any], records: list[Any] | None = None) -> None:
-    """A chain of transforms gives these rows for some records."""
-    with TestPipeline(runner="FnApiRunner") as pipeline:
-        blocks = pipeline | bp.testing.create(records or [CHAT])
-        for number, step in enumerate(steps):
-            blocks |= f"Step{number}" >> step
-        assert_that(blocks | bp.testing.rows(), equal_to(gives))
-
-
-def encoded() -> tuple[Any, ...]:
-    return bp.ApplyTemplate([OUTPUT], TOKENIZER), bp.Tokenize(TOKENIZER)
-
-
 def masked() -> tuple[Any, ...]:
-    return *encoded(), bp.BuildMask({"assistant": "train"})
+    return bp.ApplyTemplate([OUTPUT], TOKENIZER), bp.Tokenize(TOKENIZER), bp.BuildMask({"assistant": "train"})
 
 
 def is_long(record: dict[str, Any]) -> bool | str:
@@ -52,68 +40,43 @@ def first_message(segments: Segments) -> np.ndarray:
     return segments.turn == 0
 
 
-def test_filter_by_chars() -> None:
-    records: list[Any] = [{"text": "a"}, {"text": "b" * 80}, CHAT]
-    with TestPipeline(runner="FnApiRunner") as pipeline:
-        rows = pipeline | bp.testing.create(records) | bp.FilterByChars(min_chars=50) | bp.testing.rows()
-        assert_that(rows, equal_to([{"text": "b" * 80}, CHAT]))
+HEADER, SAID = (len(TOKENIZER.encode([text], False).flat) for text in ("<|im_start|>user\n", "Hi<|im_end|>"))
+QUESTION = [0] * HEADER + [1] * SAID + [0] * (len(IDS) - HEADER - SAID)
+LABELS = [token if mask else -100 for token, mask in zip(IDS, TRAINED, strict=True)]
+FILL = 32 - len(IDS)
+PADDED = {"sequence": IDS + [3] * FILL, "loss_mask": TRAINED + [0] * FILL}
+TEXTS: list[Any] = [{"text": "a"}, {"text": "b" * 80}, CHAT]
+CASES: dict[str, tuple[list[Any], tuple[Any, ...], list[Any]]] = {
+    "FilterByChars": (TEXTS, (bp.FilterByChars(min_chars=50),), TEXTS[1:]),
+    "FilterRecords": (TEXTS, (bp.FilterRecords(is_long),), [TEXTS[1]]),
+    "MapRecords": (TEXTS[:1], (bp.MapRecords(shouted),), [{"text": "A"}]),
+    "ApplyTemplate": ([CHAT], masked()[:1], [{"sequence": [TEXT]}]),
+    "Tokenize, BuildMask": ([CHAT], masked(), [{"sequence": IDS, "loss_mask": TRAINED}]),
+    "BuildMask of a user": (
+        [CHAT],
+        (*masked()[:2], bp.BuildMask(first_message)),
+        [{"sequence": IDS, "loss_mask": QUESTION}],
+    ),
+    "Truncate": ([CHAT], (*masked(), bp.Truncate(4)), [{"sequence": IDS[:4], "loss_mask": TRAINED[:4]}]),
+    "Labels": ([CHAT], (*masked(), bp.Labels()), [{"input_ids": IDS, "labels": LABELS}]),
+    "Shift": ([CHAT], (*masked(), bp.Shift()), [{"input_ids": IDS[:-1], "labels": LABELS[1:]}]),
+    "Pad": ([CHAT], (*masked(), bp.Pad(32, 3)), [PADDED | {"attention_mask": [1] * len(IDS) + [0] * FILL}]),
+}
 
 
-def test_filter_records() -> None:
-    check(bp.FilterRecords(is_long), records=[{"text": "a"}, {"text": "bcd"}, {"x": 1}], gives=[{"text": "bcd"}])
-
-
-def test_map_records() -> None:
-    check(bp.MapRecords(shouted), records=[{"text": "a"}], gives=[{"text": "A"}])
-
-
-def test_apply_template() -> None:
-    check(bp.ApplyTemplate([OUTPUT], TOKENIZER), gives=[{"sequence": [TEXT]}])
-
-
-def test_apply_template_takes_the_input_of_a_config() -> None:
-    config = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
-    check(bp.ApplyTemplate(config.input, TOKENIZER), gives=[{"sequence": [TEXT]}])
-
-
-def test_tokenize() -> None:
-    check(*encoded(), gives=[{"sequence": IDS}])
-
-
-def test_build_mask() -> None:
-    check(*masked(), gives=[{"sequence": IDS, "loss_mask": TRAINED}])
-
-
-def test_build_mask_with_a_policy_of_ones_own() -> None:
-    header, said = (len(TOKENIZER.encode([text], False).flat) for text in ("<|im_start|>user\n", "Hi<|im_end|>"))
-    mask = [0] * header + [1] * said + [0] * (len(IDS) - header - said)
-    check(*encoded(), bp.BuildMask(first_message), gives=[{"sequence": IDS, "loss_mask": mask}])
-
-
-def test_truncate() -> None:
-    check(*masked(), bp.Truncate(4), gives=[{"sequence": IDS[:4], "loss_mask": TRAINED[:4]}])
-
-
-def test_labels_and_shift() -> None:
-    labels = [token if mask else -100 for token, mask in zip(IDS, TRAINED, strict=True)]
-    check(*masked(), bp.Labels(), gives=[{"input_ids": IDS, "labels": labels}])
-    check(*masked(), bp.Shift(), gives=[{"input_ids": IDS[:-1], "labels": labels[1:]}])
-
-
-def test_pad() -> None:
-    fill = 32 - len(IDS)
-    row = {
-        "sequence": IDS + [3] * fill,
-        "loss_mask": TRAINED + [0] * fill,
-        "attention_mask": [1] * len(IDS) + [0] * fill,
-    }
-    check(*masked(), bp.Pad(32, 3), gives=[row])
+@pytest.mark.parametrize("name", CASES)
+def test_each_transform_gives_these_rows(name: str) -> None:
+    records, steps, gives = CASES[name]
+    block: Any = bp.testing.records(records)
+    for step in steps:
+        block = step.step()(block)
+    assert bp.testing.to_rows(block) == gives
 
 
 def test_prepare_stands_for_the_steps_of_a_config() -> None:
-    config = bp.PipelineConfig.from_json(ROOT / "configs" / "sft_conversation.json")
-    labels = [token if mask else -100 for token, mask in zip(IDS, TRAINED, strict=True)]
-    check(bp.Prepare(config, TOKENIZER), gives=[{"input_ids": IDS, "labels": labels}])
+    with TestPipeline(runner="FnApiRunner") as pipeline:
+        rows = pipeline | bp.testing.create([CHAT]) | bp.Prepare(CONFIG, TOKENIZER) | bp.testing.rows()
+        assert_that(rows, equal_to([{"input_ids": IDS, "labels": LABELS}]))
 
 
 def test_shard(tmp_path: Path) -> None:
