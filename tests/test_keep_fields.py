@@ -342,7 +342,7 @@ def test_why_a_line_is_not_found(made: Callable[..., Path], outputs: Callable[..
         source_lines(ds, 3)
     with pytest.raises(BeamPrepError, match="type: --record N --source"):
         inspect(ds.path, source=True)
-    bare = bp.open(outputs(config(keep_fields={}, provenance=False, **SHAPES["packed chunks"])))
+    bare = bp.open(outputs(config(keep_fields={}, provenance=False)))
     with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
         source_lines(bare, 0)
 
