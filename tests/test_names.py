@@ -17,7 +17,7 @@ from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.inspect.rows import render
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT
 
 TALKS = [
     {"messages": [{"role": "user", "content": "How far? " * n}, {"role": "assistant", "content": f"{n} miles."}]}
@@ -30,26 +30,9 @@ PACKED: dict[str, Any] = {
     "output": {"columns": "labels", "storage_format": list(FORMAT_NAMES), "dtype": {"labels": "int64"}},
 }
 NAMES = {"input_ids": "tokens", "labels": "targets", "position_ids": "places", "seq_lens": "seq_lengths"}
-PAIRS = [
-    {
-        side: [{"role": "user", "content": "Count."}, {"role": "assistant", "content": f"{side} {n}"}]
-        for side in ("chosen", "rejected")
-    }
-    for n in range(3)
-]
-ROLLOUTS = [{"prompt": "Count.", "responses": ["one", "one two"], "rewards": [0.5, 1.0]}] * 2
-SOURCES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]] = {
-    "dpo": (
-        json.loads((ROOT / "configs" / "dpo.json").read_text()),
-        PAIRS,
-        {"chosen": "better", "chosen_mask": "better_loss", "rejected_mask": "worse_loss"},
-    ),
-    "grpo": (
-        json.loads((ROOT / "configs" / "grpo.json").read_text()),
-        [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROLLOUTS],
-        {"prompts": "queries", "responses": "completions", "masks": "completion_mask", "rewards": "scores"},
-    ),
-}
+GRPO: dict[str, Any] = json.loads((ROOT / "configs" / "grpo.json").read_text())
+ROLLOUT = {"prompt": [{"role": "user", "content": "Count."}], "responses": ["one", "one two"], "rewards": [0.5, 1.0]}
+OF_LISTS = {"prompts": "queries", "responses": "completions", "masks": "completion_mask", "rewards": "scores"}
 Run = Callable[..., Any]
 
 
@@ -57,11 +40,16 @@ def with_names(config: dict[str, Any], names: dict[str, str], **output: Any) -> 
     return {**config, "output": {**config["output"], **output, "names": names}}
 
 
-@pytest.fixture
-def pair(run: Run) -> tuple[bp.Dataset, bp.Dataset]:
-    """One job under the columns' own names, and with others."""
-    plain = run(PACKED, TALKS, "plain").output
-    return bp.open(plain), bp.open(run(with_names(PACKED, NAMES), TALKS, "named").output)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> tuple[bp.Dataset, bp.Dataset]:
+    """One job under the columns' own names, and with others and the same token cache."""
+    folder = tmp_path_factory.mktemp("pair")
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
+    for name, wanted in (("plain", PACKED), ("named", with_names(PACKED, NAMES))):
+        config = bp.PipelineConfig.from_dict(wanted)
+        job = bp.Pipeline(config, folder / "in.jsonl", folder / name, tokenizer_path, cache_dir=str(folder / "cache"))
+        job.run(["--runner=FnApiRunner"])
+    return bp.open(folder / "plain"), bp.open(folder / "named")
 
 
 def as_lists(row: dict[str, Any]) -> dict[str, list[Any]]:
@@ -85,7 +73,11 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
     config = copy.deepcopy(named.manifest["config"])
     assert config["output"].pop("names") == NAMES
     assert config == plain.manifest["config"]
+    assert named.run["blocks_reused"] == named.run["blocks"] == 1
     named.verify()
+    shown = [render(dataset, 0, marks=True).plain for dataset in pair]
+    assert "document 2 of" in shown[0]
+    assert shown[0] == shown[1]
 
 
 def test_every_format_has_the_names(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
@@ -117,42 +109,14 @@ def test_every_format_has_the_names(pair: tuple[bp.Dataset, bp.Dataset]) -> None
     assert [{name: row[new].numpy().tolist() for name, new in NAMES.items()} for row in parsed] == wanted
 
 
-def test_a_packed_row_is_shown_as_under_its_own_names(pair: tuple[bp.Dataset, bp.Dataset]) -> None:
-    plain, named = (render(dataset, 0, marks=True).plain for dataset in pair)
-    assert "document 2 of" in plain
-    assert named == plain
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_outputs_of_several_sources_have_the_names(kind: str, run: Run) -> None:
-    config, records, names = SOURCES[kind]
-    config = {**config, "output": {**config.get("output", {}), "storage_format": list(FORMAT_NAMES)}}
-    plain = bp.open(run(config, records, "plain").output)
-    named = bp.open(run(with_names(config, names), records, "named").output)
-    assert named.columns == tuple(names.get(name, name) for name in plain.columns)
+def test_columns_of_several_sources_have_the_names(run: Run) -> None:
+    config = {**GRPO, "output": {**GRPO.get("output", {}), "storage_format": list(FORMAT_NAMES)}}
+    plain = bp.open(run(config, [ROLLOUT] * 2, "plain").output)
+    named = bp.open(run(with_names(config, OF_LISTS), [ROLLOUT] * 2, "named").output)
+    assert named.columns == tuple(OF_LISTS.get(name, name) for name in plain.columns)
     for one, other in zip(plain, named, strict=True):
-        assert {names.get(name, name): value for name, value in as_lists(one).items()} == as_lists(other)
+        assert {OF_LISTS.get(name, name): value for name, value in as_lists(one).items()} == as_lists(other)
     named.verify()
-    shown = render(named, 0, marks=True).plain
-    for old, new in sorted(names.items(), key=lambda item: -len(item[0])):
-        shown = shown.replace(f"── {new}", f"── {old}")
-    for note in ("no mask: nothing is trained", "trained ("):
-        assert shown.count(note) == render(plain, 0, marks=True).plain.count(note)
-
-
-def test_a_kept_cache_is_used_under_other_names(run: Run, tmp_path: Path) -> None:
-    run(PACKED, TALKS, "first", cache_dir=str(tmp_path / "token_cache"))
-    run(with_names(PACKED, NAMES), TALKS, "named", cache_dir=str(tmp_path / "token_cache"))
-    told = json.loads((tmp_path / "named" / "run.json").read_text())
-    assert told["blocks_reused"] == told["blocks"] == 1
-    run(with_names(PACKED, NAMES), TALKS, "afresh")
-    assert tree(tmp_path / "named") == tree(tmp_path / "afresh")
-
-
-def test_another_name_is_another_output(run: Run) -> None:
-    assert not run(with_names(PACKED, NAMES), TALKS).up_to_date
-    assert run(with_names(PACKED, {**NAMES, "labels": "labels"}), TALKS, overwrite=True).up_to_date is False
-    assert run(with_names(PACKED, {**NAMES, "labels": "labels"}), TALKS).up_to_date
 
 
 # Chains written by hand.
@@ -183,7 +147,7 @@ def test_a_chain_by_hand_refuses_names_when_it_is_built(names: dict[str, str], t
         bp.Shard(str(tmp_path / "out"), names=names)
 
 
-@pytest.mark.parametrize("names", [{"position_ids": "x"}, {"labels": "input_ids"}])
+@pytest.mark.parametrize("names", [{"labels": "input_ids"}])
 def test_a_chain_by_hand_with_names_of_other_columns_writes_nothing(
     names: dict[str, str], tmp_path: Path, tokenizer_path: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -15,10 +14,7 @@ from beam_prep.data.block import InputFile, Reject
 from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import (
     ADAPTERS,
-    ROLES,
     AdapterName,
-    Alpaca,
-    ShareGPT,
     adapt_records,
     adapter,
     fields_read,
@@ -95,41 +91,13 @@ class TestShareGPT:
             "messages": says(("bing", "x"), ("chatgpt", "y"))
         }
 
-    def test_mixed_file(self) -> None:
-        given = rows(shared("data", "bad", "mixed_schemas.jsonl"))
-        wanted = list(given)
-        wanted[3] = {"messages": says(("user", "a"), ("assistant", "b"))}
-        assert [outcome(adapter("sharegpt"), row) for row in given] == wanted
-
-    @pytest.mark.parametrize("name", ROLES)
-    def test_names_of_roles(self, name: str) -> None:
-        assert adapter("sharegpt")({"conversations": talk((name, "x"))}) == {"messages": says((ROLES[name], "x"))}
-
-    def test_other_fields_and_keys_stay(self) -> None:
-        row = {
-            "id": 7,
-            "tools": "[]",
-            "talk": [{"from": "human", "value": "x", "train": False, "role": None, "content": None}],
-        }
-        assert outcome(adapter("sharegpt", field="talk"), row) == {
-            "id": 7,
-            "tools": "[]",
-            "messages": [{"role": "user", "content": "x", "train": False}],
-        }
-
-    def test_the_field_may_be_messages_itself(self) -> None:
-        row = {"messages": talk(("human", "x"))}
-        assert outcome(adapter("sharegpt", field="messages"), row) == {"messages": says(("user", "x"))}
-
     @pytest.mark.parametrize(
         ("system", "items", "wanted"),
         [
             ("Be kind.", talk(("human", "x")), {"messages": says(("system", "Be kind."), ("user", "x"))}),
-            (" ", talk(("human", "x")), {"messages": says(("user", "x"))}),
             (None, talk(("human", "x")), {"system": None, "messages": says(("user", "x"))}),
             ("a", talk(("system", "b")), {"system": "a", "messages": says(("system", "b"))}),
             ("a", [], {"system": "a", "messages": []}),
-            (3, talk(("human", "x")), {"system": 3, "messages": says(("user", "x"))}),
         ],
     )
     def test_system_field(self, system: Any, items: list[Row], wanted: Row) -> None:
@@ -154,11 +122,7 @@ class TestShareGPT:
         }
 
     @pytest.mark.parametrize(
-        "text",
-        [
-            *("f(1)", '{"name": "f"}', '{"name": "f", "arguments": NaN}', '{"name": "f", "arguments": 1e999}'),
-            *('{"name": 1, "name": 2, "arguments": 3}', "[]", "[1]", "3", "", "[" * 100_000),
-        ],
+        "text", ["f(1)", '{"name": "f"}', '{"name": 1, "name": 2, "arguments": 3}', "[]", "[" * 100_000]
     )
     def test_function_calls_that_are_text(self, text: str) -> None:
         row = {"conversations": talk(("function_call", text))}
@@ -194,12 +158,6 @@ class TestShareGPT:
                 "bad_message",
                 "'conversations[0]' has 'text', 'who', wanted 'from' and 'value' (or 'role' and 'content')",
             ),
-            (
-                [{}],
-                "bad_message",
-                "'conversations[0]' has nothing, wanted 'from' and 'value' (or 'role' and 'content')",
-            ),
-            ([{"from": 3, "value": "x"}], "bad_message", "'conversations[0].from' is a number (3), wanted a string"),
             ([{"from": "human"}], "bad_message", "'conversations[0]' has 'from' but no 'value', wanted both"),
             (
                 talk(("human", "x"), ("gpt", 3)),
@@ -223,11 +181,10 @@ class TestAlpaca:
         row = {"id": 1, "instruction": "Add.", "input": "2 3", "output": "5"}
         assert outcome(adapter("alpaca"), row) == {"id": 1, "messages": says(("user", "Add.\n2 3"), ("assistant", "5"))}
 
-    @pytest.mark.parametrize("blank", [None, "", " \n"])
-    def test_without_an_input(self, blank: str | None) -> None:
-        row = {"instruction": " Hi ", "input": blank, "output": ""}
+    def test_without_an_input(self) -> None:
+        row = {"instruction": " Hi ", "input": " \n", "output": ""}
         assert outcome(adapter("alpaca"), row) == {"messages": says(("user", " Hi "), ("assistant", ""))}
-        row = {"instruction": blank, "input": "x", "output": "y"}
+        row = {"instruction": "", "input": "x", "output": "y"}
         assert outcome(adapter("alpaca"), row) == {"messages": says(("user", "x"), ("assistant", "y"))}
 
     def test_system_and_history(self) -> None:
@@ -266,35 +223,10 @@ class TestAlpaca:
         found = outcome(adapter("alpaca", to="preference"), {"instruction": "i", "prompt": "p", "chosen": "x"})
         assert found[0] == "field_taken"
 
-    def test_other_names(self) -> None:
-        adapt = adapter("alpaca", to="prompt_completion", instruction="prompt", input="context", output="response")
-        row = {"prompt": "p", "context": "c", "response": "r", "output": "kept"}
-        assert outcome(adapt, row) == {"output": "kept", "prompt": "p\nc", "completion": "r"}
-
-    def test_mixed_file(self) -> None:
-        given = rows(shared("data", "bad", "mixed_schemas.jsonl"))
-        wanted = [*given[:5], {"messages": says(("user", "i"), ("assistant", "o"))}]
-        assert [outcome(adapter("alpaca"), row) for row in given] == wanted
-
     @pytest.mark.parametrize(
         ("row", "reason", "message"),
         [
             ({"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
-            (
-                {"output": "o", "instruction": " "},
-                "missing_field",
-                "fields 'instruction' and 'input' are absent or blank, wanted a text in one of them",
-            ),
-            (
-                {"instruction": ["i"], "output": "o"},
-                "wrong_type",
-                "field 'instruction' is a list, wanted a string",
-            ),
-            (
-                {"instruction": "i", "output": 5},
-                "wrong_type",
-                "field 'output' is a number (5), wanted a string",
-            ),
             (
                 {"instruction": "i", "output": "o", "history": "h"},
                 "wrong_type",
@@ -327,15 +259,12 @@ class TestOptions:
         [
             ("sharegtp", {}, "unknown adapter 'sharegtp'; did you mean 'sharegpt'? known: sharegpt, alpaca"),
             ("alpaca", {"sep": ""}, "adapter 'alpaca': unknown option 'sep'; known: to, separator, instruction"),
-            ("sharegpt", {"field": ""}, "'field' of adapter 'sharegpt' is '', wanted the name of a field"),
             (
                 "sharegpt",
                 {"roles": "drop"},
                 "'roles' of adapter 'sharegpt' is 'drop', wanted names to names, or 'keep'",
             ),
-            ("sharegpt", {"roles": {"a": 1}}, "wanted names to names"),
             ("alpaca", {"to": "text"}, "'to' of adapter 'alpaca' is 'text', wanted one of 'messages', 'prompt_"),
-            ("alpaca", {"separator": None}, "'separator' of adapter 'alpaca' is None, wanted a string"),
             ("alpaca", {"input": 3}, "'input' of adapter 'alpaca' is 3, wanted the name of a field"),
             ("alpaca", {"input": "output"}, "one field under two names"),
         ],
@@ -344,10 +273,6 @@ class TestOptions:
         with pytest.raises(ConfigError) as error:
             adapter(name, **options)
         assert message in str(error.value)
-
-    @pytest.mark.parametrize("adapt", [ShareGPT(roles={"bing": "assistant"}), Alpaca(to="prompt_completion")])
-    def test_pickle(self, adapt: Any) -> None:
-        assert pickle.loads(pickle.dumps(adapt)) == adapt
 
     def test_in_a_block(self) -> None:
         data = b"".join(
@@ -373,27 +298,12 @@ class TestTools:
         given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
         assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
 
-    @pytest.mark.parametrize("value", [None, "", " ", "null"])
-    def test_none(self, value: Any) -> None:
-        assert outcome(tools, {"tools": value}) is None
-        assert tools({}) is None
-
-    def test_numbers_in_strings_are_exact(self) -> None:
-        assert tools({"tools": '[{"n": 12345678901234567890123}]'}) == [{"n": 12345678901234567890123}]
-
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            (3, "field 'tools' is a number (3), wanted a list of schemas (objects)"),
             ({}, "field 'tools' is an object, wanted a list of schemas (objects)"),
             ("{}", "field 'tools' is a string that holds an object, wanted a list of schemas (objects)"),
             ([{}, "f"], "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
-            ("[1]", "'tools[0]' is a number (1), wanted a schema (an object)"),
-            (
-                "[{]",
-                "field 'tools' is a string that is no JSON (unexpected character, expected a string key: "
-                "line 1 column 3 (char 2)), wanted a list of schemas",
-            ),
             (
                 '[{"a": NaN}]',
                 "field 'tools' is a string that is no JSON (NaN is no value of JSON: unexpected character, expected a "
@@ -417,12 +327,10 @@ class TestTokenized:
         [
             ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
             ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, [0, 1, 1]),
-            ({"input_ids": [5, 6, 7], "labels": None, "loss_mask": [0, 1, 0]}, [0, 1, 0]),
             ({"input_ids": [5, 6, 7], "completion_mask": [False, True, True]}, [0, 1, 1]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, 7]}, [1, 1, 1]),
             ({"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, [1, 1, 1]),
-            ({"input_ids": []}, []),
             ({"input_ids": [], "labels": []}, []),
         ],
     )
@@ -432,27 +340,19 @@ class TestTokenized:
         assert found[0].tolist() == row["input_ids"]
         assert found[1].tolist() == mask
 
-    @pytest.mark.parametrize("row", [{}, {"input_ids": None, "labels": [1]}, {"text": "x"}])
+    @pytest.mark.parametrize("row", [{"input_ids": None, "labels": [1]}, {"text": "x"}])
     def test_others(self, row: Row) -> None:
         assert outcome(lambda record: tokenized(record, 2**31 - 1), row) is None
 
     @pytest.mark.parametrize(
         ("row", "reason", "message"),
         [
-            ({"input_ids": "5"}, "wrong_type", "'input_ids' is a string (\"5\"), wanted a list"),
             ({"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
-            ({"input_ids": [5, 6.0]}, "wrong_type", "'input_ids[1]' is a number (6.0), wanted a token id"),
             ({"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted a token id"),
-            ({"input_ids": [[5]]}, "wrong_type", "'input_ids[0]' is a list, wanted a token id"),
             (
                 {"input_ids": [5, -1]},
                 "bad_id",
                 "'input_ids[1]' is a number (-1), wanted an id of the tokenizer, 0 to 2147483647",
-            ),
-            (
-                {"input_ids": [2**31]},
-                "bad_id",
-                "'input_ids[0]' is a number (2147483648), wanted an id of the tokenizer, 0 to 2147483647",
             ),
             (
                 {"input_ids": [5, 2**64]},
@@ -473,11 +373,6 @@ class TestTokenized:
                 {"input_ids": [5], "loss_mask": [2]},
                 "wrong_type",
                 "'loss_mask[0]' is a number (2), wanted 0 or 1",
-            ),
-            (
-                {"input_ids": [5], "assistant_masks": [1, 1]},
-                "count_mismatch",
-                "1 input_ids, 2 assistant_masks: wanted as many of each",
             ),
             (
                 {"input_ids": [5], "completion_mask": [0.5]},
@@ -509,16 +404,3 @@ def test_every_adapter_says_what_it_reads_for_the_report_of_a_run(name: str) -> 
     fields = ConfigView.of(config).fields
     assert fields == fields_read(name)
     assert fields
-
-
-@pytest.mark.parametrize(
-    ("options", "fields"),
-    [
-        ({"name": "sharegpt"}, ("conversations",)),
-        ({"name": "sharegpt", "field": "turns", "roles": "keep"}, ("turns",)),
-        ({"name": "alpaca", "output": "answer"}, ("instruction", "answer")),
-        ({"name": "tokenized"}, ("input_ids",)),
-    ],
-)
-def test_an_adapter_reads_the_fields_that_its_options_name(options: dict[str, Any], fields: tuple[str, ...]) -> None:
-    assert fields_read(**options) == fields

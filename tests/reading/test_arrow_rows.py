@@ -74,46 +74,27 @@ records = st.lists(
     min_size=1,
     max_size=6,
 )
-TYPES = pa.schema(
-    [
-        (
-            "messages",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("role", pa.string()),
-                        ("content", pa.string()),
-                        ("calls", pa.list_(pa.struct([("name", pa.string()), ("count", pa.int8())]))),
-                    ]
-                )
-            ),
-        ),
-        ("text", pa.string()),
-        ("score", pa.float64()),
-        ("number", pa.int64()),
-        ("flags", pa.list_(pa.bool_())),
-    ]
-)
-LARGE = pa.schema(
-    [
-        (
-            "messages",
-            pa.large_list(
-                pa.struct(
-                    [
-                        ("role", pa.dictionary(pa.int32(), pa.string())),
-                        ("content", pa.large_string()),
-                        ("calls", pa.list_(pa.struct([("name", pa.large_string()), ("count", pa.uint16())]))),
-                    ]
-                )
-            ),
-        ),
-        ("text", pa.dictionary(pa.int8(), pa.string())),
-        ("score", pa.float64()),
-        ("number", pa.int64()),
-        ("flags", pa.large_list(pa.bool_())),
-    ]
-)
+
+
+def schema(large: bool) -> pa.Schema:
+    """The columns of the records, of plain types or of those of long columns."""
+    listed = pa.large_list if large else pa.list_
+    said = pa.large_string() if large else pa.string()
+    role = pa.dictionary(pa.int32(), pa.string()) if large else pa.string()
+    call = pa.struct([("name", said), ("count", pa.uint16() if large else pa.int8())])
+    message = pa.struct([("role", role), ("content", said), ("calls", pa.list_(call))])
+    return pa.schema(
+        [
+            ("messages", listed(message)),
+            ("text", pa.dictionary(pa.int8(), pa.string()) if large else pa.string()),
+            ("score", pa.float64()),
+            ("number", pa.int64()),
+            ("flags", listed(pa.bool_())),
+        ]
+    )
+
+
+TYPES, LARGE = schema(large=False), schema(large=True)
 
 
 @pytest.mark.parametrize("schema", [TYPES, LARGE], ids=["plain", "large"])
@@ -142,37 +123,24 @@ def _large(column: pa.Array, kind: pa.DataType) -> pa.Array:
 @pytest.mark.parametrize(
     ("array", "wanted"),
     [
-        (pa.array([0, None], pa.timestamp("s")), ["1970-01-01 00:00:00", None]),
         (pa.array([3], pa.timestamp("us", "Europe/Berlin")), ["1970-01-01 00:00:00.000003Z"]),
         (pa.array([1], pa.date32()), ["1970-01-02"]),
-        (pa.array([61], pa.time32("s")), ["00:01:01"]),
         (pa.array([b"abc", None]), [{"binary": 3}, None]),
-        (pa.array([b"ab"], pa.binary(2)), [{"binary": 2}]),
         (pa.array([2**64 - 1, None], pa.uint64()), [2**64 - 1, None]),
-        (pa.array([0.5, None], pa.float16()), [0.5, None]),
         (pa.array([[("a", 1), ("b", None)], None], pa.map_(pa.string(), pa.int8())), [{"a": 1, "b": None}, None]),
         (pa.array([[1, 2], None, [3, None]], pa.list_(pa.int8(), 2)).slice(1), [None, [3, None]]),
-        (pa.array([[], []], pa.list_(pa.int8(), 0)), [[], []]),
-        (pa.array([None, None], pa.dictionary(pa.int8(), pa.string())), [None, None]),
         (pa.array(["a", None], pa.string_view()), ["a", None]),
-        (pa.nulls(2), [None, None]),
         (
             pa.array(['{"a": [1, null]}', '"x"', None, "null", "[\n1]"], pa.json_()),
             [{"a": [1, None]}, "x", None, None, [1]],
         ),
-        (listed(pa.array(["1", "{}", None], pa.json_()), [1, 0, 2]), [[1], [], [{}, None]]),
         (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None, 2], pa.int8())), [True, False, None, True]),
         (pa.array([uuid.UUID(int=5).bytes, None], pa.uuid()), ["00000000-0000-0000-0000-000000000005", None]),
-        (tensors(None), [[[0, 1, 2], [3, 4, 5]], None]),
         (tensors([1, 0]), [[[0, 3], [1, 4], [2, 5]], None]),
         (pa.array([[1], None, [], [2, 3]], pa.list_view(pa.int8())).slice(1), [None, [], [2, 3]]),
         (pa.array([[1], None, [2, 3]], pa.large_list_view(pa.int8())), [[1], None, [2, 3]]),
-        (pa.array([b"abc", None], pa.binary_view()), [{"binary": 3}, None]),
         (pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", None])), ["a", "a", None]),
-        (pa.array([90061, None], pa.duration("s")), ["1 day, 1:01:01", None]),
         (pa.array([1500000, -1], pa.duration("us")), ["0:00:01.500000", "-1 day, 23:59:59.999999"]),
-        (pa.array([1], pa.duration("ns")), ["0:00:00.000000001"]),
-        (pa.array([[("a", 1)]], pa.map_(pa.string_view(), pa.int8())), [{"a": 1}]),
         (pa.array([Decimal("1.20")], pa.decimal256(50, 2)), [1.2]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
@@ -201,7 +169,6 @@ def _not_utf8() -> pa.Array:
     [
         (_not_utf8(), "invalid_utf8", "byte 1 of the text is no UTF-8 (invalid start byte)"),
         (pa.array([-(2**61), 1], pa.timestamp("s")), "not_json", "value out of range: -2305843009213693952"),
-        (pa.array([2**60, 1], pa.duration("s")), "not_json", "value out of range: 1152921504606846976 seconds"),
         (
             pa.array([[("a", 1), ("a", 2)], []], pa.map_(pa.string(), pa.int8())),
             "duplicate_key",
@@ -212,13 +179,8 @@ def _not_utf8() -> pa.Array:
             "bad_json",
             "its JSON is refused, unexpected content after document: line 1 column 4 (char 3)",
         ),
-        (
-            pa.array(['{"a": 1, "a": 2}', "1"], pa.json_()),
-            "duplicate_key",
-            "its JSON is refused, the key 'a' is twice in one object",
-        ),
     ],
-    ids=["bytes", "time", "duration", "map", "json", "key"],
+    ids=["bytes", "time", "map", "json"],
 )
 def test_what_json_cannot_say_is_one_reject(array: pa.Array, reason: str, said: str) -> None:
     found = parsed(pa.record_batch({"good": [1, 2], "text": array}))
@@ -236,9 +198,8 @@ def test_what_json_cannot_say_is_one_reject(array: pa.Array, reason: str, said: 
         ),
         (pa.map_(pa.int8(), pa.int8()), "column 'a' is a map with keys of type int8, wanted texts"),
         (pa.struct([("x", pa.int8()), ("x", pa.int8())]), "column 'a' has two members of the name 'x'"),
-        (pa.dense_union([pa.field("x", pa.int8())]), "which JSON does not have"),
     ],
-    ids=["interval", "map", "twice", "union"],
+    ids=["interval", "map", "twice"],
 )
 def test_what_no_json_has_is_a_problem_of_the_table(kind: pa.DataType, problem: str) -> None:
     assert problem in str(schema_problem(pa.schema([("good", pa.string()), ("a", kind)])))

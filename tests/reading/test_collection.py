@@ -5,7 +5,6 @@ import decimal
 import enum
 import json
 import uuid
-from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -128,18 +127,6 @@ def test_the_digest_of_the_file_is_of_every_line() -> None:
     assert content(read(keys[:1]))[1] != content(read(keys[1:]))[1]
 
 
-def test_sizes_are_those_of_the_lines_whatever_bytes_a_digest_has() -> None:
-    some = [{"n": n, "odd": odd} for n in range(200) for odd in (b"", "")]
-    sizes = [line_size(encode_record(each)) for each in some]
-    assert sizes == [len(block.ledger.raw) for each in some for block in read([each])]
-
-
-@pytest.mark.parametrize("buckets", [2**power for power in range(17)])
-def test_every_number_of_buckets_gives_the_same_file(buckets: int) -> None:
-    some = [{"n": n} for n in range(40)]
-    assert content(read(some, buckets)) == content(read(some))
-
-
 class Point(NamedTuple):
     x: int
     place: Any
@@ -156,27 +143,19 @@ MOMENT = datetime.datetime(2026, 3, 1, 12, 30, 0, 250, tzinfo=datetime.UTC)
     ("value", "found"),
     [
         (MOMENT, "2026-03-01T12:30:00.000250+00:00"),
-        (MOMENT.replace(tzinfo=None, microsecond=0), "2026-03-01T12:30:00"),
         (pd.Timestamp("2026-03-01"), "2026-03-01T00:00:00"),
-        (MOMENT.date(), "2026-03-01"),
         (MOMENT.time(), "12:30:00.000250"),
-        (MOMENT.timetz(), "12:30:00.000250+00:00"),
         (Timestamp(0), "1970-01-01T00:00:00Z"),
         (decimal.Decimal("1.10"), "1.10"),
         (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         (Point(1, Point(2, None)), {"x": 1, "place": {"x": 2, "place": None}}),
         (beam.Row(a=1, b=[beam.Row(c="d")]), {"a": 1, "b": [{"c": "d"}]}),
         ((1, (2, 3)), [1, [2, 3]]),
-        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
-        (defaultdict(list, {"a": [None]}), {"a": [None]}),
         (Colour.RED, "red"),
         (np.arange(3, dtype=np.int32), [0, 1, 2]),
-        (np.float32(0.5), 0.5),
         (np.array(["a", None], object), ["a", None]),
         (np.bool_(True), True),
         (2**70, 2**70),
-        (-(2**63), -(2**63)),
-        (0.1, 0.1),
     ],
 )
 def test_what_json_lacks_has_its_form(value: Any, found: Any) -> None:
@@ -200,24 +179,15 @@ def test_rows_and_named_tuples_are_records() -> None:
         ({"id": 7, "image": b"\xff"}, "not_json", "field 'image' is of type bytes", '{"id": 7, "image": "<bytes>"}'),
         ({"a": [1, {"b": {2}}]}, "not_json", "field 'a[1].b' is of type set", '{"a": [1, {"b": "<set>"}]}'),
         ({"a": float("nan")}, "not_json", "field 'a' is nan", '{"a": "<float>"}'),
-        ({"a": np.float64("inf")}, "not_json", "field 'a' is inf", '{"a": "<float64>"}'),
-        ({"a": np.array([np.nan])}, "not_json", "field 'a[0]' is nan", '{"a": ["<float>"]}'),
         ({"a": decimal.Decimal("NaN")}, "not_json", "field 'a' is of type Decimal", '{"a": "<Decimal>"}'),
-        ({"a": pd.NaT}, "not_json", "field 'a' is of type NaTType", '{"a": "<NaTType>"}'),
         ({"a": pd.NA}, "not_json", "field 'a' is of type NAType", '{"a": "<NAType>"}'),
-        ({"a": datetime.timedelta(1)}, "not_json", "of type timedelta", '{"a": "<timedelta>"}'),
         ({"a": MIN_TIMESTAMP}, "not_json", "of type Timestamp", '{"a": "<Timestamp>"}'),
-        ({"a": None, "b": orjson.Fragment(b"1")}, "not_json", "of type Fragment", '{"a": null, "b": "<Fragment>"}'),
-        ({"a": object()}, "not_json", "of type object", '{"a": "<object>"}'),
         ({"a": {1: "x"}}, "not_json", "a key of field 'a' is of type int", '{"a": {"<int>": "x"}}'),
         ({b"a": 1}, "not_json", "a key of the record is of type bytes", '{"<bytes>": 1}'),
         ({"a": "x\ud800"}, "bad_text", "character 1 of field 'a' is half of a surrogate pair", '{"a": "x\\ud800"}'),
         ({"a": 10**400}, "bad_number", "field 'a' is beyond a double", '{"a": "<int>"}'),
-        ({"a": 10**5000}, "bad_number", "field 'a' is beyond a double", '{"a": "<int>"}'),
         ([{"a": 1}], "not_an_object", "the element is of type list, wanted a dict or a Row", '[{"a": 1}]'),
         ('{"a": 1}', "not_an_object", "the element is of type str", '"{\\"a\\": 1}"'),
-        (b"{}", "not_an_object", "the element is of type bytes", '"<bytes>"'),
-        (None, "not_an_object", "the element is of type NoneType", "null"),
     ],
 )
 def test_what_json_cannot_hold_is_a_reject(element: Any, reason: str, message: str, text: str) -> None:

@@ -114,27 +114,12 @@ def test_words_are_those_of_the_texts(texts: list[str]) -> None:
     assert found.joined()[0].decode() == "".join(f"{line}\n" for line in lines if line)
 
 
-@given(st.lists(WORD, min_size=1, max_size=30), st.integers(1, 9))
-def test_the_hash_of_an_ngram_is_that_of_its_words_wherever_they_are(parts: list[str], count: int) -> None:
-    text = " ".join(parts)
-    hashes = Words([text]).hashes()
-    for first, ngram in enumerate(ngrams(text, count)):
-        alone = Words(["before", " ".join(ngram)]).hashes()[1:]
-        assert module.ngrams(alone, count).tolist() == module.ngrams(hashes, count)[first : first + 1].tolist()
-
-
 def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Words, "hashes", lambda self: np.zeros(len(self), np.uint64))
     index = index_of(2, [["one two"]])
     assert index.find(["three four", "three one two", "one twofold", "zone two", "one tw"]) == {
         1: Shared("one two", "eval.jsonl", 1)
     }
-
-
-def test_an_ngram_does_not_reach_over_texts() -> None:
-    index = index_of(3, [["a b", "c d"], ["e f"]])
-    assert (len(index.hashes), index.without) == (0, 2)
-    assert index_of(2, [["a b"]]).find(["x a", "b a"]) == {}
 
 
 def test_texts_are_found_at_any_depth_and_roles_are_none() -> None:
@@ -183,15 +168,14 @@ def test_of_dropped_records_the_first_say_what_they_share() -> None:
     assert {*made.ledger.notes} == {*range(SHOWN)}
 
 
-def test_a_long_ngram_is_quoted_in_part() -> None:
-    assert len(Shared("x" * 5000, "eval.json", 3).note) < 400
-    assert Shared("x", "eval.json", 3).note == "shares 'x' with eval.json, record 3"
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [({"ngram": 0}, "ngram is 0, wanted 1 word or more"), ({"mode": "keep"}, "mode is 'keep', wanted drop or mark")],
+    ("step", "options", "message"),
+    [
+        (bp.Decontaminate, {"against": REFERENCES, "ngram": 0}, "ngram is 0, wanted 1 word or more"),
+        (bp.Decontaminate, {"against": REFERENCES, "mode": "keep"}, "mode is 'keep', wanted drop or mark"),
+        (bp.KeepFields, {"fields": {"id": "int8"}}, r"field 'id' has type 'int8', wanted one of string, int32"),
+    ],
 )
-def test_wrong_options_of_the_step_are_refused(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_of_a_step_are_refused(step: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bp.Decontaminate(REFERENCES, **options)
+        step(**options)

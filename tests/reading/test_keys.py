@@ -5,12 +5,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given
 
 from beam_prep.data.block import InputFile
 from beam_prep.reading.blocks import RawBlock
-from beam_prep.reading.json_line import MAX_DEPTH
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, canonical, key_records, normalized
 from beam_prep.reading.records import Records, parse
 from tests.compose import naive
@@ -51,22 +49,6 @@ def test_a_value_is_equal_to_those_that_the_oracle_says(one: Any, other: Any) ->
             assert (first == second) == same
         assert canonical(normalized(normalized(one, how), how)) == canonical(normalized(one, how))
         assert json.dumps(one) == before
-
-
-@pytest.mark.parametrize("brackets", [b"[]", b'{"a":}'])
-@pytest.mark.parametrize("normalize", ["none", "whitespace", "nfkc_casefold"])
-def test_a_record_may_be_nested_as_deep_as_one_that_can_be_read(brackets: bytes, normalize: Any) -> None:
-    opened, closed = brackets[:-1], brackets[-1:]
-    inner = [
-        opened * depth + end + closed * depth for depth, end in ((MAX_DEPTH - 2, b'"x"'), (MAX_DEPTH - 2, b'" x"'))
-    ]
-    lines = [b'{"text": %s}' % text for text in inner]
-    found = key_records(read(*lines, lines[0]), Keys(split=True, duplicate=("text",), normalize=normalize)).ledger
-    assert found.status.tolist() == [0, 0, 0]
-    first, spaced, again = found.digests[DUPLICATE].tolist()
-    assert first == again
-    assert (first == spaced) == (normalize != "none")
-    assert found.digests[SPLIT][0] == found.digests[SPLIT][2] != found.digests[SPLIT][1]
 
 
 def test_digests_are_what_earlier_versions_made() -> None:

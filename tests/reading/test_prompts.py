@@ -60,12 +60,7 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
     "both sides begin with the prompt": (([ASK], [ASK, HERON], [ASK, ROBIN]), ONCE),
     "one side begins with the prompt, the other is an answer": (([ASK], [ASK, HERON], [ROBIN]), ONCE),
     "the prompt is a text, the sides begin with it": (("Which bird wades?", [ASK, HERON], [ASK, ROBIN]), ONCE),
-    "the prompt is a text, the sides are answers": (("Which bird wades?", [HERON], [ROBIN]), ONCE),
     "the prompt is a text with other white space": ((" Which bird wades?\n", [ASK, HERON], [ASK, ROBIN]), ONCE),
-    "the prompt is a text, the sides have a system message first": (
-        ("Which bird wades?", [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
-        ([SYSTEM, ASK], [HERON], [ROBIN]),
-    ),
     "the prompt lacks the system message of the sides": (
         ([ASK], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
         ([SYSTEM, ASK], [HERON], [ROBIN]),
@@ -76,10 +71,6 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
     ),
     "the prompt is a system message alone, the sides are conversations": (
         ([SYSTEM], [ASK, HERON], [ASK, ROBIN]),
-        ([SYSTEM, ASK], [HERON], [ROBIN]),
-    ),
-    "the prompt is a system message alone, with which the sides begin": (
-        ([SYSTEM], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
         ([SYSTEM, ASK], [HERON], [ROBIN]),
     ),
     "the sides are conversations that share more than the prompt": (
@@ -94,15 +85,10 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
         ([ASK, HERON, OTHER], [OTHER, HERON], [OTHER, ROBIN]),
         ([ASK, HERON, OTHER], [HERON], [ROBIN]),
     ),
-    "one side is the beginning of the other": (
-        ([ASK], [ASK, HERON], [ASK, HERON, OTHER, ROBIN]),
-        ([ASK], [HERON], [HERON, OTHER, ROBIN]),
-    ),
     "answers that share their first message are answers": (
         ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
         ([ASK], [HERON, OTHER, HERON], [HERON, OTHER, ROBIN]),
     ),
-    "sides that are one message each": (([ASK], HERON, ROBIN), ONCE),
     "sides that are texts after a prompt of messages": (([ASK], "A heron.", "A robin."), ONCE),
     "nulls of a table in the sides alone": (
         ([ASK], [{**ASK, "name": None}, HERON], [{**ASK, "name": None}, ROBIN]),
@@ -116,20 +102,12 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
         ([user(LONG)], [assistant(f"{LONG} A heron.")], [assistant(f"{LONG} A robin.")]),
         ([user(LONG)], [HERON], [ROBIN]),
     ),
-    "answers that begin with the one word of the question": (
-        ("Hello", "Hello Anna.", "Hello Bert."),
-        ([user("Hello")], [assistant("Hello Anna.")], [assistant("Hello Bert.")]),
-    ),
     "the prompt's messages have keys that those of the sides have not": (
         ([{**ASK, "id": "m1"}], [ASK, HERON], [{**ASK, "time": 3}, ROBIN]),
         ONCE,
     ),
     "the prompt's roles have other names": (
         ([{"role": "human", "content": ASK["content"]}], [ASK, HERON], [{**ASK, "role": "USER"}, ROBIN]),
-        ONCE,
-    ),
-    "the prompt's content is a list of parts": (
-        ([{"role": "user", "content": [{"type": "text", "text": ASK["content"]}]}], [ASK, HERON], [ASK, ROBIN]),
         ONCE,
     ),
     "a continuation that the user begins, after an answer": (
@@ -149,7 +127,6 @@ def test_a_prompt_of_messages_stands_once(case: str, template: str) -> None:
 
 OF_PAIRS = (
     "the prompt is a system message alone, the sides are conversations",
-    "the prompt is a system message alone, with which the sides begin",
     "the sides are conversations that share more than the prompt",
     "texts that begin with a question of several words",
     "answers that begin with a question of several words",
@@ -165,12 +142,6 @@ def test_a_completion_is_a_side_by_itself(case: str) -> None:
 
 REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
     "another question": (([ASK], [OTHER, HERON], [ASK, ROBIN]), "prompt_differs", ("Which bird", "Which tree")),
-    "another question beside a text": (("Who?", [ASK, HERON], [ASK, ROBIN]), "prompt_differs", ("Who?", "Which bird")),
-    "another system message": (
-        ([SYSTEM, ASK], [system("Be rude."), ASK, HERON], [SYSTEM, ASK, ROBIN]),
-        "prompt_differs",
-        ("Be brief.", "Be rude."),
-    ),
     "a system message of one side": (
         ([ASK], [SYSTEM, ASK, HERON], [ASK, ROBIN]),
         "prompt_differs",
@@ -188,7 +159,6 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
         "equal_sides",
         ("once the prompt is taken out of them",),
     ),
-    "sides of two kinds": (([ASK], [HERON], "A robin."), "wrong_type", ("a list", "a string")),
     "texts that repeat a text, but for blanks": (
         ("Which bird wades here?", "Which bird wades  here? A heron.", "Which bird wades here? A robin."),
         "prompt_differs",
@@ -210,14 +180,12 @@ def test_sides_that_fit_neither_are_rejects_that_show_both(case: str) -> None:
 # Texts.
 
 TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
-    "answers alone": (("The sky is", " blue.", " green."), ("The sky is", " blue.", " green.")),
     "both sides begin with the prompt": (
         ("The sky is", "The sky is blue.", "The sky is green."),
         ("The sky is", " blue.", " green."),
     ),
     "the prompt ends in a space": (("Sky? ", "Sky? Blue.", "Sky? Green."), ("Sky? ", "Blue.", "Green.")),
     "the prompt ends in a sign": (("2+2=", "2+2=4", "2+2=5"), ("2+2=", "4", "5")),
-    "words without spaces": (("天空是", "天空是蓝色", "天空是绿色"), ("天空是", "蓝色", "绿色")),
     "another word that begins as the prompt does": (
         ("The sky", "The skyline.", "The skyscraper."),
         ("The sky", "The skyline.", "The skyscraper."),
@@ -229,10 +197,6 @@ TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "one side alone begins with a short prompt": (
         ("Hello! ", "Hello! How are you?", "Go away."),
         ("Hello! ", "Hello! How are you?", "Go away."),
-    ),
-    "a greeting that is returned, with a separator": (
-        ("Hello!\n", "Hello! How are you?", "Hello! What?"),
-        ("Hello!\n", "Hello! How are you?", "Hello! What?"),
     ),
     "an answer that is the prompt, in few words": (("Hello", "Hello", "Go"), ("Hello", "Hello", "Go")),
 }
@@ -256,16 +220,10 @@ def test_a_prompt_of_text_stands_once(case: str) -> None:
             ("here?\\n", "A heron."),
         ),
         (
-            ("Which bird wades here? ", "Which bird wades here? A heron.", "A robin."),
-            "prompt_differs",
-            ("here? ", "A heron."),
-        ),
-        (
             ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
             "no_answer",
             ("'chosen'", "here?"),
         ),
-        (("Sky?", "Sky? Blue.", "Sky? Blue."), "equal_sides", ("are equal;",)),
     ],
 )
 def test_texts_of_which_it_is_not_certain_are_rejects_that_show_both(
@@ -299,7 +257,7 @@ def test_without_a_prompt_an_implicit_one_is_what_both_begin_with(absent: Row) -
         assert outcome(record, template) == (absent.get("prompt"), record["chosen"], record["rejected"])
 
 
-@pytest.mark.parametrize("value", [0, False, {}, 7, [1], [{"role": 3}]])
+@pytest.mark.parametrize("value", [0, {}, [1], [{"role": 3}]])
 def test_what_is_no_prompt_or_no_side_stays_for_the_checks_of_the_sections(value: Any) -> None:
     for record in (pair(value, [HERON], [ROBIN]), pair([ASK], value, value)):
         assert outcome(record, "conversation", implicit=True) == tuple(record.values())
@@ -328,18 +286,3 @@ def test_a_prompt_of_several_fields_is_their_sum() -> None:
     (sides,) = sides_of(outputs("a", fields=("s", "p")), False)
     found = with_prompt({"s": "Be brief. ", "p": "Sky?", "a": "Be brief. Sky? Blue."}, sides)
     assert found == {"s": "Be brief. ", "p": "Sky?", "a": " Blue."}
-
-
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        (user("def add(a, b, c): return"), "def add(a, b, c): return\n    a + b + c"),
-        ({"role": "tool", "content": "Sunny and 20 degrees today"}, "Sunny and 20 degrees today, so no umbrella."),
-        (user("he went home yesterday evening"), "he went home yesterday evening."),
-    ],
-    ids=["code", "a tool's result", "punctuation"],
-)
-def test_one_answer_that_begins_as_what_was_said_stays_whole(question: Row, answer: str) -> None:
-    asked = [ASK, HERON, question]
-    found = outcome({"prompt": asked, "completion": [assistant(answer)]}, "conversation")
-    assert found == (asked, [assistant(answer)])

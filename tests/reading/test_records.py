@@ -4,7 +4,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -93,80 +92,28 @@ CONTENT = st.one_of(
 # --- lines
 
 
-@pytest.mark.parametrize(
-    ("data", "starts"),
-    [
-        (b'{"a":1}\n{"b":2}\n', [0, 8]),
-        (b'{"a":1}\r\n{"b":2}\r\n', [0, 9]),
-        (b'{"a":1}\r\n{"b":2}\n', [0, 9]),
-        (b'{"a":1}\n{"b":2}', [0, 8]),
-        (b'{"a":1}\n{"b":2}\r', [0, 8]),
-        (BOM + b'{"a":1}\n{"b":2}\n', [3, 11]),
-        (b'{"a":1} \n\t{"b":2}\n', [0, 9]),
-    ],
-    ids=["LF", "CRLF", "mixed", "no newline at the end", "CR at the end", "BOM", "white space around"],
-)
-@pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 8, 9, WHOLE])
-@pytest.mark.parametrize("cut", [split, stream])
-def test_two_records_whatever_the_line_ends(cut: Cut, block_bytes: int, data: bytes, starts: list[int]) -> None:
-    found = account(data, block_bytes, cut)
-    assert [offset for offset, _, _, _ in found] == starts
-    assert [number for _, number, _, _ in found] == [1, 2]
-    assert [what for _, _, _, what in found] == [{"a": 1}, {"b": 2}]
-
-
 def test_blank_lines_are_counted_and_are_neither_kept_nor_rejected() -> None:
-    data = b"\n" + b'{"a":1}\n' + b" \t \n" + b"\r\n" + b'{"b":2}\n' + b"\n" + b"  "
+    data = BOM + b'\n{"a":1}\r\n \t \n\r\n {"b":2}\t\n\n  '
     what = [what for _, _, _, what in account(data)]
     blank = ("blank", "blank")
     assert what == [blank, {"a": 1}, blank, blank, {"b": 2}, blank, blank]
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", BOM, BOM + b"\n", BOM + b"\r\n", b"\r\n", b" "])
-def test_a_file_without_a_record_has_no_rows_and_no_rejects(data: bytes) -> None:
-    found = account(data)
-    assert len(found) == (0 if data == b"" else 1)
-    assert all(what == ("blank", "blank") for _, _, _, what in found)
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 
-def test_a_bom_is_skipped_at_the_start_of_a_file_and_nowhere_else() -> None:
-    line = BOM + b'{"a":1}\n'
-    for block_bytes in (1, len(line), WHOLE):
-        found = account(line * 3, block_bytes, split)
-        assert [what if isinstance(what, dict) else what[:2] for _, _, _, what in found] == [
-            {"a": 1},
-            ("rejected", "bad_json"),
-            ("rejected", "bad_json"),
-        ]
-
-
-def test_only_lf_ends_a_line() -> None:
-    text = "a\u2028b\u2029c\x85d\x0b\x0c\x1c"
-    raw = json.dumps({"text": text}, ensure_ascii=False)
-    assert "\u2028" in raw
-    assert account(raw.encode() + b"\n") == [(0, 1, raw.encode(), {"text": text})]
-    assert verdict(b'{"a":1}\r{"b":2}') == "bad_json"  # CR alone, as on an old Macintosh, is one line
-
-
-@pytest.mark.parametrize("cut", [split, stream])
-def test_a_line_longer_than_blocks_belongs_to_the_block_where_it_begins(cut: Cut) -> None:
-    long = b'{"long":"' + b"x" * 200_000 + b'"}\n'
-    data = b'{"a":1}\n' + long + b'{"b":2}\n'
-    found = blocks(data, 1000, cut)
-    rows = [(records.origin.start, *row) for records in found for row in records.rows]
-    assert rows == [(0, "a"), (0, "long"), (200_000, "b")]
-    assert len(found) == math.ceil(len(data) / 1000)
-
-
-@given(data=CONTENT, block_bytes=st.integers(1, 70))
-@example(data=BOM + b'{"a":1}', block_bytes=1)
-@example(data=b"{}\r\n{}", block_bytes=3)
-def test_every_line_stands_exactly_once_at_any_block_size(data: bytes, block_bytes: int) -> None:
+@given(data=CONTENT, block_bytes=st.integers(1, 70), sizes=SIZES)
+@example(data=BOM + b'{"a":1}', block_bytes=1, sizes=[1])
+@example(data=b"{}\r\n{}", block_bytes=3, sizes=[2])
+def test_every_line_stands_exactly_once_at_any_block_size(data: bytes, block_bytes: int, sizes: list[int]) -> None:
     whole = account(data)
     assert [(offset, text) for offset, _, text, _ in whole] == lines_of(data)
     assert [number for _, number, _, _ in whole] == list(range(1, len(whole) + 1))
     assert account(data, block_bytes, split) == whole
-    assert account(data, block_bytes, stream) == whole
+    blocks = stream(data, block_bytes)
+    assert blocks == split(data, block_bytes)
+    assert list(read_blocks(_Trickle(data, sizes), 0, -1, block_bytes)) == blocks
+    assert b"".join((raw.head + raw.data)[: raw.size] for raw in blocks) == data
 
 
 class _Trickle:
@@ -180,19 +127,6 @@ class _Trickle:
         return self._stream.read(min(size, self._sizes[0]))
 
 
-@given(data=CONTENT, block_bytes=st.integers(1, 70), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_a_stream_that_gives_little_at_a_time_gives_the_same_blocks(
-    data: bytes, block_bytes: int, sizes: list[int]
-) -> None:
-    assert list(read_blocks(_Trickle(data, sizes), 0, -1, block_bytes)) == stream(data, block_bytes)
-
-
-@given(data=CONTENT, block_bytes=st.integers(1, 70))
-def test_a_compressed_file_has_the_blocks_of_the_plain_one(data: bytes, block_bytes: int) -> None:
-    assert stream(data, block_bytes) == split(data, block_bytes)
-    assert b"".join((raw.head + raw.data)[: raw.size] for raw in stream(data, block_bytes)) == data
-
-
 # --- digests
 
 
@@ -204,15 +138,6 @@ def rfc_6962(chunks: list[bytes]) -> bytes:
         return hashlib.sha256(b"\x00" + chunks[0]).digest()
     left = 1 << (len(chunks) - 1).bit_length() - 1
     return hashlib.sha256(b"\x01" + rfc_6962(chunks[:left]) + rfc_6962(chunks[left:])).digest()
-
-
-@given(data=st.binary(max_size=200), chunk=st.integers(1, 9), chunks_a_block=st.integers(1, 9))
-def test_the_digest_of_a_file_does_not_depend_on_blocks(data: bytes, chunk: int, chunks_a_block: int) -> None:
-    step = chunk * chunks_a_block
-    nodes = [
-        node for start in range(0, len(data), step) for node in tree_nodes(data[start : start + step], start, chunk)
-    ]
-    assert tree_digest(nodes) == rfc_6962([data[i : i + chunk] for i in range(0, len(data), chunk)]).hex()
 
 
 @given(data=CONTENT, chunks_a_block=st.integers(1, 6))
@@ -235,20 +160,9 @@ def digests(data: bytes, block_bytes: int) -> list[str]:
     return [raw.origin(0, SOURCE, block_bytes).digest for raw in split(data, block_bytes)]
 
 
-def test_equal_blocks_share_a_digest_wherever_they_stand() -> None:
-    block = b'{"text":"abc"}\n{"text":"de"}\n'
-    assert len(set(digests(block * 3, len(block)))) == 1
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (b'{"a":1}\n', b'{"a":2}\n'),
-        (b'{"a":1,"b":2}\n', b'{"a":1,"b":3}\n'),  # what differs lies behind the range, in its last line
-    ],
-)
-def test_blocks_of_other_bytes_have_other_digests(one: bytes, other: bytes) -> None:
-    assert digests(one, 8)[0] != digests(other, 8)[0]
+def test_blocks_of_other_bytes_have_other_digests() -> None:
+    # What differs lies behind the range, in its last line.
+    assert digests(b'{"a":1,"b":2}\n', 8)[0] != digests(b'{"a":1,"b":3}\n', 8)[0]
 
 
 def test_a_line_that_looks_like_a_node_is_told_from_one() -> None:
@@ -272,12 +186,8 @@ def test_the_digest_tells_blocks_apart_whose_bytes_are_equal_but_not_their_lines
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"text":"a\\u2028b"}',
-        b'{"text":"\\ud83d\\ude00"}',
         b'{"text":"nul \\u0000"}',
         '{"text":"\ufffe\uffff\U0010ffff\ufeff\ufffd"}'.encode(),
-        b'{"":0,"a b":[],"__class__":null}',
-        b' {"a":-0.0,"b":1E-2,"c":1e308} ',
         b'{"a":1e-999}',  # a double holds it, as nearly as it can: 0
     ],
 )
@@ -290,42 +200,27 @@ def test_what_json_allows_is_a_record(line: bytes) -> None:
     [
         (b'{"a":', "bad_json"),
         (b'{"a":1}{"b":2}', "bad_json"),
-        (b'{"a":1},', "bad_json"),
-        (b'{"a":1} x', "bad_json"),
         (b'{"a":1}\x00', "bad_json"),
-        (b"{'a':1}", "bad_json"),
-        (b"{a:1}", "bad_json"),
-        (b'{"a":1,}', "bad_json"),
-        (b'{"a":01}', "bad_json"),
-        (b'{"a":"tab\there"}', "bad_json"),
         (b'{"a":NaN}', "bad_json"),
-        (b'{"a":Infinity}', "bad_json"),
-        (b'{"a":-Infinity}', "bad_json"),
         (b'{"a":"\\ud800"}', "bad_text"),
         (b'{"a":"\\udc00\\ud800"}', "bad_text"),
         (b'{"\\ud800":1}', "bad_text"),
-        (b'{"a":"\\ud800\\u0041"}', "bad_text"),
         (b'{"a":"\\ud800" 1}', "bad_json"),
         (b'{"a":"\\ud800","a":1}', "duplicate_key"),
         (b'{"a":"\\ud800","n":12345678901234567890123}', "bad_text"),
-        (b"\x00" * 64, "bad_json"),
         (b'{"a":"\xff"}', "invalid_utf8"),
-        (b'{"a":"\xc0\xaf"}', "invalid_utf8"),
         (b'{"a":"\xed\xa0\x80"}', "invalid_utf8"),
-        (b'{"a":"\xf5\x80\x80\x80"}', "invalid_utf8"),
         (b'{"a":"cut \xe4\xb8"}', "invalid_utf8"),
-        ('{"a":"é"}'.encode("latin-1"), "invalid_utf8"),
         (b'{"a":1e999}', "bad_number"),
-        (b'{"a":-1e999}', "bad_number"),
         (b'{"a":[{"b":1e400}]}', "bad_number"),
         (b'{"a":1' + b"0" * 309 + b"}", "bad_number"),
         (b'{"a":-' + b"9" * 5000 + b"}", "bad_number"),
         (b'{"a":1e999,"b":NaN}', "bad_number"),
-        (b"null", "not_an_object"),
-        (b"42", "not_an_object"),
-        (b'"a string"', "not_an_object"),
+        (b'{"x":[[{"a":1,"a":{}}]]}', "duplicate_key"),
+        # The escapes' quotes must not stand in for those of the lost key.
+        (b'{"a":"\\u0022\\u0022","b":1,"b":2}', "duplicate_key"),
+        (b'{"n":123456789012345678901,"a":1,"a":2}', "duplicate_key"),
         (b"[1,2]", "not_an_object"),
-        (b"true", "not_an_object"),
         (b"12345678901234567890123", "not_an_object"),
     ],
 )
@@ -343,8 +238,6 @@ def test_a_line_that_is_no_record_is_rejected_with_its_reason(line: bytes, reaso
     ("line", "message"),
     [
         (b"[1,2]", "the line is a list, wanted a JSON object"),
-        (b"3", "the line is a number (3), wanted a JSON object"),
-        (b"null", "the line is null, wanted a JSON object"),
         (b'"' + b"x" * 90 + b'"', 'the line is a string ("' + "x" * 39 + "...), wanted a JSON object"),
         (b'{"a":1e999}', "1e999 is beyond a double"),
         (b'{"a":"\xff"}', "byte 6 of the line is no UTF-8 (invalid start byte)"),
@@ -375,15 +268,6 @@ def test_integers_stay_exact(number: int, before: str, key: bool) -> None:
     assert [type(found["number"][0]), type(found["number"][1]["again"])] == [int, int]
 
 
-@pytest.mark.parametrize("pad", range(11))
-@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 18446744073709551617])
-def test_a_long_integer_is_found_wherever_it_stands_in_the_block(number: int, pad: int) -> None:
-    lines = [b'{"a":1}', b" " * pad + json.dumps({"n": number}).encode(), b'{"b":2}']
-    rows = blocks(b"\n".join(lines))[0].rows
-    assert rows == [{"a": 1}, {"n": number}, {"b": 2}]
-    assert type(rows[1]["n"]) is int
-
-
 @given(
     row=st.dictionaries(
         st.text(max_size=5),
@@ -401,43 +285,6 @@ def test_a_long_integer_is_found_wherever_it_stands_in_the_block(number: int, pa
 def test_any_record_is_read_as_the_standard_library_reads_it(row: dict[str, Any], ascii_only: bool) -> None:
     line = json.dumps(row, ensure_ascii=ascii_only)
     assert repr(verdict(line.encode())) == repr(json.loads(line))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"a":1,"a":2}',
-        b'{"a":1,"a":1}',
-        b'{"x":{"a":1,"b":2,"a":3}}',
-        b'{"x":[[{"a":1,"a":{}}]]}',
-        b'{"a":{"deep":[1,2,{"k":"v"}]},"a":0}',
-        b'{"a":1,"\\u0061":2}',
-        b'{"\\u0022":1,"\\"":2}',
-        b'{"a":"\\u0022","a":"\\u0022"}',
-        b'{"a":"said \\u0022","b":1,"a":"\\u0022"}',
-        b'{"a":"\\u0022\\u0022","b":1,"b":2}',  # the escapes' quotes must not stand in for those of the lost key
-        b'{"a":"\\u0022","b":"","b":""}',
-        b'{"a":"\\\\u0022","b":1,"b":2}',
-        b'{"":1,"":2}',
-        b'{"n":123456789012345678901,"a":1,"a":2}',
-    ],
-)
-def test_a_repeated_key_is_rejected(line: bytes) -> None:
-    assert verdict(line) == "duplicate_key"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"a":{"a":1},"b":{"a":2}}',
-        b'{"a":[{"a":1},{"a":2}]}',
-        b'{"a":"\\u0022","b":"\\"","c":"\\\\u0022","d":"\\\\\\u0022","e":"\\\\\\\\u0022"}',
-        b'{"\\u0022":1,"\\\\u0022":2}',
-        b'{"a":"{\\"a\\":1,\\"a\\":2}"}',
-    ],
-)
-def test_keys_that_only_look_repeated_are_kept(line: bytes) -> None:
-    assert verdict(line) == json.loads(line)
 
 
 @st.composite
@@ -503,11 +350,8 @@ def test_the_limit_of_nesting_does_not_depend_on_the_stack(frames: int) -> None:
     kept, *rejected = deeper(frames)
     assert isinstance(kept, dict)
     assert rejected == ["too_deep"] * 5
-
-
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 1025, 100_000])
-def test_deep_nesting_is_rejected_with_one_message(depth: int) -> None:
-    assert blocks(nested(depth))[0].ledger.messages == {0: f"the line is nested deeper than {MAX_DEPTH} levels"}
+    message = f"the line is nested deeper than {MAX_DEPTH} levels"
+    assert blocks(nested(100_000))[0].ledger.messages == {0: message}
 
 
 def test_brackets_side_by_side_or_in_strings_are_no_depth() -> None:
@@ -522,15 +366,9 @@ def test_brackets_side_by_side_or_in_strings_are_no_depth() -> None:
 
 
 def test_the_text_of_a_reject_is_cut_at_characters_not_at_bytes() -> None:
-    for char in ("x", "é", "字", "😀"):
-        line = char * (TEXT_LIMIT + 5)
-        ledger = blocks(f"{line}\n{char}\n".encode())[0].ledger
-        assert ledger.text(0) == char * TEXT_LIMIT
-        assert ledger.text(0, 7) == char * 7
-        assert ledger.text(1) == char
-
-
-def test_the_text_of_a_reject_shows_bytes_that_are_no_utf8() -> None:
+    for char in ("x", "字", "😀"):
+        ledger = blocks(f"{char * (TEXT_LIMIT + 5)}\n".encode())[0].ledger
+        assert (ledger.text(0), ledger.text(0, 7)) == (char * TEXT_LIMIT, char * 7)
     ledger = blocks(BOM + b'{"a":"\xff\x00"}\r\n' + b"\xff" * 2000)[0].ledger
     assert ledger.text(0) == '{"a":"\ufffd\x00"}'
     assert ledger.text(1) == "\ufffd" * TEXT_LIMIT
@@ -562,29 +400,20 @@ def test_char_limits_are_inclusive_and_count_code_points() -> None:
 
 
 def test_a_field_outside_the_limits_counts_as_absent() -> None:
-    rows: list[dict[str, Any]] = [
-        {"a": "x", "b": "long enough", "c": "untouched"},
-        {"a": "x", "b": "y"},
-        {"a": "x", "b": None},
-        {"a": "x" * 99, "b": "y"},
-        {"a": "x" * 99},
-        {"a": " ", "b": ""},
-        {"c": "has none of them"},
-        {"a": None},
-        {"a": "x", "b": 5},
+    short = "dropped too_short"
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"a": "x", "b": "long enough", "c": "untouched"}, "kept"),
+        ({"a": "x", "b": "y"}, short),
+        ({"a": "x", "b": None}, short),
+        ({"a": "x" * 99, "b": "y"}, short),
+        ({"a": "x" * 99}, "dropped too_long"),
+        ({"a": " ", "b": ""}, "dropped empty"),
+        ({"c": "has none of them"}, "kept"),
+        ({"a": None}, "kept"),
+        ({"a": "x", "b": 5}, "kept"),  # ApplyTemplate rejects the number
     ]
-    found = filter_by_chars(testing.records(rows), 5, 50, ("a", "b"))
-    assert outcomes(found) == [
-        "kept",
-        "dropped too_short",
-        "dropped too_short",
-        "dropped too_short",
-        "dropped too_long",
-        "dropped empty",
-        "kept",
-        "kept",
-        "kept",  # ApplyTemplate rejects the number
-    ]
+    found = filter_by_chars(testing.records([row for row, _ in rows]), 5, 50, ("a", "b"))
+    assert outcomes(found) == [outcome for _, outcome in rows]
     assert found.rows == [{"b": "long enough", "c": "untouched"}, {"c": "has none of them"}, {"a": None}, {"b": 5}]
     assert found.line.tolist() == [0, 6, 7, 8]
 
@@ -609,25 +438,14 @@ def test_map_records_replaces_and_rejects() -> None:
     assert "rename" in found.ledger.messages[2]
 
 
-def boom(row: dict[str, Any]) -> Any:
-    if row.get("n") == 2:
-        raise KeyError("two\nlines")
-    return True if row.get("n") == 0 else row
-
-
 @pytest.mark.parametrize(
     ("step", "function", "says"),
     [
-        (map_records, lambda row: boom(row | {"n": 2}), r"raised KeyError: 'two\\nlines'"),
+        (map_records, lambda row: row["no"], "raised KeyError: 'no'"),
         (map_records, lambda row: None, "gave null; MapRecords wants a dict or a reason"),
-        (map_records, lambda row: True, r"gave a boolean \(true\); MapRecords wants"),
-        (map_records, lambda row: {1, 2}, "gave a set; MapRecords wants"),
         (map_records, lambda row: "", r'gave a string \(""\); MapRecords wants'),
-        (filter_records, lambda row: boom(row | {"n": 2}), "raised KeyError"),
         (filter_records, lambda row: None, "gave null; FilterRecords wants True, False or a reason"),
-        (filter_records, lambda row: 1, r"gave a number \(1\); FilterRecords wants"),
         (filter_records, lambda row: row, "gave an object; FilterRecords wants"),
-        (filter_records, lambda row: "", r'gave a string \(""\); FilterRecords wants'),
     ],
 )
 def test_a_users_mistake_names_the_file_and_the_offset(step: Callable[..., Records], function: Any, says: str) -> None:
@@ -654,23 +472,6 @@ def test_reasons_that_differ_by_record_end_in_a_clear_error() -> None:
         filter_records(many, lambda row: f"too long by {row['n']}")
 
 
-def test_numpy_booleans_are_booleans() -> None:
-    import numpy as np
-
-    found = filter_records(testing.records([{"n": 1}, {"n": 2}]), lambda row: np.bool_(row["n"] > 1))  # type: ignore[arg-type, return-value]
-    assert found.rows == [{"n": 2}]
-
-
-def test_a_step_after_a_step_keeps_lines_and_rows_together() -> None:
-    found = testing.records([{"n": n, "text": "x" * n} for n in range(20)])
-    found = filter_records(found, lambda row: row["n"] % 2 == 0)
-    found = filter_by_chars(found, 4, 14, ("text",))
-    found = map_records(found, lambda row: "twelve" if row["n"] == 12 else {"n": row["n"]})
-    assert found.rows == [{"n": n} for n in (4, 6, 8, 10, 14)]
-    assert found.line.tolist() == [4, 6, 8, 10, 14]
-    assert sum(outcome == "kept" for outcome in outcomes(found)) == 5
-
-
 LONG_LINES = b"".join(
     [
         b'{"a": 1}\n',
@@ -686,7 +487,7 @@ LONG_LINES = b"".join(
 
 
 @pytest.mark.parametrize("cut", [split, stream])
-@pytest.mark.parametrize("block_bytes", [7, 64, 300, 4096, 65_536, 1 << 20])
+@pytest.mark.parametrize("block_bytes", [64, 300, 65_536])
 def test_a_line_that_is_too_long_is_the_same_reject_at_every_block_size(cut: Cut, block_bytes: int) -> None:
     def read(data: bytes, block_bytes: int, cut: Any) -> list[Any]:
         found = []

@@ -63,10 +63,8 @@ def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
         ("a.json", "record"),
         ("a.JSON.gz", "record"),
         ("a.parquet", "row"),
-        ("a.Parquet", "row"),
         ("a.arrow", "row"),
         ("a.parquet.gz", "line"),
-        ("parquet", "line"),
     ],
 )
 def test_the_ending_says_what_a_record_is_called(path: str, unit: str) -> None:

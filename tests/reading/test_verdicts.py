@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
+from beam_prep.first_records import FirstRecords
 from beam_prep.reading.verdicts import verdicts, warning_of
+from beam_prep.storage.files import list_inputs
 from tests.conftest import ROOT
 
 PAIR: dict[str, Any] = {
@@ -22,7 +24,6 @@ PAIR: dict[str, Any] = {
 DOCUMENT: dict[str, Any] = {"input": {"sections": [{"field": "text", "action": "train"}]}}
 CHAT: dict[str, Any] = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
 DPO: dict[str, Any] = json.loads((ROOT / "configs" / "dpo.json").read_text())
-GRPO: dict[str, Any] = json.loads((ROOT / "configs" / "grpo.json").read_text())
 IDS: dict[str, Any] = {"input": {"adapter": "tokenized"}}
 
 
@@ -35,26 +36,19 @@ def judged(config: dict[str, Any], records: list[dict[str, Any]]) -> list[tuple[
     return [(str(each), each.bad) for each in found]
 
 
-ALIKE = "the config does not read it, and trains all alike"
-
 CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
     "label": (answered("label", True, False), "'label' marks answers as good or bad (true 1, false 1)", (1,)),
-    "desirable": (answered("desirable", 1, 0, 0), "'desirable' marks answers as good or bad (0 2, 1 1)", (1, 2)),
-    "is_correct": (answered("is_correct", "yes", "No"), "'is_correct' marks answers as good or bad", (1,)),
-    "thumbs": (answered("feedback", "thumbs_up", "thumbs_down"), "'feedback' marks answers as good or bad", (1,)),
     "feedback": (
         answered("human_feedback", "positive", "negative"),
         "'human_feedback' marks answers as good or bad",
         (1,),
     ),
     "steps": (answered("labels", [True, True], [True, False]), "'labels' marks answers as good or bad", (1,)),
-    "is_toxic": (answered("is_toxic", False, True), "'is_toxic' marks answers as good or bad", (1,)),
     "rejected, a boolean": (answered("rejected", True, False), "'rejected' marks answers as good or bad", (0,)),
     "rejected, a text": (answered("rejected", " 3", " 4"), "'rejected' holds answers that were rejected (in 2", ()),
     "rating": (answered("rating", 5, 4, 1), "'rating' rates answers (1 to 5, in 3 records)", (2,)),
     "score": (answered("score", 0.9, 0.5, 0.0), "'score' rates answers (0 to 0.9, in 3 records)", (2,)),
     "reward": (answered("reward", 1.5, -2.0), "'reward' rates answers (-2 to 1.5, in 2 records)", (1,)),
-    "good scores": (answered("score", 7, 8, 9), "'score' rates answers (7 to 9, in 3 records)", ()),
     "weight": (answered("weight", 1.0, 0, None), "'weight' is 0 in 1 of 2 records: do not train these", (1,)),
     "split": (answered("split", "train", "test"), "'split' names parts of a data set, also those for evaluation", (1,)),
 }
@@ -74,23 +68,18 @@ def test_a_field_that_judges_answers_is_said_in_one_line(case: str) -> None:
     "records",
     [
         answered("label", 3, 7),  # of classes
-        answered("label", "sports", "news"),
         answered("score", "3-1", "0-0"),
-        answered("score", 10**400, 0),
         answered("weight", 1, 2.5),
-        answered("split", "train", "train"),
         answered("labels", [1, 2]),
         answered("label", None, None),
-        answered("other", False, False),
+        answered("note", "The request was rejected by us", "rejected"),  # sentences
+        answered("word", *"abcdefgh", "rejected"),  # a vocabulary
+        answered("meta", {"id": 0}, None),
         [],
     ],
 )
 def test_what_judges_nothing_is_not_said(records: list[dict[str, Any]]) -> None:
     assert judged(PAIR, records) == []
-
-
-def test_log_probabilities_are_no_ratings() -> None:
-    assert [bad for _, bad in judged(PAIR, answered("score", -12.5, -3.0))] == [()]
 
 
 def test_a_label_that_is_the_answer_is_no_verdict() -> None:
@@ -103,11 +92,6 @@ def test_documents_and_pairs_have_no_bad_answers() -> None:
     assert judged(DOCUMENT, [{"text": "x", "score": 0}, {"text": "y", "score": 5}]) == []
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c", "score": 0, "label": False, "split": "test"}]
     assert [says[:7] for says, _ in judged(DPO, pairs)] == ["'split'"]
-
-
-def test_rewards_that_are_written_are_no_bad_answers() -> None:
-    records = [{"prompt": [], "responses": ["a", "b"], "rewards": [0, 1], "reward": 0}]
-    assert [bad for _, bad in judged(GRPO, records)] == [()]
 
 
 def test_a_rejected_answer_that_is_trained_is_bad() -> None:
@@ -162,34 +146,19 @@ def test_a_run_says_it_before_it_starts(run: Callable[..., Any], caplog: pytest.
 
 
 FORMS: dict[str, Any] = {
-    "status": ("approved", "rejected"),
-    "preference": ("chosen", "rejected"),
-    "result": ("passed", "failed"),
-    "verdict": ("yes", "no"),
     "final_verdict": ("OK", "WRONG_ANSWER"),
-    "review_result": (True, False),
-    "annotation": ("correct", "wrong"),
     "toxicity": (0.001, 0.93),
     "scores": ({"toxicity": 0.02, "note": "x"}, {"toxicity": 0.7, "note": "y"}),
     "ratings": ({"average": 4.5, "count": 900}, {"average": 1.0, "count": 3}),
-    "detoxify": ({"toxicity": 0.0004, "obscene": 0.01}, {"toxicity": 0.98, "obscene": 0.9}),
     "moderation": ({"flagged": False}, {"flagged": True}),
-    "solution_is_valid": ("Yes", "No"),
     "quality": ("excellent", "very poor"),
-    "helpfulness": ("4", "1"),
-    "reward": (2.0, 0.0),
     "refused": (False, True),
-    "upvoted": (True, False),
-    "vote": (1, -1),
     "thumbs": ("up", "down"),
     "grade": ("A-", "F"),
     "human_rating": (5, 1),
     "isCorrect": (True, False),
-    "answer_is_correct": (True, False),
     "meta": ({"label": True, "id": 1}, {"label": False, "id": 2}),
-    "metadata": ({"rating": 5}, {"rating": 1}),
     "judge": ({"verdict": "correct"}, {"verdict": "incorrect"}),
-    "score": ({"helpful": 4, "note": "x"}, {"helpful": 0, "note": "y"}),
 }
 
 
@@ -203,34 +172,17 @@ def test_what_judges_answers_is_found_in_all_its_forms(name: str) -> None:
 
 
 NEUTRAL: dict[str, Any] = {
-    # of a good answer, and of bad things
     "scores": ({"toxicity": 0.001, "overall": 4}, {"toxicity": 0.3, "overall": 5}),
-    "toxicity": (0.0, 0.1, 0.49),
     "error": (0, 1, 5),
-    # counts, and what describes ratings
     "votes": ({"up": 12, "down": 0}, {"up": 3, "down": 9}),
-    "rating": ({"average": 4.8, "count": 3}, {"average": 4.7, "count": 900}),
-    "quality": ({"n_words": 12}, {"n_words": 300}),
-    # no closed scale
     "score": (2, 5, 3, 11, 1, 4, 250),
-    "stars": (3, 10, 0, 1200),
-    "grade": (1, 2, 3, 8, 12),
     "upvotes": (0, 0, 1, 0, 2, 5),
-    # names of classes and states
     "label": (0, 1, 2),
-    "labels": ("entailed", "no", "yes"),
     "status": ("failed", "ok", "pending"),
-    "result": ("yes", "no"),
     "preference": (0, 1),
-    "human_annotation": (True, False),
     "exit_status": (0, 1),
-    "overall_preference": (-2, 3),
     "meta": ({"finish_reason": "failed"}, {"finish_reason": "passed"}),
-    "outcome": ("rejected", "granted"),
     "intent": ("refused", "accepted"),
-    "state": ("done", "refused"),
-    "decision": ("Accept", "Reject"),
-    "good": (-1, -1),
     "is_test": (False, True),
 }
 
@@ -243,16 +195,12 @@ def test_counts_open_scales_and_classes_mark_nothing_as_bad(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "bad"),
     [
-        ("label", (-1, 0, 1), (0,)),
-        ("vote", (0, 0, 1, -1), (3,)),
         ("rating", (1, 1, 1, 5), (0, 1, 2)),  # most are bad
         ("rating", (0, 4, 3, 1), (0, 3)),
-        ("score", (85, 20, 90), (1,)),
         ("score", (250, 3, -4), (2,)),
         ("thumbs", ("up", "none", "down", None), (2,)),
         ("verdict", ("correct", "partially correct", "incorrect"), (2,)),
         ("score", (float("nan"), 1.0, 0.0), (2,)),
-        ("grade", ("E", "A", "F"), (2,)),
         ("rejected", ("no", "yes"), (1,)),
     ],
 )
@@ -264,9 +212,7 @@ def test_the_bad_end_of_a_scale_is_bad(name: str, values: Any, bad: tuple[int, .
     ("label", "answers"),
     [
         ((False, True), ("No.", "Yes.")),
-        ((0, 1), ("negative", "positive")),
         ((1, 0), ("The answer is 1", "The answer is 0")),
-        (("no", "yes"), ("no, it is not", "Yes, it is")),
     ],
 )
 @pytest.mark.parametrize("name", ["label", "score", "toxic", "verdict"])
@@ -280,21 +226,6 @@ def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: A
     assert [len(bad) for _, bad in judged(PAIR, others)] == [3]
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        answered("status", "done", "open"),
-        answered("note", "The request was rejected by us", "rejected"),  # sentences
-        answered("word", *"abcdefgh", "rejected"),  # a vocabulary
-        answered("meta", {"label": 3}, {"label": 7}),
-        answered("user_id", 0, 1),
-        answered("meta", {"id": 0}, None),
-    ],
-)
-def test_words_numbers_and_objects_that_judge_nothing_are_not_said(records: list[dict[str, Any]]) -> None:
-    assert judged(PAIR, records) == []
-
-
 @pytest.mark.parametrize(("key", "values"), [("label", (False, True)), ("rating", (1, 5))])
 def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None:
     def turn(value: Any) -> list[dict[str, Any]]:
@@ -306,20 +237,15 @@ def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None
     assert found.mend.endswith('or "weight": 0 in these messages, which are not trained then')
 
 
-def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(
-    tmp_path: Path, tokenizer_path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: Path, tokenizer_path: str) -> None:
     good = [json.dumps({"prompt": "1 + 1 =", "completion": " 2" * 20, "label": True})] * 5000
     bad = json.dumps({"prompt": "1 + 1 =", "completion": " 3", "label": False})
     for name, lines in {"a": good[:5], "b": [*good, bad], "c": good[:5]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    job = bp.Pipeline(
-        bp.PipelineConfig.from_dict(PAIR), str(tmp_path / "*.jsonl"), tmp_path / "out", tokenizer_path=tokenizer_path
-    )
-    with caplog.at_level(logging.INFO, "beam_prep"):
-        job.run(["--runner=FnApiRunner"])
-    (told,) = [text for text in caplog.messages if "records that were looked at, 'label' (false) in 1:" in text]
+    config, tokenizer = bp.PipelineConfig.from_dict(PAIR), bp.Tokenizer.load(tokenizer_path)
+    (told, *_) = FirstRecords(config, tokenizer, list_inputs(str(tmp_path / "*.jsonl"))).warnings()
     assert "a.jsonl and 2 more: answers" in told
+    assert "records that were looked at, 'label' (false) in 1:" in told
 
 
 def test_a_run_counts_bad_answers_that_its_start_did_not_see(run: Callable[..., Any]) -> None:
@@ -329,8 +255,3 @@ def test_a_run_counts_bad_answers_that_its_start_did_not_see(run: Callable[..., 
     assert made["bad_answers"] == {"label": 3}
     (warning,) = made["warnings"]
     assert "of 3 records by 'label'" in warning
-
-
-def test_a_run_with_good_answers_says_nothing(run: Callable[..., Any]) -> None:
-    done = run(PAIR, answered("label", True, True))
-    assert json.loads((Path(done.output) / "run.json").read_text())["warnings"] == []

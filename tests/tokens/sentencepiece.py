@@ -1,5 +1,6 @@
 """Small tokenizers of the kinds that SentencePiece makes, trained on the docs of this project."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,19 @@ KINDS: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None]] = {
 CONTROLS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
 
 
-def made(folder: Path, kind: str, added: tuple[dict[str, Any], ...] = (), **changes: Any) -> Path:
-    """A folder with the tokenizer. `added`: more added tokens; `changes`: other keys of its tokenizer.json."""
-    normalisers, splitter = KINDS[kind]
+@functools.cache
+def _learnt() -> str:
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=1500, special_tokens=[*CONTROLS], show_progress=False)
     learnt = tokenizers.Tokenizer(tokenizers.models.BPE())
     learnt.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
     learnt.train_from_iterator([path.read_text() for path in sorted(ROOT.glob("docs/*.md"))[:8]], trainer)
-    source = json.loads(learnt.to_str())
+    return learnt.to_str()
+
+
+def made(folder: Path, kind: str, added: tuple[dict[str, Any], ...] = (), **changes: Any) -> Path:
+    """A folder with the tokenizer. `added`: more added tokens; `changes`: other keys of its tokenizer.json."""
+    normalisers, splitter = KINDS[kind]
+    source = json.loads(_learnt())
     vocabulary = [*CONTROLS, *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary += [token for token in source["model"]["vocab"] if token not in CONTROLS]
     model = {

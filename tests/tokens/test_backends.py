@@ -30,6 +30,7 @@ from beam_prep.tokens.token_bytes import token_bytes
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, TokenSpans
 from tests.conftest import shared
+from tests.reference import ours as loaded
 from tests.tokens.test_tokenizer import OURS, _folders, verify_texts
 from tests.tokens.test_tokenizer import copy_of as changed_copy
 
@@ -45,11 +46,6 @@ LOSSY = {"t5-small"}
 @pytest.fixture(scope="module", params=_folders())
 def folder(request: pytest.FixtureRequest) -> Path:
     return Path(request.param)
-
-
-@functools.cache
-def loaded(folder: Path) -> Tokenizer:
-    return Tokenizer.load(folder)
 
 
 @functools.cache
@@ -71,7 +67,8 @@ def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path
         backend, problem = choose(loaded(folder), "auto", ["first record"])
         assert backend == "transformers"
         assert "gigatoken is not used" in str(problem)
-        with pytest.raises(TokenizerError, match=NOT_FOR_GIGATOKEN[folder.name]):
+        wanted = rf"{NOT_FOR_GIGATOKEN[folder.name]}.*pass --tokenizer_backend auto"
+        with pytest.raises(TokenizerError, match=wanted):
             choose(loaded(folder), "gigatoken", ["first record"])
     else:
         assert choose(loaded(folder), "auto", ["first record"]) == ("gigatoken", None)
@@ -108,13 +105,6 @@ def test_spans_of_any_text_are_the_references(texts: list[str], seed: int, speci
 def test_every_row_gets_what_stands_around_a_text(rows: list[list[int]], before: list[int], behind: list[int]) -> None:
     wanted = [[*before, *row, *behind] for row in rows]
     assert module.with_parts_around(Ragged.from_lists(rows), before, behind).to_lists() == wanted
-
-
-def test_unsupported_tokenizers_fail_only_where_gigatoken_was_asked_for() -> None:
-    unigram = loaded(shared("tokenizers", "t5-small"))
-    with pytest.raises(TokenizerError, match=r"Unigram.*pass --tokenizer_backend auto"):
-        choose(unigram, "gigatoken")
-    assert choose(unigram, "transformers") == ("transformers", None)
 
 
 @pytest.fixture
@@ -264,7 +254,7 @@ def normalising(name: str) -> Tokenizer:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NFC_TOO[:3])
+@pytest.mark.parametrize("name", NFC_TOO[1:3])
 def test_every_character_has_the_references_ids(name: str) -> None:
     """gigatoken knows more letters, more marks and more compositions than the reference."""
     tokenizer = normalising(name)
@@ -318,9 +308,8 @@ NFC = {"type": "NFC"}
         ([MASK, {"content": "  ", "normalized": True}], {}, "takes blanks beside it"),
         ([{**MASK, "lstrip": False, "rstrip": True}, {"content": "\t"}], {}, "takes blanks beside it"),
         ([{"content": "ab", "normalized": True}, {"content": "b<x>"}], {}, "overlap"),
-        ([{"content": "b<x>", "normalized": True}, {"content": "ab"}], {}, "overlap"),
+        ([{"content": "[w]", "single_word": True}], {}, "'[w]' is matched as a word"),
         ([{"content": "\u2126", "normalized": True}], {"normalizer": NFC}, "is not NFC"),
-        ([{"content": "\u1fef", "normalized": True}], {}, "is not NFC"),
         (
             [],
             {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},
@@ -337,15 +326,21 @@ def test_added_tokens_that_gigatoken_finds_elsewhere_close_its_gate(
     assert reason in str(problem)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_token_that_nfc_can_make_is_the_references(nested: bool, tmp_path: Path) -> None:
-    steps: Any = {"type": "Sequence", "normalizers": [NFC]} if nested else NFC
-    tokenizer = with_added(tmp_path / "t", {"content": "\u226e"}, normalizer=steps)
+@pytest.mark.parametrize(
+    ("content", "texts", "fell_back"),
+    [
+        ("\u226e", ["<\u0338", "a \u226e b", "\u0628\u08d3\u0651", "\U000105d2\u0307"], 3),
+        ("the", ["the\u0301", "the \u4f60", "\u00e9the", "e\u0301the"], 2),
+    ],
+)
+def test_a_token_that_is_found_in_normalised_text_is_the_references(
+    content: str, texts: list[str], fell_back: int, tmp_path: Path
+) -> None:
+    tokenizer = with_added(tmp_path / "t", {"content": content, "normalized": True}, normalizer=NFC)
     assert choose(tokenizer, "auto")[0] == "gigatoken"
-    texts = ["<\u0338", "a \u226e b", "\u0628\u08d3\u0651", "\U000105d2\u0307"]
-    assert (
-        FastEncoder(tokenizer, "gigatoken").encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
-    )
+    fast = FastEncoder(tokenizer, "gigatoken")
+    assert fast.encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
+    assert fast.fell_back == fell_back
 
 
 FLAGS = ("normalized", "single_word", "lstrip", "rstrip", "special")
@@ -382,32 +377,6 @@ def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], other
 
     wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
     assert module.sharing(some, others) == (wanted[0] if wanted else None)
-
-
-def test_a_token_that_is_found_as_a_word_closes_gigatokens_gate(tmp_path: Path) -> None:
-    import json
-
-    source = json.loads((OURS / "tokenizer.json").read_text())
-    for special in (True, False):
-        token = {**source["added_tokens"][0], "id": 5000, "content": "[w]", "special": special, "single_word": True}
-        folder = changed_copy(OURS, tmp_path / str(special), added_tokens=[*source["added_tokens"], token])
-        backend, problem = choose(Tokenizer.load(folder), "auto")
-        assert backend == "transformers"
-        assert "'[w]' is matched as a word" in str(problem)
-
-
-def test_a_token_that_is_found_in_normalised_text_is_the_references(tmp_path: Path) -> None:
-    import json
-
-    source = json.loads((OURS / "tokenizer.json").read_text())
-    token = {**source["added_tokens"][0], "id": 5000, "content": "the", "special": False, "normalized": True}
-    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*source["added_tokens"], token]}
-    tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", **changes))
-    assert choose(tokenizer, "auto")[0] == "gigatoken"
-    texts = ["the\u0301", "the \u4f60", "\u00e9the", "e\u0301the"]
-    fast = FastEncoder(tokenizer, "gigatoken")
-    assert fast.encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
-    assert fast.fell_back == 2
 
 
 def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: Path) -> None:

@@ -60,15 +60,6 @@ def test_a_folder_of_another_vocabulary_gives_them_too(base: str, tmp_path: Path
     check_folders(shared("tokenizers", base), "long", 10, tmp_path)
 
 
-def test_a_record_with_tools_gets_the_template_named_tool_use(tmp_path: Path) -> None:
-    folder = with_templates(tmp_path / "made", default=TEMPLATES["default"], tool_use=TEMPLATES["tool_use"])
-    template, reference = template_of(Tokenizer.load(folder)), load_reference(folder)
-    for tools in (None, TOOLS):
-        text = template.text(CHAT, tools=tools)
-        assert text == reference.apply_chat_template(CHAT, tools=tools, tokenize=False)
-        assert text.startswith("Tools: ") == (tools is not None)
-
-
 @pytest.mark.parametrize("one", [*TEMPLATES, "spaces", "break", "comment"])
 @pytest.mark.parametrize("other", TEMPLATES)
 def test_two_named_templates_render_as_each_alone(one: str, other: str) -> None:
@@ -140,9 +131,7 @@ def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> N
     [
         ("pad_token", "<pad_new>"),
         ("eos_token", {"content": "<|stop|>", "lstrip": False, "rstrip": False, "__type": "AddedToken"}),
-        ("extra_special_tokens", ["<|image|>"]),
         ("extra_special_tokens", {"image_token": "<|image|>"}),
-        ("additional_special_tokens", ["<|image|>"]),
     ],
 )
 def test_a_named_token_that_the_vocabulary_lacks_is_an_error(key: str, value: Any, tmp_path: Path) -> None:
@@ -183,7 +172,6 @@ def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pyte
     ("files", "wanted"),
     [
         ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "Install what reads tokenizer.model: pip install tiktoken"),
-        ({"qwen.tiktoken": "IQ== 0\nIg== 1\n", "vocab.txt": ""}, "pip install tiktoken"),
         ({"tokenizer.model": "\n\x0e\n\x05<unk>\x18\x02"}, "pip install sentencepiece"),
         ({"vocab.json": "{}", "merges.txt": ""}, "Say in tokenizer_config.json which class reads these files"),
     ],
@@ -211,16 +199,12 @@ def test_a_vocabulary_and_merges_are_loaded_where_the_class_is_named(tmp_path: P
 
 
 def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
-    assert Tokenizer.load(changed(tmp_path / "made", model_max_length=512)).model_max_length == 512
-    assert Tokenizer.load(OURS).model_max_length is None
+    for place, (given, known) in enumerate([(512, 512), (512.0, 512), (-1, None), (None, None)]):
+        folder = changed(tmp_path / str(place), model_max_length=given)
+        assert Tokenizer.load(folder).model_max_length == known
 
 
-@pytest.mark.parametrize(("given", "known"), [(512.0, 512), (-1, None), (0, None), (None, None)])
-def test_a_longest_row_below_1_is_no_limit(given: Any, known: int | None, tmp_path: Path) -> None:
-    assert Tokenizer.load(changed(tmp_path / "made", model_max_length=given)).model_max_length == known
-
-
-@pytest.mark.parametrize("given", ["512", "long", [512]])
+@pytest.mark.parametrize("given", ["512", [512]])
 def test_a_longest_row_that_is_no_number_is_an_error(given: Any, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.load(changed(tmp_path / "made", model_max_length=given))
@@ -232,9 +216,7 @@ def test_a_longest_row_that_is_no_number_is_an_error(given: Any, tmp_path: Path)
     ("name", "content", "says"),
     [
         ("tokenizer.json", b"{x", "tokenizer.json is no JSON (Expecting property name"),
-        ("tokenizer.json", b"[]", "tokenizer.json holds a list, wanted a JSON object"),
         ("tokenizer_config.json", b"[1]", "tokenizer_config.json holds a list, wanted a JSON object"),
-        ("tokenizer_config.json", b"", "tokenizer_config.json is no JSON (Expecting value"),
         ("chat_template.jinja", "{{ 1 }}".encode("utf-16"), "chat_template.jinja is not UTF-8 (invalid start byte at"),
         ("additional_chat_templates/rag.jinja", b"\xe4", "rag.jinja is not UTF-8 (unexpected end of data at byte 0)"),
     ],
@@ -260,9 +242,7 @@ def test_a_token_that_the_class_adds_is_an_error_like_one_that_the_settings_name
         Tokenizer.load(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["chat_template.jinja", "additional_chat_templates/rag.jinja", "tokenizer_config.json"]
-)
+@pytest.mark.parametrize("name", ["additional_chat_templates/rag.jinja", "tokenizer_config.json"])
 def test_a_byte_order_mark_of_a_template_is_left_out_and_said(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
 from beam_prep.tokens.rows import truncate
 from beam_prep.tokens.segments import NAME_LIMIT, RoleCounts, Roles
 from beam_prep.tokens.tokenize import tokenize
-from tests.chars import Chars, messages, render, row, text
+from tests.chars import Chars, messages, render, row
 
 ROLES = ("user", "assistant", "tool", "gpt")
 RULES = {"assistant": "train", "user": "mask", "tool": "last"}
@@ -79,13 +79,6 @@ def test_counts_are_those_of_every_message_and_token(rows: list[Any], outputs: i
     assert sum(each[2] for each in counts.sums().values()) == trained
 
 
-def test_rows_that_leave_are_still_found() -> None:
-    rows = [{"m": [{"role": "gpt", "content": "hello"}]}, {"m": [{"role": "assistant", "content": "yes"}]}]
-    left = counted(rows, [row(messages("m"), name="m", mask="m_mask")], 100, "keep_start")
-    assert left.line.tolist() == [1]
-    assert left.roles.count(left.line, 2).sums() == {"gpt": (1, 0, 0), "assistant": (1, 6, 6)}
-
-
 def test_a_block_in_which_every_message_has_a_role_of_its_own_is_counted_too() -> None:
     count = 3_000
     line = np.arange(count)
@@ -101,8 +94,3 @@ def test_names_fit_a_receipt() -> None:
     place = np.zeros(1, np.int64)
     half = Roles(("\ud800",), place, place)  # a step of the user's own may make it
     assert half.count(batch.line, 2).sums() == {"\\ud800": (1, 0, 0)}
-
-
-def test_texts_have_no_roles() -> None:
-    batch = tokenize(render([{"text": "a"}], row(text("text"))), Chars(), None)
-    assert batch.roles.count(batch.line, 1).sums() == {}

@@ -27,16 +27,11 @@ def stored(values: list[list[float]], dtype: str, role: Any = "value") -> Batch:
     ("dtype", "good", "bad"),
     [
         ("int8", [-128, 127, 0], [-129, 128, 0.5]),
-        ("uint8", [0, 255], [-1, 256, 1e-9]),
-        ("int16", [-32768, 32767], [-32769, 32768]),
         ("uint16", [0, 65535], [-1, 65536]),
-        ("int32", [-(2**31), 2**31 - 1], [-(2**31) - 1, 2**31, 1.5]),
-        ("uint32", [0, 2**32 - 1], [-1, 2**32]),
         ("int64", [-(2**63), 2**63 - 1024], [2**63, -(2**63) - 2048, 1e300]),
         ("uint64", [0, 2**64 - 2048], [-1, 2**64]),
         ("float16", [65504, 0.5, -1], [65520, -1e5]),
         ("float32", [3.4e38, 0.1, 16777217], [3.5e38, -1e300]),
-        ("float64", [1.7e308, 0.1], []),
     ],
 )
 def test_numbers_are_stored_as_they_are_or_their_record_is_rejected(
@@ -74,21 +69,10 @@ def test_columns_take_the_dtype_of_the_config_or_their_own() -> None:
     assert batch["sequence"].to_lists() == [[1, 300]]
 
 
-def test_bool_masks_are_bytes_of_zero_and_one() -> None:
-    batch = store_as(made_of([[1, 2]], [[1, 0]]), {"loss_mask": "bool"})
-    assert batch["loss_mask"].flat.tobytes() == b"\x01\x00"
-    assert batch.schema["loss_mask"].dtype == "bool"
-
-
-@pytest.mark.parametrize(("dtype", "ids"), [("int16", [5, 32768]), ("uint8", [256]), ("int8", [128, 1])])
+@pytest.mark.parametrize(("dtype", "ids"), [("int16", [5, 32768]), ("int8", [128, 1])])
 def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[int]) -> None:
     with pytest.raises(ValueError, match=f"column 'sequence' holds {max(ids)}, which does not fit {dtype}: use int32"):
         store_as(made_of([ids]), {"sequence": dtype})
-
-
-def test_labels_keep_minus_100_in_narrow_integers() -> None:
-    batch = store_as(to_labels(made_of([[5, 6]], [[0, 1]]), shift=False), {"labels": "int8"})
-    assert batch["labels"].to_lists() == [[-100, 6]]
 
 
 def test_labels_that_a_dtype_cannot_hold_are_named_by_value() -> None:
@@ -102,8 +86,3 @@ def test_lists_of_lists_are_stored_with_their_borders() -> None:
     assert batch["r"].to_lists() == [[[97, 98], [], [99]]]
     assert batch["r"].flat.dtype == np.int16
     assert batch["m"].to_lists() == [[[1, 1], [], [1]]]
-
-
-def test_a_block_without_rows_is_stored_with_its_dtypes() -> None:
-    batch = store_as(stored([], "float16"), {"v": "int8", "sequence": "int64"})
-    assert {name: rows.flat.dtype.name for name, rows in batch.columns.items()} == {"sequence": "int64", "v": "int8"}

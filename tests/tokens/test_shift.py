@@ -45,11 +45,6 @@ def test_without_a_mask_every_label_is_its_token() -> None:
     assert shifted["labels"].to_lists() == [[6, 7], [9]]
 
 
-def test_two_tokens_make_one_pair() -> None:
-    batch = to_labels(made_of([[7, 8]], [[1, 0]]), shift=True)
-    assert (batch["input_ids"].to_lists(), batch["labels"].to_lists()) == ([[7]], [[-100]])
-
-
 def test_labels_of_several_outputs_are_refused() -> None:
     sides = row(text("x"), name="x", mask=None), row(text("y"), name="y", mask=None)
     with pytest.raises(ValueError, match="labels are made of one sequence and its mask, the batch has x, y"):

@@ -34,7 +34,7 @@ TIES = {"t5-small": {71, 74, 77, 148}}
 
 
 # Each is made as another one that is tried each time, with another template or vocabulary.
-ALIKE = {"minimind", "mm_chatml", "mistral-v1-conversations", "mistral-v3-sections"}
+ALIKE = {"minimind", "mm_chatml", "mistral-v3", "mistral-v1-conversations", "mistral-v3-sections"}
 
 
 def _folders() -> Iterator[Any]:
@@ -82,9 +82,6 @@ def ids_of(folder: Path) -> list[list[int]]:
 def test_ids_are_those_of_transformers(folder: Path) -> None:
     assert ids_of(folder) == auto(folder)(verify_texts(), add_special_tokens=False)["input_ids"]
     assert max(max(ids, default=0) for ids in ids_of(folder)) <= load(folder).max_id
-
-
-def test_ids_with_special_tokens_are_those_of_transformers(folder: Path) -> None:
     texts = ["", *verify_texts()[1::8]]
     assert load(folder).encode(texts, True).to_lists() == auto(folder)(texts, add_special_tokens=True)["input_ids"]
 
@@ -100,10 +97,6 @@ def test_ids_are_those_of_an_independent_encoder(folder: Path) -> None:
     assert all(len(ids_of(folder)[place]) == len(wanted[place]) for place in ties)
 
 
-def test_ids_are_32_bits_wide() -> None:
-    assert load(OURS).encode(["x"], True).flat.dtype == np.int32
-
-
 @pytest.mark.parametrize(("limit", "value"), [("TEXTS_AT_ONCE", 7), ("CHARACTERS_AT_ONCE", 40)])
 def test_more_texts_than_one_call_takes_come_back_in_order(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
@@ -117,15 +110,6 @@ def test_more_texts_than_one_call_takes_come_back_in_order(
     ids, places = tokenizer.encode_spans(texts, False, spans)
     assert ids.to_lists() == whole
     assert places.to_list() == [(0, len(tokenizer.encode(["text"], False).flat))] * len(spans)
-
-
-def test_a_bom_of_a_folders_template_is_no_text_of_it(tmp_path: Path) -> None:
-    folder = shutil.copytree(OURS, tmp_path / "ours")
-    template = (folder / "chat_template.jinja").read_text("utf-8")
-    (folder / "chat_template.jinja").write_text("\ufeff" + template, "utf-8")
-    found = Tokenizer.load(folder)
-    assert found.chat_template == template
-    assert found.fingerprint == Tokenizer.load(OURS).fingerprint
 
 
 @given(st.lists(st.text(max_size=12), max_size=20), st.integers(1, 5), st.integers(1, 20))
@@ -164,7 +148,7 @@ def test_spans_cover_the_tokens_that_overlap_them(folder: Path) -> None:
             assert list(range(first, last)) == overlap, (texts[place], start, stop)
 
 
-@pytest.mark.parametrize("name", ["ours", "gpt2", "mistral-v1", "t5-small"])
+@pytest.mark.parametrize("name", ["ours", "t5-small"])
 def test_the_pieces_of_a_text_join_to_the_whole(name: str) -> None:
     tokenizer = Tokenizer.load(OURS if name == "ours" else shared("tokenizers", name))
     for text in ("Hello, world!", "日本語 🧑‍🚀 é", "", " a  b", "x\n\ny"):
@@ -179,16 +163,13 @@ def test_the_pieces_of_a_text_join_to_the_whole(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "bos", "eos"),
     [
-        ("mm_chatml", "<|endoftext|>", "<|im_end|>"),
         ("mm_chatml_pp", "<|endoftext|>", "<|im_end|>"),
-        ("mistral-v3-sections", "<s>", "</s>"),
-        ("bpe3k_nobos", None, "<|im_end|>"),
         ("qwen2.5", None, "<|im_end|>"),
         ("gpt2", "<|endoftext|>", "<|endoftext|>"),
     ],
 )
 def test_special_tokens_by_name(name: str, bos: str | None, eos: str) -> None:
-    """The first four name them in an object `special_tokens` of tokenizer_config.json, unknown to AutoTokenizer."""
+    """Some name them in an object `special_tokens` of tokenizer_config.json, unknown to AutoTokenizer."""
     tokenizer = load(shared("tokenizers", name))
     assert tokenizer.special_tokens.get("bos_token") == bos
     assert tokenizer.special_tokens.get("eos_token") == eos
@@ -198,20 +179,12 @@ def test_special_tokens_by_name(name: str, bos: str | None, eos: str) -> None:
 
 
 def test_the_usual_keys_win_over_the_object(tmp_path: Path) -> None:
-    folder = configure(copy_of(OURS, tmp_path / "t"), special_tokens={"bos_token": "<|im_end|>", "x_token": "<|pad|>"})
-    tokenizer = Tokenizer.load(folder)
+    more = {"bos_token": "<|im_end|>", "x_token": "<|pad|>"}
+    tokenizer = Tokenizer.load(configure(copy_of(OURS, tmp_path / "t"), special_tokens=more))
     assert tokenizer.special_tokens["bos_token"] == "<|bos|>"
     assert tokenizer.special_tokens["x_token"] == "<|pad|>"
-
-
-def test_a_special_token_that_the_vocabulary_lacks_has_no_id(tmp_path: Path) -> None:
-    folder = configure(copy_of(OURS, tmp_path / "t"), bos_token=None, special_tokens={"bos_token": "<nowhere>"})
-    assert Tokenizer.load(folder).bos_id is None
-
-
-def test_the_largest_id_counts_added_tokens() -> None:
-    tokenizer = load(shared("tokenizers", "qwen2.5"))
-    assert tokenizer.max_id == max(auto(shared("tokenizers", "qwen2.5")).get_vocab().values())
+    lacks = configure(copy_of(OURS, tmp_path / "u"), bos_token=None, special_tokens={"bos_token": "<nowhere>"})
+    assert Tokenizer.load(lacks).bos_id is None
 
 
 # What a tokenizer.json may say besides
@@ -231,12 +204,11 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
     folder = copy_of(OURS, tmp_path / "t", padding=PADDING, truncation=TRUNCATION)
     texts = ["a", "a much longer text that would be cut", ""]
     tokenizer, plain = Tokenizer.load(folder), Tokenizer.load(OURS)
+    spans = CharSpans.of([(0, 0, 1), (1, 7, 36)])
     for special in (False, True):
-        assert tokenizer.encode(texts, special).to_lists() == plain.encode(texts, special).to_lists()
-        spans = CharSpans.of([(0, 0, 1), (1, 7, 36)])
-        ids, places = tokenizer.encode_spans(texts, special, spans)
-        assert ids.to_lists() == plain.encode(texts, special).to_lists()
-        assert places.to_list() == plain.encode_spans(texts, special, spans)[1].to_list()
+        (ids, places), wanted = (each.encode_spans(texts, special, spans) for each in (tokenizer, plain))
+        assert ids.to_lists() == wanted[0].to_lists() == tokenizer.encode(texts, special).to_lists()
+        assert places.to_list() == wanted[1].to_list()
     assert tokenizer.fingerprint == plain.fingerprint
     kept = json.loads(Path(tokenizer.folder, "tokenizer.json").read_text())
     assert (kept["padding"], kept["truncation"]) == (None, None)
@@ -273,51 +245,32 @@ def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
         "import sys; from beam_prep.tokens.tokenizer import Tokenizer; "
         "print(*(Tokenizer.load(path).fingerprint for path in sys.argv[1:]))"
     )
-    found = []
-    for seed in ("1", "2"):
-        place = tmp_path / seed
-        place.mkdir()
-        # An empty folder for temporary files: nothing that this process resolved is met there.
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(place), "LC_ALL": "C"}
-        found.append(
-            subprocess.check_output([sys.executable, "-c", program, *folders], env=environment, text=True).split()
-        )
-    assert found[0] == found[1] == [Tokenizer.load(path).fingerprint for path in folders]
-    assert len(set(found[0])) == 3
+    # An empty folder for temporary files: nothing that this process resolved is met there.
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "TMPDIR": str(tmp_path), "LC_ALL": "C"}
+    found = subprocess.check_output([sys.executable, "-c", program, *folders], env=environment, text=True).split()
+    assert found == [Tokenizer.load(path).fingerprint for path in folders]
+    assert len(set(found)) == 3
 
 
 @pytest.mark.parametrize("change", ["vocabulary", "template", "bos"])
 def test_whatever_changes_the_ids_changes_the_fingerprint(change: str, tmp_path: Path) -> None:
-    folder = copy_of(OURS, tmp_path / "t")
-    assert Tokenizer.load(folder).fingerprint == Tokenizer.load(OURS).fingerprint
-    _change(folder, change)
-    assert Tokenizer.load(folder).fingerprint != Tokenizer.load(OURS).fingerprint
-
-
-def _change(folder: Path, what: str) -> None:
-    if what == "template":
-        path = folder / "chat_template.jinja"
-        path.write_text(path.read_text() + "!")
-    elif what == "bos":
-        configure(folder, bos_token="<|im_end|>")
-    else:
-        source = json.loads((folder / "tokenizer.json").read_text())
-        source["model"]["merges"].pop()
-        (folder / "tokenizer.json").write_text(json.dumps(source))
-
-
-@pytest.mark.parametrize("change", ["vocabulary", "template", "bos"])
-def test_a_kept_tokenizer_that_was_edited_is_another_one(change: str, tmp_path: Path) -> None:
     """An output's `tokenizer/` is a natural start for one's own: the mark in it must not vouch for other files."""
-    folder = tmp_path / "saved"
-    before = Tokenizer.load(OURS).save(folder)
-    _change(folder, change)
-    after = Tokenizer.load(folder)
-    assert after.fingerprint != before.fingerprint
-    if change == "template":
-        assert after.chat_template == (folder / "chat_template.jinja").read_text()
-    elif change == "bos":
-        assert after.special_tokens["bos_token"] == "<|im_end|>"
+    before = Tokenizer.load(OURS)
+    assert Tokenizer.load(copy_of(OURS, tmp_path / "copy")).fingerprint == before.fingerprint
+    before.save(tmp_path / "saved")
+    for folder in (tmp_path / "copy", tmp_path / "saved"):
+        if change == "template":
+            (folder / "chat_template.jinja").write_text("{{ messages }}!")
+        elif change == "bos":
+            configure(folder, bos_token="<|im_end|>")
+        else:
+            source = json.loads((folder / "tokenizer.json").read_text())
+            source["model"]["merges"].pop()
+            (folder / "tokenizer.json").write_text(json.dumps(source))
+        after = Tokenizer.load(folder)
+        assert after.fingerprint != before.fingerprint
+        assert (after.chat_template == "{{ messages }}!") == (change == "template")
+        assert (after.special_tokens["bos_token"] == "<|im_end|>") == (change == "bos")
 
 
 def test_it_is_cheap_to_pickle_and_the_same_on_the_other_side() -> None:
@@ -343,58 +296,18 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/nowhere/tokenizer",
-        "./nowhere",
-        "../nowhere",
-        "~/nowhere",
-        "a/b/c",
-        "nowhere",
-        "some-org/some-model",
-        "",
-        ".",
-        "/",
-    ],
-)
+@pytest.mark.parametrize("path", ["/nowhere/tokenizer", "../nowhere", "a/b/c", "some-org/some-model", "", "."])
 def test_a_wrong_path_is_answered_with_what_to_type(path: str) -> None:
     assert_answered(path)
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("", "tokenizer.json is no JSON (Expecting value: line 1 column 1 (char 0)): copy it again, or mend it"),
-        (
-            "{",
-            "tokenizer.json is no JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
-        ),
-        ("[]", "tokenizer.json holds a list, wanted a JSON object"),
-        ("null", "tokenizer.json holds null, wanted a JSON object"),
-    ],
-)
-def test_a_tokenizer_json_that_is_no_object_is_named(source: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    (tmp_path / "tokenizer.json").write_text(source)
-    with pytest.raises(TokenizerError) as caught:
-        Tokenizer.load(tmp_path)
-    assert f"{str(tmp_path)!r}: {says}" in str(caught.value)
-
-
-@pytest.mark.parametrize("source", [None, "{}", '{"model": 1}', '{"model": {"type": "None"}}'])
+@pytest.mark.parametrize("source", [None, "{}", '{"model": {"type": "None"}}'])
 def test_a_folder_without_a_good_tokenizer_json_is_answered_so(source: str | None, tmp_path: Path) -> None:
+    assert_answered(str(OURS / "tokenizer.json"))
+    assert_answered(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     if source is not None:
         (tmp_path / "tokenizer.json").write_text(source)
-    assert_answered(str(tmp_path))
-
-
-def test_a_file_in_place_of_its_folder_is_answered_so() -> None:
-    assert_answered(str(OURS / "tokenizer.json"))
-
-
-def test_an_empty_folder_is_answered_so(tmp_path: Path) -> None:
     assert_answered(str(tmp_path))
 
 
@@ -437,21 +350,6 @@ def test_a_file_that_was_planted_in_the_cache_is_replaced(name: str, tmp_path: P
         assert found.contents() == right.contents()
         assert not Path(right.folder, name).is_symlink()
         assert (found.encode(["Hello there"], True).to_lists(), found.max_id) == (ids, right.max_id)
-
-
-def test_ids_do_not_depend_on_what_somebody_wrote_into_the_cache(tmp_path: Path, monkeypatch: Any) -> None:
-    """The mark of the right tokenizer stays beside a vocabulary in which two tokens have changed places."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    right = Tokenizer.load(OURS)
-    ids = right.encode(["Hello"], False).to_lists()
-    source = json.loads(Path(right.folder, "tokenizer.json").read_text())
-    words = source["model"]["vocab"]
-    words["H"], words["J"] = words["J"], words["H"]
-    Path(right.folder, "tokenizer.json").write_text(json.dumps(source))
-    module.reference_of.cache_clear()
-    found = Tokenizer.load(OURS)
-    assert (found.fingerprint, found.encode(["Hello"], False).to_lists()) == (right.fingerprint, ids)
 
 
 def plant_other(path: Path, _: Path) -> None:

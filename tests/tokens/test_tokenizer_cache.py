@@ -45,27 +45,15 @@ def ask(folder: Path) -> Ask:
     return lambda: resolve.resolved(str(folder), work).fingerprint
 
 
-def test_the_second_time_nobody_is_asked(ask: Ask) -> None:
+def test_another_file_is_another_tokenizer_and_weights_are_none_of_it(folder: Path, ask: Ask) -> None:
     assert [ask(), ask()] == ["1", "1"]
-
-
-def test_a_changed_file_is_another_tokenizer(folder: Path, ask: Ask) -> None:
+    (folder / "model.safetensors").write_text("x")
     assert ask() == "1"
     (folder / "tokenizer.json").write_text("{ }")
     assert ask() == "2"
-
-
-def test_a_file_more_is_another_tokenizer(folder: Path, ask: Ask) -> None:
-    assert ask() == "1"
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("")
-    assert ask() == "2"
-
-
-def test_weights_beside_it_do_not_matter(folder: Path, ask: Ask) -> None:
-    assert ask() == "1"
-    (folder / "model.safetensors").write_text("x")
-    assert ask() == "1"
+    assert ask() == "3"
 
 
 def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,18 +62,15 @@ def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.Mon
     assert ask() == "2"
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("[]")])
-def test_a_damaged_bundle_is_made_again(ask: Ask, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_bundle_or_note_is_made_again(ask: Ask) -> None:
     assert ask() == "1"
-    damage(resolve.bundles() / "1" / "tokenizer.json")
+    (resolve.bundles() / "1" / "tokenizer.json").unlink()
     assert ask() == "2"
-
-
-def test_a_damaged_note_is_none(ask: Ask) -> None:
-    assert ask() == "1"
+    (resolve.bundles() / "2" / "tokenizer.json").write_text("[]")
+    assert ask() == "3"
     (note,) = (resolve.cache() / "resolved").iterdir()
     note.write_text("{")
-    assert ask() == "2"
+    assert ask() == "4"
 
 
 def test_transformers_in_use_is_asked_each_time(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +152,7 @@ def assert_private(said: Said, reason: str) -> None:
     assert "XDG_CACHE_HOME" in message
 
 
-@pytest.mark.parametrize("bits", [0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize("bits", [0o720, 0o702])
 def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: Said, bits: int) -> None:
     resolve.cache().chmod(bits)
     forget()
@@ -203,13 +188,6 @@ def test_a_home_folder_that_is_not_known_is_not_the_current_one(
     """A user without an entry in /etc/passwd, as containers have, may get `~/.cache` as it stands."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *names, **options: "~/.cache/beam_prep")
     assert_private(said, "no home folder")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_not_used(folder: Path, said: Said) -> None:
-    resolve.cache().chmod(0o500)
-    forget()
-    assert_private(said, "cannot be written")
 
 
 def test_a_full_disk_is_said_and_another_one_used(folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,13 +66,6 @@ def test_texts_with_others_are_those_that_have_one(texts: list[str], latin: int)
     assert len(calls) == len(set(calls))
 
 
-@pytest.mark.parametrize("lead", ["\u0221", "\u1dcd", "\U00011f00"])
-@pytest.mark.parametrize("letters", [0, 5, 31, 32, 33, 5000])
-def test_one_character_is_found_wherever_it_stands(lead: str, letters: int) -> None:
-    for texts in (["x" * letters + lead], [lead + "x" * letters], ["x" * letters, lead, "x" * letters]):
-        assert others(texts, []) == [place for place, text in enumerate(texts) if wanted(text)]
-
-
 @pytest.mark.long
 def test_every_character_alone_is_told_from_those_that_are_trusted() -> None:
     points = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]

@@ -10,7 +10,7 @@ from beam_prep.data.schema import Section
 from beam_prep.errors import RunError
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.rows import truncate
-from tests.chars import batch_of, chat, messages, outcomes, row, text, texts
+from tests.chars import batch_of, outcomes, row, text, texts
 from tests.tokens.batches import made_of, masked_rows
 
 
@@ -36,15 +36,6 @@ def test_rows_that_lose_their_final_eos_are_counted() -> None:
     assert "truncated_eos" not in truncate(batch, 2, "keep_end", eos_id=9).counters
 
 
-def test_rows_that_fit_are_left_alone() -> None:
-    batch = made_of([[1, 2], []], [[1, 0], []])
-    assert truncate(batch, 2) is batch
-
-
-def test_bos_counts() -> None:
-    assert texts(truncate(batch_of([{"messages": chat("u hi")}], row(messages())), 4)) == ["^u:h"]
-
-
 def test_too_long_records_can_be_dropped() -> None:
     batch = truncate(made_of([[1, 2, 3], [4]], [[1, 1, 1], [1]]), 2, "drop")
     assert batch["sequence"].to_lists() == [[4]]
@@ -55,11 +46,6 @@ def test_too_long_records_can_be_dropped() -> None:
 def test_too_long_records_can_fail_the_run_with_their_place() -> None:
     with pytest.raises(RunError, match=r"2 tokens longer than max_seq_len 1 \(test.jsonl \(byte offset 14\)\)"):
         truncate(made_of([[1], [2, 3, 4]]), 1, "error")
-
-
-def test_a_mode_that_is_none_is_named() -> None:
-    with pytest.raises(ValueError, match="mode is 'middle', wanted one of keep_start, keep_end, drop, error"):
-        truncate(made_of([[1]]), 1, "middle")  # type: ignore[arg-type]
 
 
 def test_list_elements_are_cut_one_by_one_and_values_never() -> None:
@@ -74,13 +60,6 @@ def test_list_elements_are_cut_one_by_one_and_values_never() -> None:
     assert batch["v"].to_lists() == [[1, 2, 3], [4]]
     assert batch.counters["truncated_tokens"].tolist() == [2, 1]
     assert batch.counters["truncated_rows"].tolist() == [1, 1]
-
-
-def test_outputs_are_cut_each_by_itself_and_their_losses_added() -> None:
-    sides = row(text("x", special=False), name="x", mask=None), row(text("y", special=False), name="y", mask=None)
-    batch = truncate(batch_of([{"x": "abcd", "y": "ab"}, {"x": "abc", "y": "abcd"}], *sides), 3)
-    assert (texts(batch, "x"), texts(batch, "y")) == (["abc", "abc"], ["ab", "abc"])
-    assert batch.counters["truncated_tokens"].tolist() == [1, 1]
 
 
 def test_cutting_one_batch_twice_counts_each_time_anew() -> None:
