@@ -23,7 +23,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
     return dict(output.manifest), Path(output.path, "report.html")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark"])
 def test_the_report_shows_the_numbers_of_the_manifest(report: Any, opened: Open, scheme: str) -> None:
     manifest, path = report
     page = opened(path, scheme, ready="main")

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import tree
 from tests.engines.build import built
-from tests.test_beam_yaml import EXAMPLES, launch
+from tests.test_beam_yaml import launch
 
 
-@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.iterdir()))
-def test_prism_gives_the_same_bytes(example: str, tmp_path: Path) -> None:
+def test_prism_gives_the_same_bytes(tmp_path: Path) -> None:
+    example = "chat.yaml"
     launch(example, tmp_path / "here")
     launch(example, tmp_path / "prism", "--runner=PrismRunner", f"--prism_location={built('prism') / 'prism'}")
     assert tree(tmp_path / "prism") == tree(tmp_path / "here")

@@ -10,7 +10,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 import beam_prep as bp
 from tests.conftest import ROOT
-from tests.engines.build import built
 from tests.engines.flink import Flink
 from tests.engines.jobs import JOBS, digests
 
@@ -42,11 +41,6 @@ def elements(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def here(elements: list[Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """sha256 of every file that this process makes."""
     return run(tmp_path_factory.mktemp("here") / "out", elements, "--runner=FnApiRunner")
-
-
-def test_prism_gives_the_same_bytes(elements: list[Any], here: dict[str, str], tmp_path: Path) -> None:
-    options = ["--runner=PrismRunner", f"--prism_location={built('prism') / 'prism'}"]
-    assert run(tmp_path / "out", elements[::-1], *options, buckets=16) == here
 
 
 def test_flink_gives_the_same_bytes(
