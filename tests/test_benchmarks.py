@@ -53,13 +53,6 @@ def test_a_mb_of_each_shape_is_measured_and_the_rows_are_those_of_datasets_map(t
     assert page.read_text() == f"above\n<!-- marginal: begin -->\n\n{done.stdout}\n<!-- marginal: end -->\nbelow\n"
 
 
-def test_the_pages_of_the_docs_have_the_markers() -> None:
-    pages = {"marginal": "performance.md", "plan_scale": "scale.md", "plan_runner": "scale.md"}
-    for name, page in pages.items():
-        text = (ROOT / "docs" / page).read_text()
-        assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
-
-
 def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- plan_scale: begin -->\n<!-- plan_scale: end -->\n")

@@ -16,7 +16,6 @@ from rich.text import Text
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, FormatError, InputError, RunError, TokenizerError
 from beam_prep.formats import FORMATS
@@ -26,10 +25,8 @@ from beam_prep.inspect.sequences import RowDisplay
 from beam_prep.pipeline import Pipeline
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
-from beam_prep.shards import report
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
-from tests.test_configs import sample
 
 pytestmark = pytest.mark.long
 
@@ -78,15 +75,6 @@ def by_domain(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make(tmp_path_factory.mktemp("domains"), "sft_chat", example("chat"), output=output)
 
 
-def with_manifest(dataset: Dataset, folder: Path, change: Callable[[dict[str, Any]], None]) -> Dataset:
-    """A copy of an output with another manifest."""
-    copy = shutil.copytree(dataset.path, folder / "copy")
-    manifest = json.loads((copy / "manifest.json").read_bytes())
-    change(manifest)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    return bp.open(copy)
-
-
 def body(text: Text) -> str:
     """What stands behind the header."""
     return text.plain.partition("\n")[2]
@@ -129,26 +117,6 @@ def test_colours_say_the_same_as_marks(chats: Dataset) -> None:
     assert "system↵" not in render(chats, 0).plain
 
 
-def test_special_tokens_are_reversed_trained_or_not(chats: Dataset) -> None:
-    text = render(chats, 0)
-    reversed_ = in_style(text, "reverse")
-    assert set(re.findall(r"<\|\w+\|>", reversed_)) == {"<|bos|>", "<|im_start|>", "<|im_end|>"}
-    assert re.sub(r"<\|\w+\|>", "", reversed_) == ""
-    assert in_style(text, "green reverse") == "<|im_start|><|im_end|>"
-
-
-def test_a_shifted_row_whose_last_label_is_masked_shows_what_is_stored(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    messages = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Thanks"}]
-    source.write_text(json.dumps({"messages": messages}) + "\n")
-    config: dict[str, Any] = {"preprocessing": {"shift": True}, "output": {"columns": "labels"}}
-    labels = make(tmp_path, "sft_chat", source, **config)
-    text = render(labels, 0, marks=True)
-    assert unmarked(body(text)) == labels.decode(0)
-    assert MARKED.findall(body(text)) == ["<|im_start|>assistant\nYes.<|im_end|>\n"]
-    assert "label only" not in text.plain
-
-
 def test_preference_rows_show_both_sides_under_their_names(preferences: Dataset) -> None:
     for index, (row, record) in enumerate(zip(preferences, records(example("preference")), strict=True)):
         header, chosen, rejected = re.split(r"\n── \w+: ", render(preferences, index, marks=True).plain)
@@ -162,15 +130,6 @@ def test_preference_rows_show_both_sides_under_their_names(preferences: Dataset)
             assert record[name][-1]["content"].strip() in "".join(MARKED.findall(text))
 
 
-def test_rewards_without_their_responses_are_a_line(rollouts: Dataset) -> None:
-    assert rollouts.tokenizer is not None
-    responses = Ragged.from_lists([rollouts.tokenizer.encode(["81"], False).flat.tolist()])
-    row = {"responses": responses, "rewards": np.array([0.1, 1.0], np.float32)}
-    schema = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
-    text = render_row(RowDisplay(schema, rollouts.tokenizer, {}), row, ["record 0"]).plain
-    assert text == "━━ record 0 · 2 tokens · no mask\n── responses[0]: 2 tokens\n81\n── rewards: 0.1, 1.0"
-
-
 def test_rollouts_exactly(rollouts: Dataset) -> None:
     assert render(rollouts, 0, marks=True).plain == (
         "━━ record 0 · domain __default__ · 22 tokens, 6 trained (27.3%)\n"
@@ -182,31 +141,6 @@ def test_rollouts_exactly(rollouts: Dataset) -> None:
     )
 
 
-def test_an_output_without_a_mask_is_all_trained_where_the_config_says_so(output: Outputs, tmp_path: Path) -> None:
-    texts = output("pretrain")
-    text = render(texts, 0, marks=True)
-    assert "trained (100.0%) · no mask: all is trained\n" in text.plain
-    assert body(text) == f"⟦{texts.decode(0)}⟧"
-
-    unknown = with_manifest(texts, tmp_path, lambda manifest: manifest.pop("config"))
-    text = render(unknown, 0, marks=True)
-    assert text.plain.startswith(f"━━ record 0 · domain __default__ · {len(texts[0]['sequence'])} tokens · no mask\n")
-    assert body(text) == texts.decode(0)
-
-
-def test_without_a_tokenizer_ids_are_shown(chats: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def forget(manifest: dict[str, Any]) -> None:
-        manifest["files"] = []
-
-    bare = with_manifest(chats, tmp_path, forget)
-    row = bare[0]
-    text = render(bare, 0, marks=True)
-    assert [int(token) for token in unmarked(body(text)).split()] == row["sequence"].tolist()
-    assert [int(token) for token in MARKED.findall(body(text))[0].split()] == row["sequence"][row["loss_mask"]].tolist()
-    inspect(bare.path, count=0)
-    assert "no tokenizer is kept in the output" in capsys.readouterr().out
-
-
 def test_text_neither_steers_the_terminal_nor_is_markup(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     nasty = "a\x1b[31mb\r\x07\x00\x7f\x9b\u202ec [bold]d[/bold] :smile: \te\n" + "long " * 100
@@ -214,6 +148,12 @@ def test_text_neither_steers_the_terminal_nor_is_markup(tmp_path: Path) -> None:
     text = body(render(make(tmp_path, "sft_instruction", source), 0))
     assert not set(text) & {"\x1b", "\r", "\x07", "\x00", "\x7f", "\x9b", "\u202e"}
     assert "a␛[31mb␍␇␀␡\\x9b\\u202ec [bold]d[/bold] :smile: \te\nlong long" in text
+
+
+def test_an_output_without_a_mask_is_all_trained_where_the_config_says_so(output: Outputs) -> None:
+    text = render(output("pretrain"), 0, marks=True)
+    assert "trained (100.0%) · no mask: all is trained\n" in text.plain
+    assert body(text) == f"⟦{output('pretrain').decode(0)}⟧"
 
 
 # Packed and padded rows, pairs
@@ -229,24 +169,6 @@ def counted(tmp_path: Path, preprocessing: dict[str, Any], **output: Any) -> Dat
 
 def shown(dataset: Dataset) -> list[str]:
     return [render(dataset, index, marks=True).plain for index in range(len(dataset))]
-
-
-def test_packed_rows_document_by_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed = counted(tmp_path, {"packing_strategy": "bfd", "max_packed_len": 30}, columns="labels")
-    assert shown(packed) == [
-        "━━ record 0 · domain __default__ · 28 tokens, 16 trained (57.1%) · labels: unshifted · 2 documents · "
-        "positions: restart at every document\n"
-        "── document 1 of 2: 17 tokens, 11 trained (64.7%) ──────────────────────\n"
-        "Count to 6.⟦1 2 3 4 5 6⟧\n"
-        "── document 2 of 2: 11 tokens, 5 trained (45.5%) ───────────────────────\n"
-        "Count to 3.⟦1 2 3⟧",
-        "━━ record 1 · domain __default__ · 9 tokens, 3 trained (33.3%) · labels: unshifted · 1 document · "
-        "positions: restart at every document\n"
-        "── document 1 of 1: 9 tokens, 3 trained (33.3%) ────────────────────────\n"
-        "Count to 2.⟦1 2⟧",
-    ]
-    inspect(packed.path, count=0)
-    assert "packing: 3 documents in 2 rows of 30 tokens at most, 61.7% full\n" in capsys.readouterr().out
 
 
 def test_parts_of_documents_with_labels_shifted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,6 +226,12 @@ def test_labels_that_are_not_the_token_they_belong_to_are_found_out() -> None:
     assert "2 labels are not the token they belong to" in text
 
 
+def test_a_shifted_row_whose_last_label_is_masked_has_no_token_that_is_a_label_only() -> None:
+    shifted = Column("labels", "int32", 1, "labels", "input_ids", shifted=True)
+    text = by_hand((IDS, [5, 6, 7]), (shifted, [6, -100, -100]))
+    assert text.endswith(" · labels: shifted by one\n5 ⟦6 ⟧7 ")
+
+
 def test_padding_elsewhere_is_shown_as_it_is() -> None:
     text = by_hand((IDS, [0, 5, 6]), (LABELS, [-100, 5, 6]), (ATTENTION, [0, 1, 1]))
     assert text.endswith("── input_ids: 3 tokens, 2 trained (66.7%)\n0 ⟦5 6 ⟧\n── attention_mask: 0, 1, 1")
@@ -338,16 +266,6 @@ def test_pairs_stand_side_by_side_where_there_is_room(preferences: Dataset) -> N
     assert "│" not in stacked
 
 
-def test_no_line_of_a_pair_is_wider_than_the_terminal(preferences: Dataset) -> None:
-    for index in range(len(preferences)):
-        for marks in (True, False):
-            lines = render(preferences, index, marks, width=111).split("\n")
-            beside = [line for line in lines if " │" in line.plain]
-            assert beside
-            assert max(line.cell_len for line in beside) <= 111
-            assert len({line.plain.index("│") for line in beside if line.plain.isascii()}) <= 1
-
-
 def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     names = ("chosen", "rejected")
     schema = tuple(
@@ -361,15 +279,6 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     assert text.split("\n")[1:] == [
         "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
         "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
-    ]
-    # The same first words of two answers stay in the answers.
-    row["rejected"][0] = 1
-    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
-    assert text.split("\n")[1:] == [
-        "── both begin with 1 tokens",
-        "1 ",
-        "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
-        "⟦7 ⟧                                             │ ⟦7 8 ⟧",
     ]
 
 
@@ -477,27 +386,7 @@ def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_s
         assert capsys.readouterr().out == out  # always the same
 
 
-def test_a_row_that_is_all_of_them_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text(example("chat").read_text("utf-8").partition("\n")[0], "utf-8")
-    assert main(["inspect", str(make(tmp_path, "sft_chat", source).path)]) == 0
-    assert re.findall("━━ record (.*?) · domain", capsys.readouterr().out) == [
-        "0 · the first, the shortest, the longest"
-    ]
-
-
 # cat
-
-
-def test_cat_prints_every_row_as_json(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    cat(by_domain.path)
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == len(by_domain)
-    for index, row in enumerate(rows):
-        assert list(row) == ["domain", "sequence", "loss_mask"]
-        assert row["domain"] == by_domain.domain_of(index)
-        assert row["sequence"] == by_domain[index]["sequence"].tolist()
-        assert row["loss_mask"] == by_domain[index]["loss_mask"].tolist()
 
 
 def test_cat_prints_lists_of_lists_numbers_and_texts(output: Outputs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -531,36 +420,6 @@ def test_a_reader_that_goes_away_is_no_error(chats: Dataset) -> None:
 # Before a run
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
-
-
-@pytest.mark.parametrize("name", ["dpo_conversation", "grpo", "pretrain", "sft_chat"])
-def test_a_preview_is_what_a_run_makes(
-    output: Outputs, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "in.jsonl"
-    lines = sample(name).read_text("utf-8").split("\n")[:40]
-    odd = ["", "[1]", "{}", '{"messages": 3, "text": 3, "prompt": 3, "chosen": 3}', '{"messages": [], "text": "short"}']
-    source.write_text("\n".join([*lines[:2], *odd, *lines[2:]]), "utf-8")
-    settings = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    settings["preprocessing"] = settings.get("preprocessing", {}) | {"max_seq_len": 120}
-    config = PipelineConfig.from_dict(settings)
-    rates = {"max_reject_rate": 1.0, "max_no_loss_rate": 1.0}
-    job = Pipeline(config, [str(source)], tmp_path / "out", TOKENIZER, **rates)  # type: ignore[arg-type]
-    job.run(["--runner=FnApiRunner"])
-    ran = bp.open(tmp_path / "out")
-
-    preview([str(source)], config, TOKENIZER, count=10_000)
-    out = capsys.readouterr().out
-    out, _, said = out.partition(f"{len(ran):,} rows in all\n\n")
-    texts = re.findall(r"━━ [^·]*, line \d+ · (domain .*?)(?=\n\n(?:━━|\d+ more|\Z))", out, re.DOTALL)
-    for index, text in enumerate(texts):
-        wanted = render(ran, index, marks=True).plain.partition(" · ")[2]
-        assert text.partition("\n")[2] == wanted.partition("\n")[2]
-        assert text.startswith(wanted.partition("\n")[0])  # then what was cut
-    assert len(texts) == len(ran)
-    assert f"{ran.manifest['ledger']['read']:,} records looked at (all of it), in 1 file\n{len(ran):,} kept, " in said
-    for line in report.lines(report.Findings.of(ran.manifest), report.ConfigView.of(ran.manifest["config"])):
-        assert f"\n{line}\n" in said
 
 
 def _file(tmp_path: Path, *lines: str, name: str = "in.jsonl") -> str:
@@ -604,15 +463,6 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         f"{source} (byte offset 1): wrong_type: field 'prompt' is a number (3), wanted a string\n\n"
     )
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_preview_counts_what_it_does_not_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = _file(tmp_path, *["{}"] * 700, "no", *["{}"] * 11, GOOD)
-    preview(source, INSTRUCTION, TOKENIZER, count=1)
-    out = capsys.readouterr().out
-    assert out.count("· dropped: empty") == 10
-    assert f"━━ {source}, line 713 · domain __default__ · 11 tokens" in out
-    assert "\n\n702 more records are left out: 701 empty (dropped), 1 bad_json (rejected)\n\n" in out
 
 
 def test_preview_reads_one_file_after_the_other_and_only_their_beginning(
@@ -686,9 +536,3 @@ def test_wrong_combinations_say_what_to_type(
     ):
         assert main(["inspect", *arguments]) == 2
         assert capsys.readouterr().err.startswith(f"beam-prep inspect: {message}")
-
-
-def test_inspecting_an_output_does_not_import_beam(preferences: Dataset) -> None:
-    code = f"import sys; from beam_prep.cli import main; main(['inspect', {str(preferences.path)!r}])"
-    code += "; assert not {'apache_beam', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)

@@ -254,15 +254,8 @@ def test_a_preview_with_roles_has_the_rows_of_a_run(
     assert any("roles" in row for row in before.rows)
 
 
-def test_what_is_not_certain_has_no_role(tmp_path: Path) -> None:
-    page = previewed(config("sft_instruction"), examples("instruction", 3), tmp_path)
-    assert all("r" not in part for row in page.rows for part in row["parts"])
-    assert "Roles are not shown" in page.head["no_roles"]
-
-
-@pytest.mark.parametrize("columns", [{}, {"columns": "prompt_completion"}])
-def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path, columns: dict[str, Any]) -> None:
-    settings = config("dpo_conversation", output=columns)
+def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path) -> None:
+    settings = config("dpo_conversation", output={"columns": "prompt_completion"})
     output, page = paged(settings, examples("preference"))
     for row in page.rows:
         left, right = (row["parts"][row["pair"][side]] for side in ("left", "right"))
@@ -291,25 +284,6 @@ def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(
     inspect(rollouts.path, html=tmp_path / "page.html")
     parts = [part["name"] for part in Page(tmp_path / "page.html").rows[0]["parts"]]
     assert parts == ["prompts", "responses[0]", "responses[1]", "responses[2]"]
-
-
-def test_a_page_of_chosen_rows(paged: Callable[..., Any], tmp_path: Path) -> None:
-    records = [*examples("chat"), *[{"messages": number} for number in range(30)]]
-    output, page = paged(config("sft_conversation"), records)
-    assert len(page.of("rejected")) == 20  # of each reason the first
-    lengths = [row["tokens"] for row in page.of(None)]
-    for options, wanted in (
-        ({"count": 4}, lengths[:4]),
-        ({"longest": True, "count": 3}, sorted(lengths, reverse=True)[:3]),
-        ({"random": 7, "seed": 2}, None),
-        ({"grep": "the"}, [len(row["input_ids"]) for n, row in enumerate(output) if "the" in str(output.decode(n))]),
-    ):
-        inspect(output.path, html=tmp_path / "page.html", **options)
-        found = [row["tokens"] for row in Page(tmp_path / "page.html").rows]
-        assert len(found) == (7 if wanted is None else len(wanted))
-        assert wanted is None or found == wanted
-    inspect(output.path, html=tmp_path / "page.html", reason="wrong_type")
-    assert [row["reason"] for row in Page(tmp_path / "page.html").rows] == ["wrong_type"] * 30
 
 
 def test_only_pages_are_replaced_and_only_when_they_are_whole(

@@ -132,18 +132,6 @@ def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str
     assert shown(*shlex.split(command)).count("· dropped: empty") == 2
 
 
-def test_a_preview_knows_dropped_and_rejected_records(output: Dataset, shown: Callable[..., str]) -> None:
-    before = [output.manifest["inputs"][0]["path"], "-c", INSTRUCTION, "--tokenizer_path", TOKENIZER]
-    assert shown(*before, "--reason", "dropped").count("\nthere is nothing to encode\n") == 2
-    assert shown(*before, "--reason", "not_an_object").count("━━") == 1
-    assert shown(*before, "--reason", "rejected", "--count", 2).count("━━") == 2
-    rows = shown(*before, "--longest", "--count", 2)
-    assert re.findall("number ([0-9]) of the longest", rows) == ["1", "2"]
-    assert shown(*before, "--grep", "9 10").count("━━") == shown(output.path, "--grep", "9 10").count("━━")
-    assert shown(*before, "--random", 4, "--seed", 1) == shown(*before, "--random", 4, "--seed", 1)
-    assert "65 records looked at" in rows
-
-
 def test_ids_stand_in_front_of_their_tokens(output: Dataset, shown: Callable[..., str]) -> None:
     assert output.tokenizer is not None
     text = shown(output.path, "--record", 0, "--ids")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import beam_prep as bp
-from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.picture import DARK, LIGHT, lines_of, picture
 from beam_prep.inspect.screen import TRAINED
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence
@@ -122,11 +121,3 @@ def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> N
     assert documents > 20
     assert f"... {documents - 20} more lines" in shown
     assert sum(text.startswith("document ") for text in shown) == 20
-
-
-def test_what_cannot_be_shown_is_an_error(output: Callable[[str], Any]) -> None:
-    dataset = output("sft_chat")
-    with pytest.raises(BeamPrepError, match="columns is 2 and lines is 60, wanted at least 8 and 1"):
-        picture(dataset, 0, columns=2)
-    with pytest.raises(IndexError):
-        picture(dataset, len(dataset))

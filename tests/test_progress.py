@@ -263,16 +263,6 @@ def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> No
     assert said.count(b"\x1b[?25l") == said.count(b"\x1b[?25h") > 0  # the cursor is hidden, and shown again
 
 
-@pytest.mark.long
-def test_a_log_that_is_closed_early_does_not_fail_the_run(folder: Path) -> None:
-    read, write = os.pipe()
-    run = start("-o", str(folder / "out"), stdout=subprocess.DEVNULL, stderr=write)
-    os.close(write)
-    os.close(read)
-    assert run.wait() == 0
-    assert (folder / "out/manifest.json").exists()
-
-
 def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     asked = threading.Event()
 

@@ -80,15 +80,6 @@ def test_shards_that_did_not_change_are_linked(jobs: Jobs) -> None:
     assert jobs.is_as_from_scratch()
 
 
-def test_one_shard_becomes_several(jobs: Jobs) -> None:
-    config = {**CONFIG, "output": {**CONFIG["output"], "max_tokens_per_shard": 96_000}}
-    (jobs.inputs / "a.jsonl").write_text(texts("first", 1200))
-    assert jobs.run(config=config)["shards_written"] <= 2
-    (jobs.inputs / "b.jsonl").write_text(texts("second", 2000))
-    jobs.run(config=config)
-    assert jobs.is_as_from_scratch(config)
-
-
 def test_an_edit_in_the_middle_links_what_is_before(jobs: Jobs) -> None:
     shards = jobs.run()["shards_written"]
     lines = (jobs.inputs / "a.jsonl").read_text().splitlines(keepends=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.preview import preview
@@ -65,19 +64,6 @@ def test_roles_stand_in_the_manifest_and_add_up(output: Callable[[str], Any]) ->
     assert roles["assistant"]["trained"] == totals["trained"]["labels"]
     assert roles["user"]["tokens"] > 0
     assert told(result.path) == []
-
-
-@pytest.mark.parametrize("name", ["sft_last_turn_shifted", "dpo_conversation"])
-def test_roles_do_not_depend_on_how_a_run_works(run: Run, name: str) -> None:
-    sample = "preference" if name.startswith("dpo") else "chat"
-    rows = [json.loads(line) for line in (ROOT / f"examples/data/{sample}.jsonl").read_text("utf-8").splitlines()]
-    rows = [row | {"id": number} for number, row in enumerate(rows * 2)]
-    settings = config(name, preprocessing={"max_seq_len": 100})
-    rates = {"max_no_loss_rate": 1, "max_reject_rate": 1}
-    first = run(settings, rows, "one", tokenizer_backend="transformers", **rates).manifest
-    assert first["roles"]["user"]["messages"] > 100
-    again = run(settings, rows, "two", block_bytes=65536, **rates).manifest
-    assert again == first
 
 
 def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run, tmp_path: Path) -> None:
@@ -194,17 +180,6 @@ def test_drops_that_the_config_asks_for_do_not_count(run: Run) -> None:
 def test_a_share_is_between_0_and_1(run: Run, share: float) -> None:
     with pytest.raises(ConfigError, match=r"max_no_loss_rate is .*, wanted a share between 0 and 1"):
         run(config("sft_chat"), CHATS, max_no_loss_rate=share)
-
-
-def test_the_command_line_takes_the_limit(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps(chat) + "\n" for chat in with_roles(assistant="gpt")))
-    command = ["run", str(source), "-o", str(tmp_path / "out"), "-c", str(ROOT / "configs/sft_chat.json")]
-    command += ["--tokenizer_path", tokenizer_path, "--runner=FnApiRunner"]
-    assert main([*command, "--max_no_loss_rate", "0.5"]) == 0
-    assert "  'gpt': 182 messages; not in `mask`, mask_default is 'mask'\n" in capsys.readouterr().out
 
 
 # Failures say what was found

@@ -170,19 +170,6 @@ def test_a_drawn_row_is_said_to_be_cut_if_and_only_if_it_is(
     assert [sample["cut"] for sample in found] == [cut]
 
 
-def test_a_function_with_a_reason_of_its_own_for_each_record_costs_only_the_most_frequent() -> None:
-    from beam_prep.shards.plan import first_blocks
-
-    class Receipts:
-        def counted(self, kind: str, reasons: list[str]) -> Any:
-            assert reasons[0] in wanted
-            return np.array([1, 0, 1])
-
-    counts = {f"filter {number}": number for number in range(1_000)}
-    wanted = {f"filter {number}" for number in range(1_000 - REASONS_SHOWN, 1_000)}
-    assert first_blocks(Receipts(), "dropped", counts, 1).tolist() == [0]  # type: ignore[arg-type]
-
-
 def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:
     records = [*CHATS, {"messages": [], "secret": "SECRET"}, {"messages": "SECRET"}]
     records[5] = {"messages": [{"role": "user", "content": "SECRET"}, {"role": "assistant", "content": "SECRET"}]}
@@ -235,35 +222,6 @@ def test_the_page_can_be_made_again_and_verify_does_not_mind(
     assert path.read_bytes() == before
     assert main(["verify", result.output]) == 0
     assert capsys.readouterr().out.count("open it in a browser") == 2
-
-
-def test_bars_have_the_shares_of_the_numbers_beside_them(run: Run) -> None:
-    records = [{**chat, "topic": "a" if place % 3 else "b"} for place, chat in enumerate(CHATS)]
-    result = run(chats(output={"domain_key": "topic"}, preprocessing={"max_seq_len": 64}), records, max_no_loss_rate=1)
-    parts = Path(result.output, "report.html").read_text("utf-8").split("<h2")
-
-    def bars(part: str) -> list[list[float]]:
-        rows = next(row for row in parts if f'id="{part}"' in row).split("<tr>")
-        widths = ([float(size) for size in re.findall(r'style="width:([\d.]+)%"', row)] for row in rows)
-        return [found for found in widths if found]
-
-    def shares(counts: list[Any], most: int) -> list[list[float]]:
-        return [[float(f"{100 * count / most:.2f}") for count in row] for row in counts]
-
-    roles = sorted(result.manifest["roles"].values(), key=lambda role: -role["messages"])
-    by_role = [(role["trained"], role["tokens"] - role["trained"]) for role in roles]
-    domains: dict[str, list[int]] = {"a": [0, 0], "b": [0, 0]}
-    for shard in result.manifest["shards"]:
-        tokens, trained = (sum(shard[name].values()) for name in ("tokens", "trained"))
-        domains[shard["domain"]][0] += trained
-        domains[shard["domain"]][1] += tokens - trained
-    by_domain = [tuple(each) for each in domains.values()]
-    assert bars("trained") == shares(by_role, max(map(sum, by_role))) + shares(by_domain, max(map(sum, by_domain)))
-    found = run_of(result)["report"]["lengths"]
-    uncut, kept = (np.pad(found[name], (0, 70 - len(found[name]))) for name in ("uncut", "kept"))
-    places = np.flatnonzero(uncut + kept)
-    both = [(int(kept[place]), int(uncut[place])) for place in range(places[0], places[-1] + 1)]
-    assert bars("lengths") == shares(both, max(uncut.max(), kept.max()))
 
 
 def test_a_report_of_what_is_no_output_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

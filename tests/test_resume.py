@@ -310,17 +310,6 @@ def test_a_blocks_name_tells_all_that_its_content_depends_on(
     assert (recipe.cache_recipe(first.facts) == recipe.cache_recipe(other.facts)) == same
 
 
-def test_what_only_the_plan_and_the_writer_see_leaves_blocks_as_they_are(old: Jobs, kept: Jobs) -> None:
-    changes = {
-        "preprocessing__max_items": 33,
-        "output__max_tokens_per_shard": 5_000,
-        "output__storage_format": "bin",
-    }
-    blocks, reused = again(kept, old, config=changed(**changes))
-    assert blocks == reused
-    assert kept.tree() == kept.scratch(str(old.folder / "a.jsonl"), config=changed(**changes))
-
-
 def test_texts_that_must_not_be_kept_are_not_taken_from_old_blocks(old: Jobs, kept: Jobs) -> None:
     assert b"number" in old.tree()["rejects/rejects-00000.jsonl"]
     assert again(kept, old, max_reject_chars=0)[1] == 0
@@ -399,27 +388,6 @@ def test_blocks_of_this_run_alone_go_when_all_of_their_rows_are_in_a_shard(
     assert kept == [kept[0]] * 2
     assert rows_in_the_cache(jobs, monkeypatch, config=one_shard) == [kept[0], 0]
     assert jobs.tree() == jobs.tree("kept")
-
-
-def test_blocks_that_several_shards_or_domains_need_stay(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.write("a.jsonl", b"".join(chat(10, topic, first) for first in range(0, 200, 10) for topic in ("one", "two")))
-    config = changed(output__max_tokens_per_shard=10**9)
-    first, *behind = rows_in_the_cache(jobs, monkeypatch, config=config)
-    assert behind == [first] * 2  # all blocks have rows of both domains
-    config = changed(output__domain_key=None, output__max_tokens_per_shard=4_000)
-    counts = rows_in_the_cache(jobs, monkeypatch, config=config, output="small")
-    assert len(counts) > 10
-    assert counts == [counts[0]] * len(counts)  # each block is cut
-    assert jobs.tree("small") == jobs.scratch("a.jsonl", config=config)
-
-
-def test_equal_blocks_of_this_run_alone_stay(jobs: Jobs) -> None:
-    """They are one block of the token cache, which more than one place of the output needs."""
-    for name in ("a.jsonl", "b.jsonl"):
-        jobs.write(name, chat(300))
-    config = changed(output__max_tokens_per_shard=10**9)
-    jobs.run("a.jsonl", "b.jsonl", config=config)
-    assert jobs.tree() == jobs.scratch("a.jsonl", "b.jsonl", config=config)
 
 
 def test_a_run_that_fails_while_it_writes_is_made_good_by_the_next(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,30 +534,3 @@ def test_a_file_in_the_outputs_place_is_refused_and_an_empty_folder_taken(jobs: 
     manifest = jobs.run("a.jsonl").manifest
     assert manifest is not None
     assert manifest["totals"]["rows"] == 5
-
-
-# One job at a time
-
-
-def test_a_second_launch_on_the_same_output_waits_for_no_one(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first job works, here: while it looks whether its output is up to date."""
-    from beam_prep import output_claim
-
-    jobs.write("a.jsonl", chat(5))
-    met: list[str] = []
-    up_to_date = publish.up_to_date
-
-    def looks(output: str, *others: Any) -> bool:
-        for name in ("out", "elsewhere") if not met else ():
-            met.append(name)
-            if name == "elsewhere":
-                jobs.run("a.jsonl", output=name)
-                continue
-            with pytest.raises(OutputError, match=r"another job is writing .+/out. Wait for it, or choose another"):
-                jobs.run("a.jsonl", output=name)
-        return up_to_date(output, *others)
-
-    monkeypatch.setattr(output_claim, "up_to_date", looks)
-    jobs.run("a.jsonl")
-    assert met == ["out", "elsewhere"]
-    assert jobs.tree() == jobs.tree("elsewhere")

@@ -121,17 +121,6 @@ def test_lists_of_lists_are_as_the_manifest_says_in_every_format(tmp_path: Path,
     assert told(make(tmp_path, config, lines)) == []
 
 
-def test_a_sound_output_takes_one_line(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = manifest_of(sound)
-    assert manifest["formats"] == list(FORMAT_NAMES)
-    assert len(manifest["shards"]) > len(manifest["domains"]) == 2
-    assert manifest["ledger"]["rejected"] == {"bad_json": 3, "not_an_object": 3}
-    assert cli.main(["verify", str(sound)]) == 0
-    rows, tokens = manifest["totals"]["rows"], manifest["totals"]["tokens"]["sequence"]
-    line = f"{sound}: {rows} rows, {tokens:,} tokens in {len(manifest['shards'])} shards, all as manifest.json says\n"
-    assert capsys.readouterr().out == line
-
-
 def test_json_is_for_schedulers(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest, text = manifest_of(output), (output / "manifest.json").read_bytes()
     wanted = {
@@ -188,14 +177,6 @@ def test_every_file_that_is_gone_cut_or_changed_is_named(output: Path, told: Tol
     assert str(caught.value).splitlines()[1:] == found
 
 
-def test_another_tokenizer_than_the_one_that_made_the_output_is_told(output: Path, told: Told) -> None:
-    """It decodes to another text, and no file's digest tells."""
-    wanted = manifest_of(output)["tokenizer"]["fingerprint"]
-    other = bp.Tokenizer.load(output / "tokenizer").with_template("{{ messages }}").save(output / "tokenizer")
-    list_again(output)
-    assert told(output) == [f"tokenizer: found fingerprint {other.fingerprint}, manifest.json says {wanted}"]
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
@@ -212,13 +193,6 @@ def test_a_tokenizer_whose_own_mark_lies_is_told(name: str, old: str, new: str, 
     (problem,) = told(output)
     wanted = manifest_of(output)["tokenizer"]["fingerprint"]
     assert re.fullmatch(rf"tokenizer: found fingerprint \w{{64}}, manifest.json says {wanted}", problem)
-
-
-def test_a_chain_written_by_hand_says_no_fingerprint(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    del manifest["tokenizer"]
-    write(output, manifest)
-    assert told(output) == []
 
 
 def test_files_that_a_trainers_glob_would_find_are_named(output: Path, told: Told) -> None:
@@ -253,14 +227,6 @@ def test_a_file_that_is_a_link_out_of_the_output_is_named(output: Path, told: To
     assert told(output) == [f"{name}: {where}", f"{name}: found 7 bytes, manifest.json says {size}"]
     (tmp_path / "elsewhere").unlink()
     assert told(output)[:2] == [f"{name}: {where}", f"{name}: no such file, though manifest.json lists it"]
-
-
-def test_a_folder_that_is_a_link_out_of_the_output_is_named(output: Path, told: Told, tmp_path: Path) -> None:
-    (output / "near").rename(tmp_path / "elsewhere")
-    (output / "near").symlink_to("../elsewhere")
-    where = "a link to '../elsewhere', which is not in the output: put the files themselves there"
-    # It stands in the output as a file that is not listed; those that are listed are read through it.
-    assert told(output) == [f"near: {where}", "near: found, though manifest.json does not list it: remove it"]
 
 
 def test_a_file_that_a_link_within_the_output_leads_to_is_not_to_be_removed(output: Path, told: Told) -> None:

@@ -83,14 +83,6 @@ def test_as_many_versions_as_asked_for_are_kept(run: Run, tmp_path: Path) -> Non
     assert left == {"lock", "lock.name", "claim.json.lock"}
 
 
-def test_a_run_that_is_up_to_date_makes_no_version(run: Run, tmp_path: Path) -> None:
-    run(3, keep_versions=2, version_name="a")
-    again = run(3, keep_versions=2)
-    assert again.up_to_date
-    assert again.output == str(tmp_path / "out" / "a")
-    assert names(tmp_path / "out") == ["a", "latest"]
-
-
 def test_latest_never_moves_to_an_earlier_name(run: Run, tmp_path: Path) -> None:
     run(3, keep_versions=3, version_name="20260102")
     late = run(2, keep_versions=3, version_name="20260101")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,39 +17,6 @@ from beam_prep import Tokenizer, runners
 from beam_prep.storage.files import list_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
-
-SCRIPT = """
-import json, os, sys
-
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-from beam_prep import BuildMask, MapRecords, ApplyTemplate, PipelineConfig, ReadJSONL, Shard, Tokenize, Tokenizer
-from beam_prep.runners import choose_runner
-from beam_prep.storage.files import list_inputs
-
-source, tokenizer, folder = sys.argv[1:]
-
-
-def note(record):
-    import json, os, sys
-
-    with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:
-        names = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
-        found = {"parent": os.getppid(), "settings": [os.environ.get(name) for name in names]}
-        json.dump({**found, "modules": sorted(sys.modules)}, file)
-    return record
-
-
-config = PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "train"}]}})
-options = PipelineOptions(["--direct_num_workers=2"])
-runner, options, _ = choose_runner(options, list_inputs(source))
-tokenizer = Tokenizer.load(tokenizer)
-with beam.Pipeline(runner, options=options) as pipeline:
-    records = pipeline | ReadJSONL([source], 65536) | MapRecords(note)
-    rendered = records | ApplyTemplate(config.input, tokenizer)
-    rendered | Tokenize(tokenizer) | BuildMask({}, "train") | Shard(os.path.join(folder, "out"), tokenizer=tokenizer)
-print(os.getpid())
-"""
 TRAINED = {"input": {"sections": [{"field": "text", "action": "train"}]}}
 
 
@@ -68,27 +34,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("source") / "text.jsonl"
     path.write_text("".join(json.dumps({"text": f"line {number}. " * 20}) + "\n" for number in range(2500)))
     return path
-
-
-@pytest.mark.long
-def test_workers_import_neither_transformers_nor_tensorflow(source: Path, tokenizer: Path, tmp_path: Path) -> None:
-    """Each is the launcher's child, has a thread of Rust only, and does not hold what it does not use."""
-    script = tmp_path / "job.py"
-    script.write_text(SCRIPT)
-    environment = {name: value for name, value in os.environ.items() if name != "RAYON_NUM_THREADS"}
-    environment.pop("TOKENIZERS_PARALLELISM", None)
-    arguments = [str(source), str(tokenizer), str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    notes = [json.loads(path.read_bytes()) for path in tmp_path.glob("*.json")]
-    assert len(notes) == 2
-    for found in notes:
-        assert found["parent"] == int(done.stdout)
-        assert found["settings"] == ["false", "1"]
-        assert "beam_prep.tokens.tokenizer" in found["modules"]
-        assert not {"transformers", "tensorflow", "torch", "awkward"} & set(found["modules"])
 
 
 class Run:
@@ -251,19 +196,6 @@ def test_nothing_of_a_worker_is_left(
     assert "severity" not in said
     assert "apitools" not in said
     assert list(folder.iterdir()) == []
-
-
-@pytest.mark.long
-def test_a_run_in_worker_processes_shows_its_progress(long_source: Path, tokenizer: Path, tmp_path: Path) -> None:
-    code = "import sys; from beam_prep import cli, progress; progress.FIRST_LOG = progress.EVERY_LOG = 0.2; "
-    code += "sys.exit(cli.main())"
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(TRAINED))
-    run = ["run", str(long_source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
-    run += ["--direct_num_workers=2", "--block_bytes=262144"]
-    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^tokenise [1-9]\d*%: .+ records, .+ MB/s", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.long

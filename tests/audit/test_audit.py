@@ -51,10 +51,6 @@ def texts(**parts: Any) -> dict[str, Any]:
     return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}
 
 
-def test_every_config_of_the_project_has_its_sample() -> None:
-    assert OWN.keys() == {path.stem for path in (ROOT / "configs").glob("*.json")}
-
-
 @pytest.mark.parametrize("name", OWN)
 def test_nothing_wrong_is_said_of_the_projects_own_data(name: str, tokenizer_path: str) -> None:
     data, expected = OWN[name]
@@ -92,17 +88,6 @@ def test_a_text_without_eos_and_a_doubled_one(tmp_path: Path) -> None:
     (found,) = of_records(tmp_path, ended, texts(preprocessing={"eos": "always"})).findings
     assert (found.name, found.count) == ("double_end", 40)
     assert '"eos": "if_missing"' in found.mend
-
-
-def test_a_bos_in_the_text_that_the_tokenizer_adds_again(tmp_path: Path, with_bos: str) -> None:
-    records = [{"text": f"<|bos|>Page {number} is about the sea and the wind and the ships."} for number in range(9)]
-    config = texts(preprocessing={"eos": "if_missing"})
-    assert {"double_bos", "control_tokens"} == names(of_records(tmp_path, records, config, with_bos))
-    sections = [{"field": "text", "action": "train", "add_special_tokens": False}]
-    bare = [{"text": record["text"].removeprefix("<|bos|>")} for record in records]
-    config = {**config, "input": {"sections": sections}}
-    (found,) = of_records(tmp_path, bare, config, with_bos).findings
-    assert found.name == "no_bos"
 
 
 def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Path) -> None:
@@ -197,15 +182,6 @@ def test_the_exit_code_says_whether_something_was_found(
     assert main([*good, "--tokenizer_path", tokenizer_path, "--sample", "0"]) == 2
     assert main(["audit", "nowhere.jsonl", *good[2:], "--tokenizer_path", tokenizer_path]) == 3
     assert main([*good, "--tokenizer_path", str(ROOT / "docs")]) == 2
-
-
-def test_a_smaller_sample_is_looked_at_if_that_is_asked_for(
-    capsys: pytest.CaptureFixture[str], tokenizer_path: str
-) -> None:
-    given = ["audit", str(ROOT / CHATS), "-c", str(ROOT / "configs/sft_conversation.json")]
-    assert main([*given, "--tokenizer_path", tokenizer_path, "--sample", "20", "--json"]) == 0
-    sample = json.loads(capsys.readouterr().out)["sample"]
-    assert (sample["records"], sample["all"], sample["of_about"]) == (20, False, 260)
 
 
 def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:

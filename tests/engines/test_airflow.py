@@ -195,24 +195,6 @@ def test_a_day_that_was_not_delivered_is_told(airflow: Airflow) -> None:
     assert message.endswith("it has the days 2026-01-01 to 2026-01-03")
 
 
-def test_inputs_are_those_of_all_days_so_far_in_order(airflow: Airflow, tmp_path: Path) -> None:
-    for name in ("2026-01-02/b.jsonl.gz", "2026-01-02/a.json", "2026-01-01/z.jsonl", "2025-12-31/é.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    for name in ("2026-01-02/_SUCCESS", "2026-01-02/.a.jsonl", "2026-01-03/a.jsonl", "other/a.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    names = ["2025-12-31/é.jsonl", "2026-01-01/z.jsonl", "2026-01-02/a.json", "2026-01-02/b.jsonl.gz"]
-    wanted = [str(tmp_path / name) for name in names]
-    assert airflow.task("day_inputs", tmp_path, "2026-01-02") == ("gave", wanted)
-    (tmp_path / "2026-01-01" / "a\nb.jsonl").touch()
-    kind, message = airflow.task("day_inputs", tmp_path, "2026-01-02")
-    assert (kind, message) == (
-        "AirflowFailException",
-        f"'{tmp_path}/2026-01-01/a\\nb.jsonl' has a line break in its name: rename it",
-    )
-
-
 def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path: Path) -> None:
     output = Path(shutil.copytree(two_days.of_day("20260102"), tmp_path / "data" / "a"))
     path = next(output.rglob("sequence.bin"))

@@ -18,7 +18,7 @@ from beam_prep.pipeline import Pipeline
 from beam_prep.sample.sample import prepare
 from beam_prep.starter.draft import PLAIN_TEMPLATE
 from beam_prep.tokens.batch import Batch
-from tests.conftest import ROOT, shared
+from tests.conftest import ROOT
 from tests.test_sources import blocks as blocks_in
 
 Start = Callable[..., tuple[dict[str, Any], str, str]]
@@ -336,23 +336,6 @@ def test_neither_the_reasons_nor_an_input_are_overwritten(tmp_path: Path, capsys
     assert data.read_text() == '{"text": "A page about the sea."}\n'
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("data", "tokenizer"),
-    [
-        ("chat_messages_sgd.jsonl.gz", "qwen2.5"),
-        ("sharegpt_vicuna_dummy.jsonl", "gpt2"),
-        ("grpo_gsm8k.jsonl", "qwen2.5"),
-        ("text_libreoffice_help_ru.jsonl.gz", "mistral-v1"),
-    ],
-)
-def test_real_data_run_with_the_config_that_is_written(data: str, tokenizer: str, start: Start, tmp_path: Path) -> None:
-    path, name = shared("data", data), str(shared("tokenizers", tokenizer))
-    config, _, _ = start(path, tokenizer=name)
-    ledger = kept(tmp_path, path, config, name)["ledger"]
-    assert ledger["kept"] >= 0.99 * ledger["read"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "wanted"),
     [
@@ -395,11 +378,6 @@ def test_fields_that_judge_answers_are_to_be_decided(start: Start) -> None:
         assert f"to decide: {line}\n" in told
         assert f"* {line}\n" in reasons
     assert "bad_answers" not in told
-
-
-def test_they_are_said_without_a_tokenizer_too(start: Start) -> None:
-    pairs = [{"question": "1 + 1?", "answer": "3", "split": name} for name in ("train", "test")]
-    assert "'split' names parts of a data set" in start(pairs, tokenizer=None)[2]
 
 
 @pytest.mark.parametrize("kind", ["texts with a space", "messages"])

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.errors import LockedError
-from beam_prep.formats.manifest import dump
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.transforms.shard import Publish
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
 
@@ -92,21 +89,6 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
     assert f"{OUTPUT}/manifest.json" in names()
 
 
-def test_a_plan_that_is_made_again_after_the_last_step_claims_nothing(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish = Publish.process
-    calls: list[int] = []
-
-    def again(self: Publish, written: Any, plan: Any) -> Any:
-        yield from publish(self, written, plan)
-        calls.append(self.publisher.prepare(plan))
-
-    monkeypatch.setattr(Publish, "process", again)
-    run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
-    assert (calls, claims()) == ([True], [])
-
-
 def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,12 +106,9 @@ def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
     assert names(f"{OUTPUT}/") == []
 
 
-@pytest.mark.parametrize("claimed", [False, True], ids=["first", "after_a_crash"])
 def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, claimed: bool
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if claimed:
-        claim(launch(), lease=0)
     first, second = launch(), launch()
     put = store.put
 
@@ -205,25 +184,19 @@ output = sys.argv[1]
 launch = Staging.beside(output)
 claims = launch.claims(output)
 with claims.locked():
-    if "://" not in output:
-        claims.take(Claim(launch.launch, lock=claims.lock), is_locked=True)
+    claims.take(Claim(launch.launch, lock=claims.lock), is_locked=True)
     print("locked", flush=True)
     time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("where", ["disk", "store"])
-def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(
-    store: MemoryStore, tmp_path: Path, where: str
-) -> None:
-    output = str(tmp_path / "out") if where == "disk" else f"mem://bucket/{tmp_path.name}/out"
+def test_nobody_waits_for_a_launcher_of_this_machine_that_is_gone(tmp_path: Path) -> None:
+    output = str(tmp_path / "out")
     launch = Staging.beside(output)
     with subprocess.Popen([sys.executable, "-c", LOCKED, output], stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"locked\n"
         claims = launch.claims(output)
-        if where == "store":  # which is in the memory of this process
-            objects.put(claims.path, dump(asdict(Claim("first", lock=claims.lock))))
         with (
             pytest.raises(LockedError, match=r"another job is writing .*: pid \d+ on .*, since .*type on .*: kill \d+"),
             claims.locked(),

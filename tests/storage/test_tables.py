@@ -56,13 +56,6 @@ def one(path: str) -> InputFile:
     return source
 
 
-@pytest.mark.parametrize("write", [parquet, arrow])
-def test_a_name_that_is_no_utf8_is_read(tmp_path: Path, write: Callable[[Path, pa.Table], str]) -> None:
-    path = os.fsdecode(os.fsencode(tmp_path) + f"/caf\xe9.{write.__name__}".encode("latin-1"))
-    os.rename(write(tmp_path / "a", table(7)), path)
-    assert numbers(blocks(one(path))) == list(range(7))
-
-
 @given(
     st.integers(1, 3000),
     st.integers(1, 4000),
@@ -150,22 +143,6 @@ def test_an_arrow_file_that_was_cut_between_two_batches_is_an_error(tmp_path: Pa
         blocks(one(path))
 
 
-def test_arrow_files_in_one_another_are_an_error(tmp_path: Path) -> None:
-    path = arrow(tmp_path / "a.arrow", table(10))
-    Path(path).write_bytes(Path(path).read_bytes() * 2)
-    with pytest.raises(InputError, match="bytes after its end: give each table a file of its own"):
-        blocks(one(path))
-
-
-def test_a_page_that_changed_is_an_error(tmp_path: Path) -> None:
-    path = Path(parquet(tmp_path / "a.parquet", table(1000)))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match="cannot be read as a Parquet file"):
-        blocks(one(str(path)))
-
-
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.integers(0, 255)), min_size=1, max_size=3))
 def test_damage_is_an_error_or_changes_only_values(
@@ -204,14 +181,6 @@ def test_a_type_that_json_does_not_have_is_an_error(tmp_path: Path) -> None:
     path = arrow(tmp_path / "a.arrow", rows)  # Parquet does not have it either
     with pytest.raises(InputError, match="column 'took' is of type month_day_nano_interval, which JSON does not have"):
         blocks(one(path))
-
-
-def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", table(100))
-    source = one(path)
-    parquet(tmp_path / "a.parquet", table(101))
-    with pytest.raises(InputError, match="changed while the job ran"):
-        blocks(source)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -1,6 +1,5 @@
 """Loaders of other libraries over datasets and views: torch's, torchdata's, grain's. What is resumed is exact."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,13 +111,6 @@ def test_rows_as_tensors(dataset: bp.Dataset) -> None:
         assert tensors[-1]["loss_mask"].dtype == torch.bool
     loader = torch.utils.data.DataLoader(dataset.torch(), batch_size=1)
     assert [batch["input_ids"].shape[1] for batch in loader] == LENGTHS
-
-
-def test_lists_of_lists_are_lists_of_tensors(tmp_path: Path) -> None:
-    column = bp.Column("responses", "uint16", 2, "ids")
-    rows = bp.open(write(tmp_path, [column], {"a": [[{"responses": [[1, 2], [65_535]]}]]})).torch()
-    assert [one.tolist() for one in rows[0]["responses"]] == [[1, 2], [65_535]]
-    assert rows[0]["responses"][1].dtype == torch.int64
 
 
 @pytest.mark.parametrize("name", ["slice", "mixture"])

@@ -85,18 +85,6 @@ def test_the_batch_holds_our_ids_and_labels_and_the_borders_of_the_documents(pac
     assert "attention_mask" not in batch
 
 
-@pytest.mark.parametrize(("attention", "strategy"), [("eager", "bfd"), ("sdpa", "wrapped")])
-def test_a_packed_row_gives_the_logits_of_its_documents_alone(
-    attention: str, strategy: str, packed: Outputs, trainer: Any
-) -> None:
-    rows = alone.rows_of(packed(packing_strategy=strategy, packing_group=12))
-    assert any(len(row["seq_lengths"]) > 1 for row in (rows[0], rows[1]))
-    model = alone.tiny(attention).eval()
-    with torch.no_grad():
-        found = model(**alone.without_labels(first_batch(trainer(model, rows))), use_cache=False).logits[0]
-        assert alone.farthest(found, alone.logits_alone(model, [rows[0], rows[1]])) < alone.CLOSE
-
-
 def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(packed: Outputs, trainer: Any) -> None:
     rows = alone.rows_of(packed())
     model = alone.tiny()
@@ -144,25 +132,6 @@ def test_without_the_name_or_the_settings_documents_see_each_other(
 
 
 # Rows of one document.
-
-
-@pytest.mark.parametrize("padding_free", [False, True])
-def test_unpacked_rows_are_trained_as_they_are(padding_free: bool, outputs: Outputs, trainer: Any) -> None:
-    rows = alone.rows_of(outputs("sft_conversation"))
-    model = alone.tiny()
-    made = trainer(model, rows, padding_free=padding_free)
-    assert {name: made.train_dataset[name][:] for name in rows.column_names} == rows[:]
-    batch, first = first_batch(made), [rows[0], rows[1]]
-    if padding_free:
-        assert batch["input_ids"].tolist() == [first[0]["input_ids"] + first[1]["input_ids"]]
-        assert batch["labels"].tolist() == [first[0]["labels"] + first[1]["labels"]]
-    else:
-        width = max(len(row["labels"]) for row in first)
-        assert batch["labels"].tolist() == [row["labels"] + [-100] * (width - len(row["labels"])) for row in first]
-        kept = [ids[mask == 1].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-        assert kept == [row["input_ids"] for row in first]
-    total, count = alone.loss_alone(model, rows)
-    assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
 
 
 # What TRL prepares itself from the same conversations.
