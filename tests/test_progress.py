@@ -226,23 +226,6 @@ def test_a_log_has_no_control_characters_and_begins_before_beam_is_imported(fold
     assert not set(said) & (set(range(32)) - {10})
 
 
-def test_the_first_line_comes_before_heavy_imports() -> None:
-    code = (
-        "import sys, logging\n"
-        "from beam_prep import cli\n"
-        "class Found(logging.Handler):\n"
-        "    def emit(self, record):\n"
-        "        print(record.getMessage(), 'apache_beam' in sys.modules, 'transformers' in sys.modules)\n"
-        "        sys.exit()\n"
-        "logging.getLogger('beam_prep').addHandler(Found())\n"
-        "cli.main(sys.argv[1:])\n"
-    )
-    words = [sys.executable, "-c", code, "run", *SAMPLE, "-o", "out"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.startswith("beam-prep run: loading Beam")
-    assert done.stdout.endswith(" False False\n")
-
-
 @pytest.mark.long
 def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> None:
     master, slave = pty.openpty()

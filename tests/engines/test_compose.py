@@ -12,7 +12,6 @@ from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.compose import RunSizes
 from tests.conftest import ROOT
-from tests.engines.build import built
 from tests.engines.flink import Flink
 from tests.engines.jobs import BLOCK_BYTES, JOBS, digests
 
@@ -53,10 +52,6 @@ def run(config: Config, source: Path, output: Path, options: Sequence[str]) -> d
     return manifest
 
 
-def prism() -> list[str]:
-    return ["--runner=PrismRunner", f"--prism_location={built('prism') / 'prism'}"]
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats of which each tenth comes once more, with its keys in another order."""
@@ -75,11 +70,6 @@ def here(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     assert manifest["ledger"]["dropped"]["duplicate"] == len(source.read_text("utf-8").splitlines()) // 11
     assert manifest["splits"].keys() == {"train", "validation", "test"}
     return digests(output)
-
-
-def test_prism_gives_the_same_bytes(source: Path, here: dict[str, str], tmp_path: Path) -> None:
-    run(composed(), source, tmp_path / "out", prism())
-    assert digests(tmp_path / "out") == here
 
 
 def test_flink_gives_the_same_bytes(

@@ -96,15 +96,6 @@ def tokens(output: Path) -> dict[str, bytes]:
     return found
 
 
-def test_the_readme_says_what_every_extra_is_for() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.M)
-    told = {name: packages for name, packages in rows if name in EXTRAS}
-    assert told.keys() == {*PUBLIC}
-    for name, packages in told.items():
-        for need in EXTRAS[name]:
-            assert f"`{need.name}{'[' + ','.join(sorted(need.extras)) + ']' if need.extras else ''}`" in packages, name
-
-
 def compiled(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """What uv makes of the project, for the image's Python and platform."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
@@ -131,15 +122,3 @@ def test_every_extra_goes_with_the_versions_of_the_image(extra: str) -> None:
         if need.marker is None or need.marker.evaluate({"sys_platform": "linux", "platform_machine": "x86_64"}):
             name = canonicalize_name(need.name)
             assert re.search(rf"^{name}(\[[\w,-]+\])?==", done.stdout, re.M), need
-
-
-def test_the_image_has_no_tensorflow() -> None:
-    assert not re.search(r"^tensorflow", PINS.read_text(), re.M)
-
-
-def test_extras_agree_with_each_other() -> None:
-    """The same package is asked for in the same versions, wherever it is."""
-    found: dict[str, set[str]] = {}
-    for need in [need for needs in EXTRAS.values() for need in needs] + [*map(Requirement, PROJECT["dependencies"])]:
-        found.setdefault(need.name, set()).add(str(need.specifier))
-    assert {name: wanted for name, wanted in found.items() if len(wanted) > 1} == {}
