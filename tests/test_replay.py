@@ -170,14 +170,6 @@ def test_kept_records_are_compared_by_their_place(
     assert done.lines()[2] == told + (f", the first: {first}" if changed else "")
 
 
-def test_records_that_are_split_are_not_compared(jobs: Jobs) -> None:
-    jobs.write(talks(40, (3,)))
-    jobs.run(config(**PLACES))
-    done = jobs.replay(config(MENDED, preprocessing=PACKED | {"packing_strategy": "wrapped"}, **PLACES))
-    assert done.rows is None
-    assert "kept records were not compared: docs/replay.md says what that takes" in done.lines()
-
-
 def test_an_output_that_is_replaced_is_compared_with_what_it_was(jobs: Jobs) -> None:
     jobs.write([talk(0), talk(1, "tool"), talk(2)])
     jobs.run(config(**PLACES))

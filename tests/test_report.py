@@ -312,33 +312,6 @@ def test_what_packing_cuts_is_counted_once_and_its_own_limit_is_named(run: Run) 
 # Before a run
 
 
-def test_what_the_config_is_warned_of_stands_in_run_json_and_is_said_once(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = [{"prompt": "Say it.", "response": "It."}] * 3
-    (warning,) = told(run(config("sft_instruction"), texts).output)
-    assert warning.startswith("config: sequence: nothing separates the texts of 'prompt' and 'response'")
-    assert [message for message in caplog.messages if "nothing separates" in message] == [warning]
-
-
-def test_a_preview_looks_all_over_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = CHATS[0]["messages"], [{"role": "user", "content": "x"}, {"role": "gpt", "content": "y"}]
-    rows = [{"messages": good}] * 1500 + [{"messages": bad}] * 15_000
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = PipelineConfig.from_dict(config("sft_chat"))
-    preview(str(source), settings, str(ROOT / "examples/tokenizer"))
-    out = capsys.readouterr().out
-    assert "· the first, the shortest" in out
-    assert "· drawn ·" in out
-    assert "· dropped: rows_without_loss" in out
-    assert f"{source}, byte offset " in out
-    assert "messages with the role 'gpt', which `mask` does not name" in out
-    assert "a run on these would fail: " in out
-    preview(str(source), settings, str(ROOT / "examples/tokenizer"))
-    assert capsys.readouterr().out == out
-
-
 def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Run) -> None:
     settings = config("sft_chat", mask={"asistant": "train", "user": "train"}, preprocessing={"max_seq_len": 90})
     result = run(settings, CHATS, max_no_loss_rate=1)

@@ -1,15 +1,9 @@
 """Runs that end early, come again, or meet what others left: nothing is done twice, nothing is lost or mixed up."""
 
-import contextlib
-import gzip
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,96 +103,12 @@ def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
     return Jobs(tmp_path, tokenizer_path)
 
 
-# Killed in the middle
-
-
-@pytest.fixture
-def launch(tokenizer_path: str, tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts `beam-prep run` as its own process group; whatever is left of it is killed at the end."""
-    started: list[subprocess.Popen[str]] = []
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-
-    def _launch(*arguments: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "beam_prep.cli", "run", *arguments, "-c", str(tmp_path / "config.json")]
-        command += ["--tokenizer_path", tokenizer_path, "--block_bytes", str(64 * KB)]
-        with open(tmp_path / "log", "w") as log:
-            started.append(subprocess.Popen(command, start_new_session=True, text=True, stdout=log, stderr=log))
-        return started[-1]
-
-    yield _launch
-    for process in started:
-        kill(process)
-
-
-def kill(process: "subprocess.Popen[str]") -> None:
-    """SIGKILL to the whole group: launcher and workers."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def cached(folder: Path) -> list[Path]:
     """The blocks that are whole: their rows are written last."""
     return [path for path in folder.rglob("*.arrow") if path.name.count(".") == 1]
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if process.poll() is not None:
-            pytest.fail("the run ended by itself")
-        if time.monotonic() > deadline:
-            pytest.fail("waited in vain")
-        time.sleep(0.02)
-
-
-def test_a_killed_run_is_taken_up_where_it_was(jobs: Jobs, launch: Callable[..., Any]) -> None:
-    """Two worker processes are killed with their launcher; the next run finds their blocks, and no lock."""
-    with gzip.open(shared("data", "chat_messages_sgd.jsonl.gz")) as file:
-        jobs.write("a.jsonl", file.read(MB).rpartition(b"\n")[0])
-    output, staging = jobs.folder / "out", jobs.folder / ".beam_prep"
-    source = str(jobs.folder / "a.jsonl")
-    process = launch(source, "-o", str(output), "--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    wait_for(lambda: len(cached(staging)) >= 3, process)
-    os.killpg(process.pid, signal.SIGSTOP)
-    who = rf"another job is writing .+: pid {process.pid} on .+, since 20.+ UTC. Wait for it, or choose another"
-    with pytest.raises(OutputError, match=who):
-        jobs.run("a.jsonl")
-    kill(process)
-    left = len(cached(staging))
-    assert not output.exists()
-
-    jobs.run("a.jsonl")
-    blocks, reused = jobs.told()
-    assert 3 <= reused <= left < blocks == 16
-    assert jobs.tree() == jobs.scratch("a.jsonl")
-    assert cached(staging) == []  # nothing is kept of a run that succeeded
-
-
-def test_what_a_killed_launch_left_goes_with_the_next(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(5))
-    jobs.run("a.jsonl")
-    (root,) = (jobs.folder / ".beam_prep").iterdir()
-    for name, up_to_date in (("old", True), ("new", False)):
-        (root / name / "output").mkdir(parents=True)
-        if not up_to_date:
-            jobs.write("a.jsonl", chat(6))
-        jobs.run("a.jsonl", overwrite=True)
-        assert [path.name for path in root.iterdir() if path.is_dir()] == []
-
-
 # The token cache
-
-
-def test_a_failed_run_leaves_its_blocks_for_the_next(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(200))
-    with pytest.raises(Exception, match="max_reject_rate"):
-        jobs.run("a.jsonl", max_reject_rate=0.01)
-    assert not (jobs.folder / "out").exists()
-    jobs.run("a.jsonl")
-    blocks, reused = jobs.told()
-    assert blocks == reused > 2
-    assert not (jobs.folder / "out.failed").exists()
 
 
 @pytest.fixture(scope="module")
@@ -314,19 +224,6 @@ def test_texts_that_must_not_be_kept_are_not_taken_from_old_blocks(old: Jobs, ke
     assert b"number" in old.tree()["rejects/rejects-00000.jsonl"]
     assert again(kept, old, max_reject_chars=0)[1] == 0
     assert b"number" not in kept.tree()["rejects/rejects-00000.jsonl"]
-
-
-def test_a_second_file_is_all_that_is_new(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(150))
-    jobs.write("b.jsonl", chat(80, "two", first=1000))
-    jobs.run("a.jsonl", cache_dir=jobs.cache_dir)
-    first = jobs.told()[0]
-    jobs.run("a.jsonl", "b.jsonl", cache_dir=jobs.cache_dir, overwrite=True)
-    blocks, reused = jobs.told()
-    assert (reused, blocks > first) == (first, True)
-    assert jobs.tree() == jobs.scratch("a.jsonl", "b.jsonl")
-    jobs.run("b.jsonl", "a.jsonl", cache_dir=jobs.cache_dir, overwrite=True)  # blocks know no file names
-    assert jobs.told() == (blocks, blocks)
 
 
 def test_of_a_file_that_grew_only_the_end_is_new(jobs: Jobs) -> None:
@@ -489,17 +386,6 @@ def test_overwriting_leaves_nothing_of_the_old_version(jobs: Jobs) -> None:
     assert jobs.tree() == jobs.scratch("a.jsonl", config=changed(output__storage_format="bin"))
     assert {path.split("/")[0] for path in old} - {path.split("/")[0] for path in jobs.tree()} >= {"one", "notes.txt"}
     assert sorted(path.name for path in jobs.folder.iterdir()) == [".beam_prep", "a.jsonl", "out"]
-
-
-def test_a_run_that_fails_leaves_the_old_version_as_it_was(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(20))
-    jobs.run("a.jsonl")
-    before = state(jobs.folder / "out")
-    jobs.write("a.jsonl", chat(21))
-    with pytest.raises(Exception, match="max_reject_rate"):
-        jobs.run("a.jsonl", overwrite=True, max_reject_rate=0.01)
-    assert state(jobs.folder / "out") == before
-    assert (jobs.folder / "out.failed" / "rejects" / "rejects-00000.jsonl").exists()
 
 
 FOREIGN = {

@@ -154,14 +154,6 @@ def test_an_output_with_and_one_without_versions_are_not_mixed(run: Run, tmp_pat
     assert names(tmp_path / "mine") == ["photo.png"]
 
 
-def test_a_version_of_that_name_is_replaced_only_if_that_is_asked_for(run: Run, tmp_path: Path) -> None:
-    run(3, keep_versions=2, version_name="a")
-    with pytest.raises(OutputError, match="holds the output of another job"):
-        run(4, keep_versions=2, version_name="a")
-    run(4, keep_versions=2, version_name="a", overwrite=True)
-    assert len(bp.open(tmp_path / "out")) == 4
-
-
 def test_a_failed_run_moves_nothing_and_reports_beside_the_folder(run: Run, tmp_path: Path) -> None:
     run(3, keep_versions=2, version_name="a")
     (tmp_path / "bad.jsonl").write_text('{"no": 1}\n')

@@ -211,16 +211,6 @@ def test_workers_import_what_the_launcher_does(source: Path, tokenizer: Path, tm
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
-def test_an_error_of_a_worker_comes_in_one_line(start: Start, source: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("no json\n" * 5000)
-    code, said = start(bad).end()
-    assert code == 3, said
-    assert "Traceback" not in said
-    assert "rejected" in said.splitlines()[-1]
-
-
 LEAN = """
 import importlib.abc, sys
 

@@ -92,9 +92,10 @@ def test_relative_paths_are_the_launchers(
         made = launch.run(options)
         assert made.manifest is not None
         assert [file["path"] for file in made.manifest["inputs"]] == ["chat.jsonl"]
+        fingerprint = made.manifest["tokenizer"]["fingerprint"]
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
     copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
-    assert [folder.name for folder in copied] == [made.manifest["tokenizer"]["fingerprint"]]  # once
+    assert [folder.name for folder in copied] == [fingerprint]  # once
     there, here = (set(tree(tmp_path / name)) for name in ("there-token cache", "here-token cache"))
     assert there == here != set()
 
