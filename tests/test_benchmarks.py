@@ -1,17 +1,13 @@
 """The scripts in `benchmarks/` run, and say what they need. What they measure here means nothing."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import beam_prep
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long
@@ -26,44 +22,6 @@ def run_script(*arguments: str | Path, script: Path, **environment: str) -> subp
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_a_mb_of_each_shape_is_measured_and_the_rows_are_those_of_datasets_map(tmp_path: Path) -> None:
-    """Also without the test material."""
-    pytest.importorskip("datasets")
-    page = tmp_path / "page.md"
-    page.write_text("above\n<!-- marginal: begin -->\nold\n<!-- marginal: end -->\nbelow\n")
-    rows = ("domains", "packed_tfrecord")
-    given: list[str | Path] = [
-        "--rows",
-        *rows,
-        "agents-mistral-v3",
-        "--small",
-        "0.2",
-        "--large",
-        "0.4",
-        "--shared",
-        tmp_path / "absent",
-    ]
-    done = run_script(*given, "--cache", tmp_path, "--markdown", page, script=FOLDER / "marginal.py")
-    assert done.returncode == 0, done.stderr
-    assert "agents-mistral-v3: skipped" in done.stderr
-    found = {line[0]: line[8] for line in map(cells, done.stdout.splitlines()) if len(line) == 11}
-    assert [found[row] for row in rows] == ["all", "counts equal"]
-    assert page.read_text() == f"above\n<!-- marginal: begin -->\n\n{done.stdout}\n<!-- marginal: end -->\nbelow\n"
-
-
-def test_the_docs_name_no_place_of_a_machine() -> None:
-    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        assert not re.findall(r"^.*benchmarks/\S* .*/(?:tmp|work|home|root)/.*$", text, re.M)
-
-
-def test_the_pages_of_the_docs_have_the_markers() -> None:
-    pages = {"marginal": "performance.md", "plan_scale": "scale.md", "plan_runner": "scale.md"}
-    for name, page in pages.items():
-        text = (ROOT / "docs" / page).read_text()
-        assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
 
 
 def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
@@ -81,65 +39,6 @@ def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
     reads, rounds = re.findall(r"([\d,]+) row indexes in ([\d,]+) rounds", done.stdout)[0]
     assert 380 <= int(reads) <= 450
     assert int(rounds) <= 5
-
-
-RECORDS = [
-    {"messages": [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": "A number. " * n}]}
-    for n in range(1, 8)
-]
-
-
-@pytest.fixture
-def compared(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Compares the output of `RECORDS` with its own rows, changed by a function, as `datasets` saves them."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from _rows import compare_rows
-
-    config = json.loads((FOLDER / "configs" / "chat_role.json").read_text())
-    config["output"]["max_tokens_per_shard"] = 60
-
-    def _compared(change: Callable[[list[dict[str, Any]]], Any], records: Any = RECORDS, **options: Any) -> Any:
-        result = run(config, records, **options)
-        rows = [{name: row[name].tolist() for name in row} for row in beam_prep.open(result.output)]
-        change(rows)
-        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-        return compare_rows(Path(result.output), tmp_path / "saved", {"input_ids": "input_ids", "labels": "labels"})
-
-    return _compared
-
-
-def test_equal_rows_are_equal(compared: Callable[..., dict[str, Any]]) -> None:
-    assert compared(lambda rows: None) == {"ours": 7, "peer": 7, "left_out": {}, "equal": 7, "differ": {}}
-
-
-def test_each_row_that_differs_is_found(compared: Callable[..., dict[str, Any]]) -> None:
-    def change(rows: list[dict[str, Any]]) -> None:
-        rows[1]["labels"][-1] += 1
-        rows[2]["labels"][-1] += 1
-        rows[3]["input_ids"][0] += 1
-        rows[3]["labels"][-1] += 1  # counted once
-        rows[6] = {name: values[:-1] for name, values in rows[6].items()}
-
-    found = compared(change)
-    assert (found["equal"], found["differ"]) == (3, {"length": 1, "input_ids": 1, "labels": 2})
-    assert found["first"] == "labels, line 2"
-
-
-def test_rejected_lines_are_passed_over(compared: Callable[..., dict[str, Any]]) -> None:
-    lines = [json.dumps(record) for record in RECORDS]
-    lines.insert(2, "no JSON")
-
-    def change(rows: list[dict[str, Any]]) -> None:
-        rows.insert(2, {"input_ids": [1], "labels": [1]})
-
-    found = compared(change, "\n".join(lines).encode(), max_reject_rate=1.0)
-    assert found == {"ours": 7, "peer": 8, "left_out": {"bad_json": 1}, "equal": 7, "differ": {}}
-
-
-def test_other_numbers_of_rows_are_not_compared(compared: Callable[..., dict[str, Any]]) -> None:
-    found = compared(lambda rows: rows.pop())
-    assert (found["ours"], found["peer"], found["equal"]) == (7, 6, 0)
 
 
 def test_a_few_nights_of_the_soak_are_as_from_scratch(tmp_path: Path) -> None:

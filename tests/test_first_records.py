@@ -100,9 +100,9 @@ def test_a_setting_that_splits_end_tokens_is_told(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("template", [None, CHATML])
-def test_nothing_is_told_of_turns_that_end(template: str | None) -> None:
-    assert found(ROOT / "examples" / "tokenizer", template) == []
+def test_nothing_is_told_of_turns_that_end_or_whose_ends_are_masked_on_purpose() -> None:
+    assert found(ROOT / "examples" / "tokenizer", None) == []
+    assert found(ROOT / "examples" / "tokenizer", CHATML, mask_options={"eos": "mask"}) == []
 
 
 def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
@@ -117,10 +117,6 @@ def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
     assert found(tmp_path, CHATML) == []
 
 
-def test_ends_that_are_masked_on_purpose_are_not_told() -> None:
-    assert found(ROOT / "examples" / "tokenizer", CHATML, mask_options={"eos": "mask"}) == []
-
-
 def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     job = bp.Pipeline(made(BARE), tmp_path / "in.jsonl", tmp_path / "out", ROOT / "examples" / "tokenizer")
@@ -130,14 +126,6 @@ def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pyte
     assert len(told) == 1
     assert f"in.jsonl: in the first 3 records, {SAYS.format('assistant')}" in told[0]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told[0].removeprefix("warning: ")
-
-
-def test_an_end_token_within_an_answer_ends_nothing() -> None:
-    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Hi <|im_end|> oh"}]
-    records = [{"messages": messages}]
-    lines = missing_ends(made(BARE), bp.Tokenizer.load(ROOT / "examples" / "tokenizer"), records)
-    assert len(lines) == 1
-    assert "its turns end with 'Hi <|im_end|> oh'" in lines[0]
 
 
 def test_a_run_says_at_most_five_of_what_its_first_records_show(

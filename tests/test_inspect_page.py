@@ -199,13 +199,10 @@ CHAT = [
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"preprocessing": {"shift": True}},
-        {"preprocessing": {"padding": 64}},
+        {"preprocessing": {"padding": 64, "shift": True}},
         {"preprocessing": {"max_seq_len": 40, "truncation_mode": "keep_end"}},
         {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 30}},
         {"preprocessing": {"packing_strategy": "bfd", "max_packed_len": 100}},
-        {"output": {"names": {"input_ids": "tokens"}}},
     ],
 )
 def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -233,12 +230,9 @@ def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("name", "data", "changes"),
     [
-        ("sft_chat", "chat", {}),
-        ("sft_conversation", "chat", {"preprocessing": {"shift": True, "max_seq_len": 60}}),
-        ("sft_padded", "chat", {"preprocessing": {"padding": 64}}),
+        ("sft_padded", "chat", {"preprocessing": {"padding": 64, "shift": True, "max_seq_len": 60}}),
         ("sft_conversation", "chat", {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 50, "stride": 9}}),
         ("dpo_conversation", "preference", {"preprocessing": {"max_seq_len": 40}}),
-        ("dpo_conversation", "preference", {"output": {"columns": "prompt_completion"}}),
     ],
 )
 def test_a_preview_with_roles_has_the_rows_of_a_run(
@@ -260,15 +254,8 @@ def test_a_preview_with_roles_has_the_rows_of_a_run(
     assert any("roles" in row for row in before.rows)
 
 
-def test_what_is_not_certain_has_no_role(tmp_path: Path) -> None:
-    page = previewed(config("sft_instruction"), examples("instruction", 3), tmp_path)
-    assert all("r" not in part for row in page.rows for part in row["parts"])
-    assert "Roles are not shown" in page.head["no_roles"]
-
-
-@pytest.mark.parametrize("columns", [{}, {"columns": "prompt_completion"}])
-def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path, columns: dict[str, Any]) -> None:
-    settings = config("dpo_conversation", output=columns)
+def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path) -> None:
+    settings = config("dpo_conversation", output={"columns": "prompt_completion"})
     output, page = paged(settings, examples("preference"))
     for row in page.rows:
         left, right = (row["parts"][row["pair"][side]] for side in ("left", "right"))
@@ -284,61 +271,19 @@ def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path
     assert all("assistant" in dict(before.by_role(part)) for part in sides)
 
 
-def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(paged: Callable[..., Any], run: Run) -> None:
-    output, page = paged(config("sft_packed", preprocessing={"max_packed_len": 400}), examples("chat"))
-    for row, shown in zip(output, page.rows, strict=True):
+def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(
+    output: Callable[[str], Dataset], tmp_path: Path
+) -> None:
+    packed, rollouts = output("sft_packed"), output("grpo")
+    inspect(packed.path, html=tmp_path / "page.html", count=10)
+    for row, shown in zip(packed[:10], Page(tmp_path / "page.html").rows, strict=True):
         sizes = [len(part["t"]) for part in shown["parts"] if "t" in part]
         assert shown["packed"]
-        (lengths,) = (column.name for column in output.schema if column.role == "lengths")
+        (lengths,) = (column.name for column in packed.schema if column.role == "lengths")
         assert sizes == row[lengths].tolist()
-    inspect(run(config("grpo"), examples("rollouts"), name="rollouts").output, html=output.path.parent / "other.html")
-    parts = [part["name"] for part in Page(output.path.parent / "other.html").rows[0]["parts"]]
+    inspect(rollouts.path, html=tmp_path / "page.html")
+    parts = [part["name"] for part in Page(tmp_path / "page.html").rows[0]["parts"]]
     assert parts == ["prompts", "responses[0]", "responses[1]", "responses[2]"]
-
-
-def test_padding_is_a_count(paged: Callable[..., Any]) -> None:
-    _, page = paged(config("sft_padded"), examples("chat", 3))
-    for row in page.rows:
-        ((token, size),) = row["parts"][0]["padding"]
-        assert page.tokens[token][1] == "<|pad|>"
-        assert size > 0
-
-
-def test_a_page_of_chosen_rows(paged: Callable[..., Any], tmp_path: Path) -> None:
-    records = [*examples("chat"), *[{"messages": number} for number in range(30)]]
-    output, page = paged(config("sft_conversation"), records)
-    assert len(page.of("rejected")) == 20  # of each reason the first
-    lengths = [row["tokens"] for row in page.of(None)]
-    for options, wanted in (
-        ({"count": 4}, lengths[:4]),
-        ({"longest": True, "count": 3}, sorted(lengths, reverse=True)[:3]),
-        ({"random": 7, "seed": 2}, None),
-        ({"grep": "the"}, [len(row["input_ids"]) for n, row in enumerate(output) if "the" in str(output.decode(n))]),
-    ):
-        inspect(output.path, html=tmp_path / "page.html", **options)
-        found = [row["tokens"] for row in Page(tmp_path / "page.html").rows]
-        assert len(found) == (7 if wanted is None else len(wanted))
-        assert wanted is None or found == wanted
-    inspect(output.path, html=tmp_path / "page.html", reason="wrong_type")
-    assert [row["reason"] for row in Page(tmp_path / "page.html").rows] == ["wrong_type"] * 30
-
-
-def test_thousands_of_roles_and_domains(tmp_path: Path) -> None:
-    messages = [{"role": f"role {number}", "content": "hi"} for number in range(3000)]
-    records = [{"messages": messages[at : at + 30], "domain": f"d{at}"} for at in range(0, 3000, 30)]
-    settings = config("sft_chat", mask={}, output={"domain_key": "domain"}) | {"mask_default": "train"}
-    page = previewed(settings, records, tmp_path)
-    assert len(page.head["roles"]) == 3000
-    assert len({row["domain"] for row in page.rows}) == 100
-
-
-def test_an_output_without_a_tokenizer_shows_ids(run: Run, tmp_path: Path) -> None:
-    output = bp.open(run(config("sft_conversation"), examples("chat", 2)).output)
-    manifest = json.loads((output.path / "manifest.json").read_bytes()) | {"files": []}
-    (output.path / "manifest.json").write_text(json.dumps(manifest))
-    inspect(output.path, html=tmp_path / "page.html")
-    page = Page(tmp_path / "page.html")
-    assert page.text_of(page.rows[0]["parts"][0]).split() == [str(i) for i in output[0]["input_ids"].tolist()]
 
 
 def test_only_pages_are_replaced_and_only_when_they_are_whole(

@@ -1,6 +1,5 @@
 """Pictures of rows: they show every token, mark what is trained in two ways, and are those in the docs."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import beam_prep as bp
-from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.picture import DARK, LIGHT, lines_of, picture
 from beam_prep.inspect.screen import TRAINED
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence
@@ -53,7 +51,9 @@ def test_the_pictures_in_the_docs_are_those_of_the_sample_data(tmp_path: Path) -
 def test_the_notebook_holds_what_its_cells_give(tmp_path: Path) -> None:
     pytest.importorskip("nbclient", reason="no nbclient here: pip install '.[dev]'")
     pytest.importorskip("ipykernel", reason="no ipykernel here: pip install '.[dev]'")
-    assert notebook.NOTEBOOK.read_text(encoding="utf-8") == notebook.executed(notebook.NOTEBOOK, tmp_path)
+    text = notebook.NOTEBOOK.read_text(encoding="utf-8")
+    assert text == notebook.executed(notebook.NOTEBOOK, tmp_path)
+    assert re.search(r"/tmp/|/home/|/work/", text) is None
 
 
 @given(
@@ -88,15 +88,11 @@ def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> 
     svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
     assert [each.tag for each in ElementTree.fromstring(svg).iter() if "script" in each.tag] == []
     assert "<script>alert(1)</script>" in "".join(texts_of(svg, trained=True))
-
-
-def test_trained_text_is_told_by_colour_weight_and_line(run: Callable[..., Any]) -> None:
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
-    svg = picture(bp.open(run(CHAT, [{"messages": messages}]).output), 0)
+    svg = picture(bp.open(run(CHAT, [{"messages": messages}], name="plain").output), 0)
     assert texts_of(svg, trained=True) == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
     shapes = [each.get("fill") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
-    assert shapes.count(LIGHT["marker"]) == 2
-    assert shapes.count(LIGHT["trained"]) == 1  # the special token
+    assert (shapes.count(LIGHT["marker"]), shapes.count(LIGHT["trained"])) == (2, 1)
 
 
 def luminance(colour: str) -> float:
@@ -113,12 +109,6 @@ def test_texts_can_be_read_on_their_backgrounds(colours: dict[str, str]) -> None
         assert (high + 0.05) / (low + 0.05) >= wanted, (text, ground)
 
 
-def test_long_rows_are_cut_and_the_rest_is_counted(run: Callable[..., Any]) -> None:
-    text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "output": {"columns": "labels"}}
-    dataset = bp.open(run(text, [{"text": "a line\n" * 100}]).output)
-    assert "... 80 more lines" in texts_of(picture(dataset, 0, lines=20))
-
-
 def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> None:
     text = {
         "input": {"sections": [{"field": "text", "action": "train"}]},
@@ -131,21 +121,3 @@ def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> N
     assert documents > 20
     assert f"... {documents - 20} more lines" in shown
     assert sum(text.startswith("document ") for text in shown) == 20
-
-
-def test_what_cannot_be_shown_is_an_error(run: Callable[..., Any]) -> None:
-    dataset = bp.open(
-        run(CHAT, [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}]).output
-    )
-    with pytest.raises(BeamPrepError, match="columns is 2 and lines is 60, wanted at least 8 and 1"):
-        picture(dataset, 0, columns=2)
-    with pytest.raises(IndexError):
-        picture(dataset, 1)
-
-
-def test_the_notebook_is_small_and_has_pictures() -> None:
-    text = notebook.NOTEBOOK.read_text(encoding="utf-8")
-    outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
-    assert sum("image/svg+xml" in output["data"] for output in outputs) == 2
-    assert len(text) < 40_000
-    assert re.search(r"/tmp/|/home/|/work/", text) is None

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.formats import Format
 from beam_prep.formats.manifest import output_columns
-from beam_prep.formats.mmap_bin import Bin
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage import reuse
 from tests.conftest import tree
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.long
 BLOCK = 65536
 CONFIG: dict[str, Any] = {
     "input": {"sections": [{"field": "text", "action": "train"}]},
-    "output": {"storage_format": list(FORMAT_NAMES), "max_tokens_per_shard": 15_000},
+    "output": {"storage_format": ["bin", "tfrecord", "h5"], "max_tokens_per_shard": 15_000},
 }
 
 
@@ -82,15 +80,6 @@ def test_shards_that_did_not_change_are_linked(jobs: Jobs) -> None:
     assert jobs.is_as_from_scratch()
 
 
-def test_one_shard_becomes_several(jobs: Jobs) -> None:
-    config = {**CONFIG, "output": {**CONFIG["output"], "max_tokens_per_shard": 96_000}}
-    (jobs.inputs / "a.jsonl").write_text(texts("first", 1200))
-    assert jobs.run(config=config)["shards_written"] <= 2
-    (jobs.inputs / "b.jsonl").write_text(texts("second", 2000))
-    jobs.run(config=config)
-    assert jobs.is_as_from_scratch(config)
-
-
 def test_an_edit_in_the_middle_links_what_is_before(jobs: Jobs) -> None:
     shards = jobs.run()["shards_written"]
     lines = (jobs.inputs / "a.jsonl").read_text().splitlines(keepends=True)
@@ -101,17 +90,17 @@ def test_an_edit_in_the_middle_links_what_is_before(jobs: Jobs) -> None:
     assert jobs.is_as_from_scratch()
 
 
-@pytest.mark.parametrize("name", ["__default__/shard_0001.tfrecord", "__default__/shard_0000/meta.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("__default__/shard_0001.tfrecord", "flip"), ("__default__/shard_0000/meta.json", "gone")]
+)
 def test_a_damaged_file_is_not_carried_on(jobs: Jobs, name: str, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     jobs.run()
     path = jobs.folder / "out" / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(data if damage == "flip" else data[:-1])
+    path.unlink()
+    if damage == "flip":
+        path.write_bytes(data)
     (jobs.inputs / "b.jsonl").write_text(texts("second", 100))
     found = jobs.run()
     assert found["shards_damaged"] == 1
@@ -132,10 +121,6 @@ def test_where_no_link_can_be_made_shards_are_written(jobs: Jobs, monkeypatch: p
     assert jobs.is_as_from_scratch()
 
 
-def without_slices(out: Path) -> None:
-    (out / ".slices.json").unlink()
-
-
 def of_another_manifest(out: Path) -> None:
     text = (out / "manifest.json").read_text()
     (out / "manifest.json").write_text(text.replace('"rows"', ' "rows"'))
@@ -145,7 +130,7 @@ def damaged_slices(out: Path) -> None:
     (out / ".slices.json").write_text('{"keys": 1}')
 
 
-@pytest.mark.parametrize("change", [without_slices, of_another_manifest, damaged_slices])
+@pytest.mark.parametrize("change", [of_another_manifest, damaged_slices])
 def test_keys_that_are_not_of_this_manifest_are_not_used(jobs: Jobs, change: Callable[[Path], None]) -> None:
     jobs.run()
     change(jobs.folder / "out")
@@ -161,12 +146,9 @@ def changed(**output: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (changed(storage_format=["tfrecord"]), {}),
         (changed(dtype={"sequence": "int64"}), {}),
         (changed(names={"sequence": "other"}), {}),
         ({**CONFIG, "preprocessing": {"packing_strategy": "simple", "max_packed_len": 128}}, {}),
-        ({**CONFIG, "preprocessing": {"max_seq_len": 40}}, {}),
-        (CONFIG, {"tokenizer_backend": "transformers"}),
         (CONFIG, {"check": "full"}),
     ],
 )
@@ -177,13 +159,6 @@ def test_what_changes_the_bytes_or_the_trust_links_nothing(
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
     assert jobs.run(config=config, **options)["shards_linked"] == 0
     assert jobs.is_as_from_scratch(config)
-
-
-def test_a_format_that_does_not_name_its_files_is_written(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bin, "files", Format.files)
-    jobs.run()
-    (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
-    assert jobs.run()["shards_linked"] == 0
 
 
 def test_the_replaced_output_stays_as_it_was(jobs: Jobs) -> None:
@@ -203,7 +178,7 @@ def test_the_replaced_output_stays_as_it_was(jobs: Jobs) -> None:
 
 
 def test_every_format_names_its_files(jobs: Jobs) -> None:
-    jobs.run()
+    jobs.run(config=changed(storage_format=list(FORMAT_NAMES)))
     manifest = json.loads((jobs.folder / "out" / "manifest.json").read_bytes())
     columns = output_columns(manifest)
     for shard in manifest["shards"]:

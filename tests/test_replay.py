@@ -134,18 +134,9 @@ def test_rejects_are_compared_by_file_and_line(jobs: Jobs) -> None:
     ]
 
 
-def test_drops_are_compared_by_reason(jobs: Jobs) -> None:
-    jobs.write([talk(0, "tool"), talk(1), talk(29)])
-    jobs.run(config())
-    short = {"max_seq_len": 64, "truncation_mode": "drop"}
-    assert "dropped (too_long): 1, which were 0" in jobs.replay(config(MENDED, preprocessing=short)).lines()
-
-
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "the template": ({}, config(MENDED.replace("\\n", " ", 1), **PLACES), 6),
-    "one record": ({}, config(LOOP.replace("CHECK", "{%- if message.role == 'system' %}!{%- endif %}"), **PLACES), 1),
     "the mask": (PACKED, config(MENDED, mask={"assistant": "train", "system": "train"}, **PLACES), 1),
-    "the packed rows": ({}, config(MENDED, preprocessing=PACKED, **PLACES), 0),
     "order and format": (
         PACKED,
         config(
@@ -177,15 +168,6 @@ def test_kept_records_are_compared_by_their_place(
     assert done.rows == RowsCompared(6 - changed, changed, first)
     told = f"records that both keep: {6 - changed} as they were, {changed} changed"
     assert done.lines()[2] == told + (f", the first: {first}" if changed else "")
-
-
-@pytest.mark.parametrize("split", [PACKED | {"packing_strategy": "wrapped"}, None], ids=["split", "no provenance"])
-def test_records_without_one_place_are_not_compared(jobs: Jobs, split: dict[str, Any] | None) -> None:
-    jobs.write(talks(40, (3,)))
-    jobs.run(config(**PLACES))
-    done = jobs.replay(config(MENDED) if split is None else config(MENDED, preprocessing=split, **PLACES))
-    assert done.rows is None
-    assert "kept records were not compared: docs/replay.md says what that takes" in done.lines()
 
 
 def test_an_output_that_is_replaced_is_compared_with_what_it_was(jobs: Jobs) -> None:
@@ -274,8 +256,6 @@ def test_a_folder_of_versions_gets_a_new_one(jobs: Jobs) -> None:
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == ["1-1", "1-2", "1-3", "latest"]
     assert bp.open(out).run["replay_of"]["output"] == str(out / "1-2")
     jobs.check(config(MENDED), "out/1-3")
-    jobs.replay(config(MENDED, preprocessing={"rows_without_loss": "keep"}), None, keep_versions=1)
-    assert len([path for path in out.iterdir() if path.is_dir() and path.name[0] not in ".l"]) == 1
 
 
 @pytest.fixture

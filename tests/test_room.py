@@ -1,17 +1,13 @@
 """A run that will probably lack room on a disk says so before it begins; one that has it is never stopped."""
 
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import StorageError
 from beam_prep.pipeline import Pipeline
 from beam_prep.room import lacks_room, sizes
 
@@ -72,7 +68,6 @@ def test_sizes_are_those_of_the_files(tmp_path: Path, tokenizer_path: str) -> No
         ({}, "the token cache and the output"),
         ({"output": {"shuffle": {"seed": 17}}}, "the token cache and sorted runs and the output"),
         ({"preprocessing": {"max_items": 5}}, "the token cache"),
-        ({"preprocessing": {"deduplicate": {}}}, "the token cache"),
     ],
 )
 def test_a_run_says_before_it_begins_what_it_lacks_room_for(
@@ -95,38 +90,3 @@ def test_a_refresh_counts_nothing_that_may_be_there(
     again = job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache", overwrite=True, check="full")
     again.run(["--runner=FnApiRunner"])
     assert not any("are needed" in each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"])
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.parametrize("runner", [["--runner=FnApiRunner"], ["--direct_num_workers=2"]])
-def test_a_disk_that_is_full_ends_the_run_with_its_name(
-    small_disk: Path, tmp_path: Path, tokenizer_path: str, runner: list[str]
-) -> None:
-    source = tmp_path / "in.jsonl"
-
-    def write(rows: int) -> None:
-        lines = (json.dumps({"text": f"{row} " + "the cat sat on the mat " * 20}) + "\n" for row in range(rows))
-        source.write_text("".join(lines))
-
-    def job_there() -> Pipeline:
-        config, output = PipelineConfig.from_dict(CONFIG), small_disk / "out"
-        return Pipeline(config, str(source), output, tokenizer_path=tokenizer_path, block_bytes=65536)
-
-    write(1500)  # needs about 4 MB
-    job_there().run(runner)
-    (small_disk / "out" / "manifest.json").unlink()
-    subprocess.run(["rm", "-r", str(small_disk / "out")], check=True)
-    write(15000)
-    with pytest.raises(StorageError, match=r"No space left on device: make room"):
-        job_there().run(runner)

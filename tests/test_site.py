@@ -30,12 +30,6 @@ def test_every_page_is_in_the_navigation() -> None:
     assert settings["theme"]["font"] is False
 
 
-def test_the_index_leads_to_every_part() -> None:
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for name in ("quickstart", "which_config", "pictures", "masks", "training", "troubleshooting", "production", "api"):
-        assert f"]({name}.md" in text
-
-
 def test_every_public_name_is_in_the_reference_once() -> None:
     told = re.findall(r"^::: beam_prep\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
     told = ["open" if name == "readers.open.open_dataset" else name for name in told]
@@ -53,12 +47,6 @@ def test_links_are_those_of_the_site() -> None:
     assert site.with_links_of_the_site("[a](docs/masks.md#weights)", "README.md", "source/README.md") == (
         "[a](../masks.md#weights)"
     )
-
-
-def test_code_has_no_links() -> None:
-    text = "`a[0](b)` [`c`](masks.md)\n```python\nf[0](g)\n```\n[d](masks.md)"
-    assert site.targets(text, "docs/config.md") == ["docs/masks.md", "docs/masks.md"]
-    assert site.with_links_of_the_site(text, "docs/decisions/walk.md", "decisions/walk.md") == text
 
 
 def test_files_outside_the_docs_have_pages() -> None:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
 
-from beam_prep import pipeline, recipe
-from beam_prep.errors import EngineError, RunError, TokenizerError
+from beam_prep import pipeline
+from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage.stores import client
 from beam_prep.storage.tokenizers import TokenizerFolder, ship
@@ -80,20 +79,6 @@ def job(output: Path, tokenizer: str, **options: Any) -> Pipeline:
     return Pipeline(CONFIG, [CHAT], output, tokenizer, **options)
 
 
-def test_the_same_bytes_and_the_tokenizer_is_copied_once(
-    elsewhere: list[str], tmp_path: Path, tokenizer_path: str
-) -> None:
-    job(tmp_path / "here", tokenizer_path).run(["--runner=FnApiRunner"])
-    made = job(tmp_path / "there", tokenizer_path).run(elsewhere)
-    assert made.manifest is not None
-    assert tree(tmp_path / "there") == tree(tmp_path / "here")
-    fingerprint = made.manifest["tokenizer"]["fingerprint"]
-    copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
-    assert [folder.name for folder in copied] == [fingerprint]
-    left = {path.relative_to(tmp_path / ".beam_prep").parts[1] for path in (tmp_path / ".beam_prep").rglob("*/*")}
-    assert left == {"lock", "lock.name", "claim.json.lock"}  # whatever was staged went when the job had ended
-
-
 def test_relative_paths_are_the_launchers(
     elsewhere: list[str], tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +92,10 @@ def test_relative_paths_are_the_launchers(
         made = launch.run(options)
         assert made.manifest is not None
         assert [file["path"] for file in made.manifest["inputs"]] == ["chat.jsonl"]
+        fingerprint = made.manifest["tokenizer"]["fingerprint"]
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
+    copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
+    assert [folder.name for folder in copied] == [fingerprint]  # once
     there, here = (set(tree(tmp_path / name)) for name in ("there-token cache", "here-token cache"))
     assert there == here != set()
 
@@ -184,17 +172,6 @@ def test_encoders_get_one_thread_unless_the_user_says_otherwise(
     assert (os.environ.pop("TOKENIZERS_PARALLELISM"), os.environ["RAYON_NUM_THREADS"]) == ("false", "3")
 
 
-def test_a_copy_that_is_cut_is_made_again(tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer.load(tokenizer_path)
-    shipped = ship(tokenizer, str(tmp_path))
-    cut = tmp_path / "worker" / tokenizer.fingerprint
-    shutil.copytree(tokenizer.folder, cut)
-    (cut / "tokenizer.json").write_bytes((cut / "tokenizer.json").read_bytes()[:1000])
-    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    assert tree(shipped.folder) == tree(tokenizer.folder)
-    assert shipped.encode(["Hello"], True).to_lists() == tokenizer.encode(["Hello"], True).to_lists()
-
-
 def test_what_an_earlier_launch_left_damaged_in_a_shared_folder_is_replaced(
     tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,23 +218,3 @@ def test_a_folder_with_another_tokenizer_is_refused(
     wrong = tokenizer.from_source(TokenizerFolder(other.folder, tuple(other.contents())))
     with pytest.raises(TokenizerError, match=r"the tokenizer in .+other is not the launcher's"):
         wrong.encode(["x"], False)
-
-
-def die(element: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Deadly(recipe.Prepare):
-    def expand(self, records: Any) -> Any:
-        return super().expand(records | beam.Map(die))
-
-
-def test_a_worker_process_that_is_killed_is_told_of(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recipe, "Prepare", Deadly)
-    monkeypatch.chdir(ROOT)  # where its workers find this module
-    with pytest.raises(EngineError, match="a worker process was killed, or crashed"):
-        job(tmp_path / "out", tokenizer_path).run(["--direct_num_workers=2"])
-    monkeypatch.undo()
-    assert job(tmp_path / "out", tokenizer_path).run(["--runner=FnApiRunner"]).manifest

@@ -25,7 +25,6 @@ TEMPLATE = (
 CONTENT = "{{- message.content or '' -}}\n"
 END = "{{- '<|im_end|>' -}}\n{{- '\\n' -}}\n"
 TOOLS = [{"type": "function", "function": {"name": "find_train", "parameters": {"type": "object", "properties": {}}}}]
-CALL = [{"type": "function", "function": {"name": "find_train", "arguments": {"to": "Ghent"}}}]
 
 
 def config(**parts: Any) -> dict[str, Any]:
@@ -128,12 +127,6 @@ def _with_tools(record: Record, chance: np.random.Generator) -> Record:
     return {**record, "tools": TOOLS}
 
 
-def _with_call(record: Record, chance: np.random.Generator) -> Record:
-    message = next(each for each in record["messages"] if each["role"] == "assistant")
-    message.update(content="", tool_calls=copy.deepcopy(CALL))
-    return record
-
-
 def _reasoning(record: Record, chance: np.random.Generator) -> Record:
     record["messages"][-1]["reasoning_content"] = "They ask for a place, so I look at the map first."
     return record
@@ -153,20 +146,6 @@ def _cut_json(record: Record, chance: np.random.Generator) -> str:
     return json.dumps(record)[:-2]
 
 
-def _same_key(record: Record, chance: np.random.Generator) -> str:
-    return '{"id": 0, ' + json.dumps(record)[1:]
-
-
-def _no_role(record: Record, chance: np.random.Generator) -> Record:
-    del record["messages"][0]["role"]
-    return record
-
-
-def _weights(record: Record, chance: np.random.Generator) -> Record:
-    record["messages"][-1]["weight"] = 0.5
-    return record
-
-
 _REFUSING = TEMPLATE.replace(
     CONTENT, CONTENT + "{%- if message.role == 'developer' -%}{{- raise_exception('who?') -}}{%- endif -%}\n"
 )
@@ -174,14 +153,9 @@ _REFUSING = TEMPLATE.replace(
 FAULTS: Sequence[Fault] = (
     Fault("a role of the mask that is misspelt", "role_not_in_data", config=config(mask={"asistant": "train"})),
     Fault("half of the answers have another role", "role_not_in_mask", _gpt, 0.5, says="'gpt'"),
-    Fault("users are trained by default", "role_not_in_mask", config=config(mask={}, mask_default="train")),
     Fault("users alone are trained", "answers_not_trained", config=config(mask={"user": "train"})),
     Fault("a third has its messages elsewhere", "dropped_empty", _other_field, 0.33, says="did you mean 'message'"),
     Fault("lines that are cut", "rejected_bad_json", _cut_json),
-    Fault("keys that are there twice", "rejected_duplicate_key", _same_key),
-    Fault("contents that are numbers", "rejected_wrong_type", _in("user", lambda text: 7)),
-    Fault("messages without a role", "rejected_bad_message", _no_role),
-    Fault("weights that are no 0 or 1", "rejected_bad_weight", _weights),
     Fault("a template that refuses a role", "rejected_template_error", _developer, config=config(template=_REFUSING)),
     Fault("answers that are marked as bad", "bad_answers", _marked, says="'is_correct'"),
     Fault("a system prompt in a field of its own", "field_not_read", _system_field, says="'system'"),
@@ -226,7 +200,6 @@ FAULTS: Sequence[Fault] = (
     ),
     Fault("copies", "duplicates", share=0.06),
     Fault("empty answers", "empty_turns", _in("assistant", lambda text: ""), says="'assistant'"),
-    Fault("empty questions", "empty_turns", _in("user", lambda text: " \n"), says="'user'"),
     Fault("an answer that is there twice", "repeated_turns", _repeat),
     Fault("a question and its answer, twice", "repeated_turns", _repeat_pair),
     Fault(
@@ -272,12 +245,6 @@ FAULTS: Sequence[Fault] = (
         _with_tools,
         config=config(template=TEMPLATE.replace("{%- if tools -%}", "{%- if false -%}")),
         says="writes `tools`",
-    ),
-    Fault(
-        "a template that ignores calls",
-        "rejected_not_rendered",
-        _with_call,
-        config=config(template=TEMPLATE.replace("message.tool_calls or []", "[]")),
     ),
     Fault(
         "a template that ignores a role",

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +51,6 @@ def texts(**parts: Any) -> dict[str, Any]:
     return {"input": {"sections": [{"field": "text", "action": "train"}]}, **parts}
 
 
-def test_every_config_of_the_project_has_its_sample() -> None:
-    assert OWN.keys() == {path.stem for path in (ROOT / "configs").glob("*.json")}
-
-
 @pytest.mark.parametrize("name", OWN)
 def test_nothing_wrong_is_said_of_the_projects_own_data(name: str, tokenizer_path: str) -> None:
     data, expected = OWN[name]
@@ -67,16 +61,11 @@ def test_nothing_wrong_is_said_of_the_projects_own_data(name: str, tokenizer_pat
 # Thresholds have this share of a real data set in mind; a finding here is true, and was looked at.
 REAL = {
     ("sft_conversation", "qwen2.5", "chat_messages_gsm8k_system.jsonl"): set(),
-    ("sft_conversation", "mistral-v1", "chat_messages_gsm8k_system.jsonl"): set(),
     ("sft_conversation", "gpt2", "chat_messages_sgd.jsonl.gz"): {"empty_turns"},
     ("sharegpt", "qwen2.5", "sharegpt_vicuna_dummy.jsonl"): set(),
     ("tools", "qwen2.5", "tool_messages_glaive_en.jsonl"): {"duplicates", "dropped_rows_without_loss"},
     ("dpo_conversation", "qwen2.5", "dpo_hh_messages.jsonl"): {"empty_turns"},
-    ("pretrain_chunks", "qwen2.5", "text_python_docs_en.jsonl.gz"): set(),
-    ("pretrain_chunks", "qwen2.5", "text_libreoffice_help_zh-cn.jsonl.gz"): set(),
-    ("pretrain_chunks", "mistral-v1", "text_libreoffice_help_ru.jsonl.gz"): set(),
     ("pretrain_chunks", "t5-small", "text_libreoffice_help_ru.jsonl.gz"): {"double_end", "unknown_tokens"},
-    ("pretrain", "gpt2", "text_python_docs_en.jsonl.gz"): {"no_end", "cut_off"},
 }
 
 
@@ -101,17 +90,6 @@ def test_a_text_without_eos_and_a_doubled_one(tmp_path: Path) -> None:
     assert '"eos": "if_missing"' in found.mend
 
 
-def test_a_bos_in_the_text_that_the_tokenizer_adds_again(tmp_path: Path, with_bos: str) -> None:
-    records = [{"text": f"<|bos|>Page {number} is about the sea and the wind and the ships."} for number in range(9)]
-    config = texts(preprocessing={"eos": "if_missing"})
-    assert {"double_bos", "control_tokens"} == names(of_records(tmp_path, records, config, with_bos))
-    sections = [{"field": "text", "action": "train", "add_special_tokens": False}]
-    bare = [{"text": record["text"].removeprefix("<|bos|>")} for record in records]
-    config = {**config, "input": {"sections": sections}}
-    (found,) = of_records(tmp_path, bare, config, with_bos).findings
-    assert found.name == "no_bos"
-
-
 def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Path) -> None:
     records = [
         {"prompt": f"Question {number}: what is it?\nAnswer: ", "completion": f"word {number}"} for number in range(9)
@@ -134,7 +112,7 @@ def test_what_the_config_drops_is_a_finding_if_it_is_much(tmp_path: Path) -> Non
     assert names(of_records(tmp_path, records, config)) == set()
 
 
-@pytest.mark.parametrize(("pairs", "frequent", "share"), [(600, 0, 0.06), (0, 600, 0.06), (20, 20, 0.0)])
+@pytest.mark.parametrize(("pairs", "frequent", "share"), [(600, 0, 0.06), (20, 20, 0.0)])
 def test_the_share_of_copies_is_that_of_the_input(pairs: int, frequent: int, share: float, tmp_path: Path) -> None:
     written = [f"Page {number} is about the sea, the wind and the {number} ships." for number in range(10_000)]
     written[:pairs] = written[5000 : 5000 + pairs]
@@ -204,26 +182,6 @@ def test_the_exit_code_says_whether_something_was_found(
     assert main([*good, "--tokenizer_path", tokenizer_path, "--sample", "0"]) == 2
     assert main(["audit", "nowhere.jsonl", *good[2:], "--tokenizer_path", tokenizer_path]) == 3
     assert main([*good, "--tokenizer_path", str(ROOT / "docs")]) == 2
-
-
-def test_a_smaller_sample_is_looked_at_if_that_is_asked_for(
-    capsys: pytest.CaptureFixture[str], tokenizer_path: str
-) -> None:
-    given = ["audit", str(ROOT / CHATS), "-c", str(ROOT / "configs/sft_conversation.json")]
-    assert main([*given, "--tokenizer_path", tokenizer_path, "--sample", "20", "--json"]) == 0
-    sample = json.loads(capsys.readouterr().out)["sample"]
-    assert (sample["records"], sample["all"], sample["of_about"]) == (20, False, 260)
-
-
-def test_a_pipe_that_is_closed_early_is_no_error(tokenizer_path: str) -> None:
-    command = [sys.executable, "-m", "beam_prep.cli", "audit", CHATS, "-c", "configs/sft_chat.json"]
-    command += ["--tokenizer_path", tokenizer_path]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        errors = process.stderr.read().decode()
-    assert "Traceback" not in errors
 
 
 def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:

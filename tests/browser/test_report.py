@@ -23,7 +23,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
     return dict(output.manifest), Path(output.path, "report.html")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark"])
 def test_the_report_shows_the_numbers_of_the_manifest(report: Any, opened: Open, scheme: str) -> None:
     manifest, path = report
     page = opened(path, scheme, ready="main")
@@ -48,16 +48,3 @@ def test_the_report_shows_the_numbers_of_the_manifest(report: Any, opened: Open,
     assert json.loads(page.locator("pre").text_content()) == manifest["config"]
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
-
-
-def test_what_is_folded_opens_by_keyboard(report: Any, opened: Open) -> None:
-    page = opened(report[1], ready="main")
-    for number in range(page.locator("details").count()):
-        details = page.locator("details").nth(number)
-        was_open = details.get_attribute("open") is not None
-        details.locator("summary").focus()
-        page.keyboard.press("Enter")
-        assert (details.get_attribute("open") is not None) != was_open
-    page.locator("nav a").last.focus()
-    page.keyboard.press("Enter")
-    assert page.evaluate("location.hash") == "#config"

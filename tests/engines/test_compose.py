@@ -11,9 +11,7 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.compose import RunSizes
-from tests.compose import real
 from tests.conftest import ROOT
-from tests.engines.build import built
 from tests.engines.flink import Flink
 from tests.engines.jobs import BLOCK_BYTES, JOBS, digests
 
@@ -54,10 +52,6 @@ def run(config: Config, source: Path, output: Path, options: Sequence[str]) -> d
     return manifest
 
 
-def prism() -> list[str]:
-    return ["--runner=PrismRunner", f"--prism_location={built('prism') / 'prism'}"]
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats of which each tenth comes once more, with its keys in another order."""
@@ -78,51 +72,8 @@ def here(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     return digests(output)
 
 
-def test_prism_gives_the_same_bytes(source: Path, here: dict[str, str], tmp_path: Path) -> None:
-    run(composed(), source, tmp_path / "out", prism())
-    assert digests(tmp_path / "out") == here
-
-
 def test_flink_gives_the_same_bytes(
     flink: Flink, external: list[str], source: Path, here: dict[str, str], tmp_path: Path
 ) -> None:
     run(composed(), source, tmp_path / "out", [*flink.options, *external])
     assert digests(tmp_path / "out") == here
-
-
-def test_worker_processes_give_the_same_bytes(source: Path, here: dict[str, str], tmp_path: Path) -> None:
-    options = [*HERE, "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
-    run(composed(), source, tmp_path / "out", options)
-    assert digests(tmp_path / "out") == here
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[int]]:
-    """200,000 rows of real text, and what a set leaves of them."""
-    return real.write(tmp_path_factory.mktemp("rows"))
-
-
-def deduplicated(rows: tuple[list[Path], list[int]], output: Path, options: Sequence[str]) -> None:
-    """Runs that job, and compares."""
-    files, left = rows
-    job = Pipeline(
-        PipelineConfig.from_dict(real.CONFIG),
-        files,
-        output,
-        ROOT / "examples" / "tokenizer",
-        block_bytes=16 * BLOCK_BYTES,
-        beam_options=[*options],
-    )
-    manifest = job.run().manifest
-    assert manifest is not None
-    real.check(output, manifest, left)
-
-
-def test_prism_keeps_of_200_000_rows_those_that_a_set_keeps(rows: Any, tmp_path: Path) -> None:
-    deduplicated(rows, tmp_path / "out", prism())
-
-
-def test_flink_keeps_of_200_000_rows_those_that_a_set_keeps(
-    flink: Flink, external: list[str], rows: Any, tmp_path: Path
-) -> None:
-    deduplicated(rows, tmp_path / "out", [*flink.options, *external])

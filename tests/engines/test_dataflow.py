@@ -89,22 +89,13 @@ def test_workers_start_from_the_image_one_thread_a_process(job: dict[str, Any]) 
     options = job["environment"]["sdkPipelineOptions"]["options"]
     assert options["number_of_worker_harness_threads"] == 1
     assert options["save_main_session"] is False
-
-
-def test_the_job_asks_for_the_machines_and_the_account_of_the_launch(job: dict[str, Any]) -> None:
-    (pool,) = job["environment"]["workerPools"]
+    # They install nothing: this is a list of what the launcher has, for people to compare; Beam always stages it.
+    assert [package["name"] for package in pool["packages"]] == ["submission_environment_dependencies.txt"]
+    assert not any(options.get(name) for name in ("setup_file", "requirements_file", "extra_packages"))
     assert pool["machineType"] == "n2-standard-4"
     assert pool["autoscalingSettings"]["maxNumWorkers"] == 20
     assert job["environment"]["serviceAccountEmail"] == "beam-prep@project.iam.gserviceaccount.com"
     assert job["name"] == "chats"
-
-
-def test_workers_install_nothing(job: dict[str, Any]) -> None:
-    (pool,) = job["environment"]["workerPools"]
-    # A list of what the launcher has, for people to compare; Beam always stages it.
-    assert [package["name"] for package in pool["packages"]] == ["submission_environment_dependencies.txt"]
-    options = job["environment"]["sdkPipelineOptions"]["options"]
-    assert not any(options.get(name) for name in ("setup_file", "requirements_file", "extra_packages"))
 
 
 def test_the_console_shows_what_the_form_was_filled_in_with(job: dict[str, Any], store: Store) -> None:
@@ -172,13 +163,6 @@ def direct_manifest(store: Store) -> bytes:
     )
     job.run(["--runner=FnApiRunner", *store.options])
     return manifest(store, "direct")
-
-
-def test_the_staged_pipeline_in_process_gives_the_same_bytes(
-    job: dict[str, Any], store: Store, direct_manifest: bytes
-) -> None:
-    run_in_process(staged_pipeline(job), store.options)
-    assert manifest(store, "job") == direct_manifest
 
 
 def test_the_staged_pipeline_on_flink_in_workers_of_the_image_gives_the_same_bytes(

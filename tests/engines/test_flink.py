@@ -18,7 +18,6 @@ from beam_prep.errors import RunError
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import BLOCK_BYTES, pack_files, split_files
 from tests.conftest import ROOT
-from tests.engines.build import built
 from tests.engines.flink import Cluster, Flink
 from tests.engines.jobs import JOBS, digests, run
 from tests.engines.processes import await_
@@ -45,18 +44,6 @@ def here(folder: Path, source: Path) -> dict[str, str]:
     return digests(folder / "here")
 
 
-def test_a_worker_pool_gives_the_same_bytes(
-    flink: Flink, external: list[str], folder: Path, source: Path, here: dict[str, str]
-) -> None:
-    run(CHAT.config, source, folder / "external", [*flink.options, *external])
-    assert digests(folder / "external") == here
-    told = json.loads((folder / "external" / "run.json").read_text())
-    assert told["blocks"] > 10
-    assert told["how"] == (
-        "runner: FlinkRunner with execution_mode_for_batch=BATCH_FORCED, parallelism=2, sdk_worker_parallelism=2"
-    )
-
-
 def test_slots_that_share_a_compressed_file_give_the_same_bytes(
     flink: Flink, external: list[str], tmp_path: Path
 ) -> None:
@@ -70,24 +57,6 @@ def test_slots_that_share_a_compressed_file_give_the_same_bytes(
     run(CHAT.config, source, tmp_path / "here", HERE)
     run(CHAT.config, source, tmp_path / "flink", [*flink.options, *external])
     assert digests(tmp_path / "flink") == digests(tmp_path / "here")
-
-
-def test_every_format_has_the_same_bytes(flink: Flink, external: list[str], tmp_path: Path) -> None:
-    job = JOBS["chunks, every format"]
-    source = job.write_input(tmp_path)
-    run(job.config, source, tmp_path / "here", HERE)
-    run(job.config, source, tmp_path / "flink", [*flink.options, *external])
-    assert digests(tmp_path / "flink") == digests(tmp_path / "here")
-
-
-def test_the_boot_program_installs_our_sdist_and_gives_the_same_bytes(
-    flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
-) -> None:
-    lacks_us = [str(built("python") / "bin" / "python"), "-I", "-c", "import apache_beam, beam_prep"]
-    done = subprocess.run(lacks_us, capture_output=True, text=True)
-    assert "No module named 'beam_prep'" in done.stderr
-    run(CHAT.config, source, folder / "process", [*flink.options, *process])
-    assert digests(folder / "process") == here
 
 
 def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(

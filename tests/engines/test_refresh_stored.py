@@ -6,7 +6,6 @@ import pytest
 
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed
-from beam_prep.storage.token_cache import collect
 from tests.engines.test_storage import Folder
 from tests.engines.test_storage import server as server
 from tests.engines.test_storage import store as store
@@ -52,19 +51,6 @@ def test_shards_of_the_latest_version_are_copied_by_the_store(
             assert copy.sha256 == wanted.sha256 is not None
 
 
-def test_an_output_that_is_replaced_keeps_its_shards(store: Folder, tokenizer_path: str, uploads: list[str]) -> None:
-    first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
-    store.run(tokenizer_path, first, config=SMALL)
-    uploads.clear()
-    store.run(tokenizer_path, first, second, config=SMALL, overwrite=True)
-    told = store.json("out/run.json")
-    assert told["shards_linked"] > 2
-    store.run(tokenizer_path, second, first, config=SMALL, overwrite=True)  # every number has other rows
-    wanted = store.tree()
-    store.run(tokenizer_path, second, first, config=SMALL, output="scratch")
-    assert store.tree("scratch") == wanted
-
-
 def test_an_object_that_another_tool_replaced_is_not_copied(store: Folder, tokenizer_path: str) -> None:
     first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
     made = store.run(tokenizer_path, first, config=SMALL)
@@ -95,13 +81,3 @@ def test_a_copy_is_of_the_version_that_was_found(store: Folder) -> None:
     with pytest.raises((Changed, FileNotFoundError)):
         objects.copy(found, store.path("other"), "digest")
     assert objects.find(store.path("other")) is None
-
-
-def test_blocks_of_a_cache_in_a_store_are_removed(store: Folder, tokenizer_path: str) -> None:
-    source, cache_dir = store.put("a.jsonl", chat(300)), store.path("token_cache")
-    store.run(tokenizer_path, source, cache_dir=cache_dir)
-    told = collect(cache_dir, 3600)
-    assert told.removed == 0 < told.kept
-    assert collect(cache_dir, -60, dry_run=True).removed == told.kept
-    assert collect(cache_dir, -60).kept == 0
-    assert store.names("token_cache") == []

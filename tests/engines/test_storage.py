@@ -1,19 +1,8 @@
 """Jobs on gs:// and s3://, on real servers: the same bytes, nothing half, and what happens when a store is gone."""
 
-import gc
 import gzip
-import hashlib
-import http.server
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-import urllib.parse
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +13,17 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.errors import ConfigError, InputError, LockedError, OutputError, RunError, StorageError, TokenizerError
+from beam_prep.errors import ConfigError, InputError, OutputError, RunError, StorageError, TokenizerError
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.preview import preview
 from beam_prep.storage import input_digests
-from beam_prep.storage.claims import Claims
 from beam_prep.storage.input_digests import digest_of_input
-from beam_prep.storage.output import StoredOutput, listed_files
 from beam_prep.storage.stores import client, objects
-from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms import shard
 from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, changed, chat
-from tests.test_workers_elsewhere import elsewhere as elsewhere
 
 CONVERSATIONS = ROOT / "examples" / "data" / "chat.jsonl"
 LOCAL = ["--runner=FnApiRunner"]
@@ -137,11 +121,9 @@ def write(folder: Path, name: str, data: bytes) -> str:
 # The same bytes
 
 
-@pytest.mark.parametrize("options", [LOCAL, ["--direct_num_workers=2"]], ids=["in_process", "two_processes"])
-def test_everything_in_a_store_gives_the_same_bytes(
-    store: Folder, tmp_path: Path, tokenizer_path: str, options: list[str]
-) -> None:
-    folder = Folder(store.server, f"{store.url}-{len(options[0])}")
+def test_everything_in_a_store_gives_the_same_bytes(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
+    """Forked workers share the launcher's memory, but must not share its connections."""
+    folder = store
     template = (ROOT / "examples" / "tokenizer" / "chat_template.jinja").read_bytes()
     config = changed(input__chat_template="chat.jinja")
     names = {"data/a.jsonl": chat(300), "data/b.jsonl.gz": gzip.compress(chat(80, "two"), mtime=0), "data/c.jsonl": b""}
@@ -159,7 +141,7 @@ def test_everything_in_a_store_gives_the_same_bytes(
         folder.path("data/*"),
         config=folder.path("config.json"),
         cache_dir=folder.path("token_cache"),
-        options=options,
+        options=["--direct_num_workers=2"],
     )
     assert made.manifest is not None
     assert len(made.manifest["inputs"]) == 3
@@ -168,29 +150,6 @@ def test_everything_in_a_store_gives_the_same_bytes(
     assert without_paths(folder.tree()) == without_paths(tree(tmp_path / "out"))
     assert folder.names(".beam_prep") == []  # nothing is left of what was staged
     assert folder.names("token_cache")  # but what was asked for
-
-
-def test_forked_workers_of_the_command_line(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
-    """They share the launcher's memory, but must not share its connections."""
-    source = store.put("a.jsonl", chat(300))
-    config = write(tmp_path, "config.json", json.dumps(CONFIG).encode())
-    command = [sys.executable, "-m", "beam_prep.cli", "run", source, "-o", store.path("out"), "-c", config]
-    command += ["--tokenizer_path", tokenizer_path, "--block_bytes", str(64 * KB), "--max_reject_rate", "0.2"]
-    command += ["--direct_num_workers=2", *store.server.options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, "2 worker processes" in done.stderr) == (0, True), done.stderr
-    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
-    assert without_paths(store.tree()) == without_paths(wanted)
-
-
-def test_files_in_a_store_are_shown_before_a_run(
-    store: Folder, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, config = store.put("a.jsonl", chat(20)), store.put("config.json", json.dumps(CONFIG).encode())
-    for path in Path(tokenizer_path).iterdir():
-        store.put(f"tokenizer/{path.name}", path.read_bytes())
-    preview(source, config, store.path("tokenizer"), count=1)
-    assert "Answer 0" in capsys.readouterr().out
 
 
 def test_the_manifest_is_that_of_the_local_disk(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
@@ -223,280 +182,6 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
     with pytest.raises(OutputError, match="holds the output of another job"):
         store.run(tokenizer_path, source)
     assert reads == [source]
-
-
-def test_a_file_that_is_lost_is_made_again(store: Folder, tokenizer_path: str) -> None:
-    source = store.put("a.jsonl", chat(150))
-    store.run(tokenizer_path, source)
-    wanted = store.tree()
-    lost = json.loads(wanted["manifest.json"])["shards"][0]["files"][0]["path"]
-    objects.delete([store.path(f"out/{lost}")])
-    assert not store.run(tokenizer_path, source, overwrite=True).up_to_date
-    assert store.tree() == wanted
-
-
-def test_the_cache_is_used_by_the_next_run(store: Folder, tokenizer_path: str) -> None:
-    first, second = store.put("a.jsonl", chat(300)), store.put("b.jsonl", chat(100, "two"))
-    store.run(tokenizer_path, first, cache_dir=store.path("token_cache"))
-    blocks = store.json("out/run.json")["blocks"]
-    store.run(tokenizer_path, first, second, cache_dir=store.path("token_cache"), overwrite=True)
-    run = store.json("out/run.json")
-    assert run["blocks"] > run["blocks_reused"] == blocks > 2
-    wanted = store.tree()
-    store.run(tokenizer_path, first, second, output="scratch")
-    assert store.tree("scratch") == wanted
-
-
-def test_workers_of_a_pool_are_told_where_the_store_is(
-    store: Folder, tmp_path: Path, tokenizer_path: str, elsewhere: list[str]
-) -> None:
-    """Beam tells them no options; and they have no folder in common with the launcher."""
-    source = store.put("a.jsonl", chat(300))
-    made = store.run(tokenizer_path, source, options=elsewhere)
-    assert made.manifest is not None
-    copied = list((tmp_path / "worker").glob("beam_prep/tokenizers/*"))
-    assert [folder.name for folder in copied] == [made.manifest["tokenizer"]["fingerprint"]]
-    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
-    assert without_paths(store.tree()) == without_paths(wanted)
-    assert store.names(".beam_prep") == []
-
-
-# One output in place of another
-
-
-def readable(store: Folder) -> bool:
-    """Whether there is a manifest, of which every file is right. A wrong file is an error.
-
-    A file may be replaced while it is read here, behind its manifest: so the manifest is looked at again.
-    """
-    text = read(store.path("out/manifest.json"))
-    if text is None:
-        return False
-    wrong = []
-    for file in listed_files(json.loads(text)):
-        data = read(store.path(f"out/{file['path']}"))
-        if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
-            wrong.append(file["path"])
-    assert not wrong or read(store.path("out/manifest.json")) != text, wrong
-    return not wrong
-
-
-def read(path: str) -> bytes | None:
-    try:
-        return read_bytes(path)
-    except (FileNotFoundError, Changed):
-        return None
-
-
-def test_overwriting_never_shows_a_manifest_with_other_files(
-    store: Folder, tmp_path: Path, tokenizer_path: str
-) -> None:
-    """Someone reads all the time while an output is replaced by a smaller one, of files with the same names."""
-    large, small = write(tmp_path, "a.jsonl", chat(600)), write(tmp_path, "b.jsonl", chat(200, "two"))
-    store.run(tokenizer_path, large)
-    before = set(store.names("out"))
-    with pytest.raises(OutputError, match=r"holds the output of another job: choose another -o, or pass --overwrite"):
-        store.run(tokenizer_path, small)
-    assert readable(store)
-
-    done, seen, errors = threading.Event(), set[bool](), list[AssertionError]()
-
-    def watch() -> None:
-        while not done.is_set():
-            try:
-                seen.add(readable(store))
-            except AssertionError as error:
-                errors.append(error)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        store.run(tokenizer_path, small, overwrite=True)
-    finally:
-        done.set()
-        watcher.join()
-    assert errors == []
-    assert True in seen
-    wanted = local(tmp_path, tokenizer_path, small)
-    assert store.tree() == wanted
-    assert before - set(store.names("out"))  # what only the old manifest listed is gone
-    assert store.names(".beam_prep") == []
-
-
-def test_the_plan_made_again_behind_the_last_step_removes_nothing(
-    store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Flink does it: after a failure behind Publish, all steps run again; late copies of steps do, anyway."""
-    old, new = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
-    store.run(tokenizer_path, old)
-    calls: list[tuple[Any, ...]] = []
-    publish = shard.Publish.process
-
-    def twice(self: Any, written: Any, plan: Any) -> Any:
-        yield from publish(self, written, plan)
-        before = store.tree()
-        self.publisher.prepare(plan)
-        assert store.tree() == before
-        yield from publish(self, written, plan)
-        assert store.tree() == before
-        calls.append(())
-
-    monkeypatch.setattr(shard.Publish, "process", twice)
-    store.run(tokenizer_path, new, overwrite=True)
-    assert len(calls) == 1
-    assert store.tree() == local(tmp_path, tokenizer_path, new)
-
-
-def test_what_a_crash_left_is_cleared_by_the_next_run(
-    store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job that replaces an output ends before it publishes: no manifest, and the next one removes all old files."""
-    old, new = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
-    store.run(tokenizer_path, old)
-
-    def crash(self: Any, *given: Any) -> None:
-        raise RuntimeError("the machine burns")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StoredOutput, "publish", crash)
-        with pytest.raises(RuntimeError, match="burns"):
-            store.run(tokenizer_path, new, overwrite=True)
-    assert "manifest.json" not in store.names("out")
-    assert store.run(tokenizer_path, new).manifest  # a plain one: nobody's output is there
-    assert store.tree() == local(tmp_path, tokenizer_path, new)
-    assert store.names(".beam_prep") == []
-
-
-def test_of_two_jobs_at_once_the_second_is_refused(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
-    source = write(tmp_path, "a.jsonl", chat(300))
-    first = store.job(tokenizer_path, source).claim()
-    with first.claims.locked():
-        first.take(here=True, wait=True)
-        with pytest.raises(LockedError, match=f"another job is writing {store.path('out')}: pid {os.getpid()} on "):
-            store.run(tokenizer_path, source)
-    first.claims.end()  # as when its lease has passed
-    store.run(tokenizer_path, source)
-    assert store.tree() == local(tmp_path, tokenizer_path, source)
-
-
-def test_a_job_that_loses_its_claim_gives_way(
-    store: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = write(tmp_path, "a.jsonl", chat(300)), write(tmp_path, "b.jsonl", chat(200, "two"))
-    launched = store.job(tokenizer_path, first)
-    take = Claims.take
-
-    def taken(self: Claims, *given: Any, **named: Any) -> Any:
-        found = take(self, *given, **named)
-        monkeypatch.setattr(Claims, "take", take)
-        self.end()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tempfile, "tempdir", str(tmp_path))  # as on another machine, which has not its lock
-            store.run(tokenizer_path, second)
-        return found
-
-    monkeypatch.setattr(Claims, "take", taken)
-    with pytest.raises(LockedError, match=r"the claim of this job on .* is gone"):
-        launched.run()
-    assert store.tree() == local(tmp_path, tokenizer_path, second)
-
-
-# Conditional puts. gcp-storage-emulator ignores preconditions, so GCS's own are sent to a server of this file.
-
-
-@pytest.fixture
-def s3(tmp_path: Path) -> Iterator[str]:
-    before = FileSystems._pipeline_options
-    with s3_server(tmp_path / "store") as server:
-        FileSystems.set_options(PipelineOptions(list(server.options)))
-        yield server.url
-    FileSystems.set_options(before)
-
-
-def test_conditional_puts(s3: str) -> None:
-    path = f"{s3}/object"
-    objects.put_if(path, b"first", None)
-    with pytest.raises(PreconditionFailed):
-        objects.put_if(path, b"second", None)
-    first = objects.find(path)
-    assert first is not None
-    objects.put_if(path, b"third", first.version)
-    with pytest.raises(PreconditionFailed):
-        objects.put_if(path, b"fourth", first.version)
-    assert read_bytes(path) == b"third"
-    objects.delete([path])
-    with pytest.raises(PreconditionFailed):
-        objects.put_if(path, b"fifth", first.version)
-    assert objects.find(path) is None
-    objects.put_if(path, b"sixth", None)
-    with pytest.raises(StorageError, match=r"there is no such bucket|the store refuses"):
-        objects.put_if("s3://no-such-bucket/x", b"", None)
-
-
-def test_of_many_conditional_puts_at_once_one_succeeds(s3: str) -> None:
-    path = f"{s3}/object"
-
-    def put(number: int) -> bool:
-        try:
-            objects.put_if(path, str(number).encode(), None)
-        except PreconditionFailed:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(put, range(8)))
-    assert won.count(True) == 1
-    assert read_bytes(path) == str(won.index(True)).encode()
-
-
-class OneObject(http.server.BaseHTTPRequestHandler):
-    """Of GCS: uploads of one object, with their preconditions."""
-
-    generation = 0
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        wanted = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["ifGenerationMatch"]
-        same = wanted == [str(OneObject.generation)]
-        OneObject.generation += same
-        answer = json.dumps({"generation": str(OneObject.generation)}).encode()
-        self.send_response(200 if same else 412)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *given: Any) -> None:
-        pass
-
-
-def test_conditional_puts_on_gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "gs://bucket/object"
-    with (
-        gcs_server(tmp_path / "store"),  # for its environment
-        http.server.HTTPServer(("127.0.0.1", 0), OneObject) as server,
-    ):
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-        objects.client_for.cache_clear()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        objects.put_if(path, b"first", None)
-        with pytest.raises(PreconditionFailed):
-            objects.put_if(path, b"second", None)
-        objects.put_if(path, b"third", "1")
-        with pytest.raises(PreconditionFailed):
-            objects.put_if(path, b"fourth", "1")
-        assert OneObject.generation == 2
-        server.shutdown()
-    objects.client_for.cache_clear()
-
-
-def test_what_an_earlier_launch_left_goes_with_the_next(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
-    source = write(tmp_path, "a.jsonl", chat(50))
-    launch = store.job(tokenizer_path, source)
-    left = f"{launch.staging.root}/0123/output/rejects/rejects-00000.jsonl"
-    objects.put(left, b"{}")
-    launch.run()
-    assert objects.find(left) is None
 
 
 def test_other_objects_are_not_written_over(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
@@ -578,11 +263,8 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
     FileSystems.set_options(before)
 
 
-def in_the_middle(
-    monkeypatch: pytest.MonkeyPatch, folder: Folder, act: Callable[[], None], step: str
-) -> Callable[[], bool]:
+def in_the_middle(monkeypatch: pytest.MonkeyPatch, kind: Any, act: Callable[[], None]) -> Callable[[], bool]:
     """Acts when a step comes to its second element; says whether that has been."""
-    kind: Any = {"blocks": shard.CacheBlocks, "shards": shard.Write}[step]
     process = kind.process
     calls: list[int] = []
 
@@ -596,36 +278,13 @@ def in_the_middle(
     return lambda: len(calls) >= 2
 
 
-@pytest.mark.parametrize("step", ["blocks", "shards"])
-def test_a_store_that_is_gone_for_ten_seconds_is_waited_for(
-    mortal: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    source = mortal.put("a.jsonl", chat(300))
-    outage: list[threading.Timer] = []
-
-    def stop() -> None:
-        mortal.server.stop()
-        outage.append(threading.Timer(10, mortal.server.start))
-        outage[0].start()
-
-    reached = in_the_middle(monkeypatch, mortal, stop, step)
-    began = time.monotonic()
-    mortal.run(tokenizer_path, source)
-    outage[0].join()
-    assert reached()
-    assert time.monotonic() - began > 10
-    wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
-    assert without_paths(mortal.tree()) == without_paths(wanted)
-
-
-@pytest.mark.parametrize("step", ["blocks", "shards"])
 def test_a_store_that_stays_away_is_named(
-    mortal: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch, step: str
+    mortal: Folder, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = mortal.put("a.jsonl", chat(300))
     with monkeypatch.context() as patch:
         patch.setattr(client, "RETRY_SECONDS", 2.0)
-        reached = in_the_middle(patch, mortal, mortal.server.stop, step)
+        reached = in_the_middle(patch, shard.Write, mortal.server.stop)
         with pytest.raises(StorageError, match=rf"^{mortal.url}.+: the store does not answer, tried for [0-9]+ s"):
             mortal.run(tokenizer_path, source)
         assert reached()
@@ -637,31 +296,6 @@ def test_a_store_that_stays_away_is_named(
     wanted = local(tmp_path, tokenizer_path, write(tmp_path, "a.jsonl", chat(300)))
     assert without_paths(mortal.tree()) == without_paths(wanted)
     assert mortal.json("out/run.json")["blocks_reused"] > 0  # what was done is not done again
-
-
-def test_an_upload_that_fails_in_the_middle_leaves_no_object(
-    mortal: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store goes while parts of a large file are on their way; nothing comes later either."""
-    path = tmp_path / "large"
-    path.write_bytes(bytes(200 << 20))
-    folder, server = mortal.path("x"), mortal.server
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.5)
-    before = len(server.requests())
-
-    def stop() -> None:
-        while len(server.requests()) < before + 2:
-            time.sleep(0.001)
-        server.stop()
-
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    with pytest.raises(StorageError, match="does not answer"):
-        objects.upload(f"{folder}/large", str(path), "0" * 64, None)
-    stopper.join()
-    gc.collect()
-    server.start()
-    assert objects.listed(f"{folder}/") == []
 
 
 def test_a_table_is_shuffled_split_and_deduplicated_in_a_store(

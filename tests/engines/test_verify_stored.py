@@ -81,14 +81,3 @@ def test_objects_that_are_gone_changed_or_unlisted_are_named(
         objects.put(path, data)
     objects.delete(paths[3:])
     assert found(output, server, capsys)[1]["problems"] == []
-
-
-def test_what_is_no_output_is_told(output: str, server: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = found(f"{server.url}/none", server, capsys)
-    assert code == 1
-    assert told["problems"] == [
-        f"{server.url}/none has no manifest.json: not an output of beam_prep, or the run did not finish; run it again"
-    ]
-    objects.put(f"{server.url}/none.failed/failure.json", b"{}")
-    (problem,) = found(f"{server.url}/none", server, capsys)[1]["problems"]
-    assert problem.endswith(f"its run failed: the reason is in {server.url}/none.failed/failure.json")

@@ -5,6 +5,7 @@ that nothing disturbed, and leaves nothing else. `make faults` tries every chang
 drawn, others for each commit.
 """
 
+import functools
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import pytest
 from tests.conftest import ROOT, commit
 from tests.faults.harness import Fault, Jobs, contents, names, restore
 
-DRAWN = 2
+DRAWN = 1
 """Changes of each case that are tried where not all are."""
 EVERY = os.environ.get("FAULTS") == "all"
 pytestmark = pytest.mark.timeout(7200 if EVERY else 900)
@@ -125,9 +126,14 @@ CASES = [
 ]
 
 
+@functools.cache
+def case_of(jobs: Jobs, runner: str, output: str) -> Case:
+    return Case(jobs, runner, output)
+
+
 @pytest.mark.parametrize(("runner", "output", "fault"), CASES)
 def test_no_fault_loses_or_shows_a_part(jobs: Jobs, runner: str, output: str, fault: Fault) -> None:
-    case = Case(jobs, runner, output)
+    case = case_of(jobs, runner, output)
     every = range(1, case.changes + 1)
     drawn = random.Random(f"{commit()} {runner} {output} {fault}").sample(every, min(DRAWN, len(every)))
     for change in every if EVERY else drawn:

@@ -69,13 +69,6 @@ def test_young_blocks_stay_unless_the_cache_is_too_large(jobs: Jobs) -> None:
     assert swept(jobs, most_bytes=0).kept == 0
 
 
-def test_blocks_that_are_used_again_are_young(jobs: Jobs) -> None:
-    jobs.run()
-    age(jobs, 8)
-    jobs.run("other")
-    assert swept(jobs).removed == 0
-
-
 def test_blocks_in_a_store_that_are_used_again_are_young(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, names = "mem://bucket/cache", [f"ab/{digit * 30}-{'c' * 16}" for digit in "12"]
     for name in names:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.errors import RunError
 from beam_prep.storage import output as output_module
 from beam_prep.storage.output import LocalOutput, StoredOutput
 from beam_prep.storage.stores import objects
@@ -36,10 +35,7 @@ class Killed(BaseException):
 
 
 class Attempts:
-    """Kills the nth attempt of the last step before its nth change, until an attempt comes to its end.
-
-    One that ends in an error of ours is made once more, as engines do that have a restart strategy.
-    """
+    """Kills the nth attempt of the last step before its nth change, until an attempt comes to its end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kills, self.working = True, False
@@ -47,7 +43,6 @@ class Attempts:
         publish = Publish.process
 
         def process(step: Publish, written: Any, plan: Any) -> Iterator[str]:
-            ended = None
             for self.made in itertools.count(1):
                 self.changes, self.working = 0, self.kills
                 try:
@@ -55,10 +50,6 @@ class Attempts:
                     return
                 except Killed:
                     pass
-                except RunError as error:
-                    if ended == str(error) or not self.kills:
-                        raise
-                    ended = str(error)
                 finally:
                     self.working = False
 
@@ -111,7 +102,6 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     texts: dict[str, list[Any]] = {
         "old": ["one", "two"] * 9,
         "new": ["some more", "and others"] * 8,
-        "bad": ["good", 7, 8] * 4,
     }
     for name, given in texts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
@@ -155,21 +145,3 @@ def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     wanted = digests(f"{path}_calm")
     assert len(wanted) > 10
     assert digests(path) == wanted
-
-
-@pytest.mark.long
-def test_a_run_that_fails_leaves_the_same_rejects_whatever_an_earlier_attempt_left(
-    output: tuple[str, str | None], inputs: dict[str, Path], attempts: Attempts
-) -> None:
-    path, staging = output
-    with pytest.MonkeyPatch.context() as calm:
-        calm.setattr(attempts, "kills", False)
-        for name in (f"{path}_calm", path):
-            with pytest.raises(RunError, match="rejected"):
-                run(name, inputs["bad"], staging=staging)
-    with pytest.raises(RunError, match="rejected"):
-        run(path, inputs["bad"], staging=staging)
-    assert attempts.made > 3
-    wanted = digests(f"{path}_calm.failed")
-    assert len(wanted) > 1
-    assert digests(f"{path}.failed") == wanted

@@ -69,15 +69,3 @@ def test_a_padded_batch_gives_the_loss_of_its_rows_alone(side: Any, outputs: Out
     model = alone.tiny()
     total, count = alone.loss_alone(model, rows)
     assert float(model(**batch).loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-5)
-
-
-def test_arrays_of_jax(outputs: Outputs) -> None:
-    jax = pytest.importorskip("jax")
-    dataset = bp.open(outputs("sft_conversation"))
-    numpy, found = (bp.collate(dataset, packed=True, arrays=kind)(list(dataset[:3])) for kind in ("numpy", "jax"))
-    assert numpy.keys() == found.keys()
-    for name, value in numpy.items():
-        if not isinstance(value, int):
-            assert isinstance(found[name], jax.Array)
-            assert found[name].dtype == jax.numpy.int32
-            assert found[name].tolist() == value.tolist()

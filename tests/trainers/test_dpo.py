@@ -1,12 +1,9 @@
 """TRL's DPOTrainer over our rows: its collator reads them, and no text is prepared a second time."""
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
-import torch
 
 import beam_prep as bp
 from tests.conftest import ROOT
@@ -43,41 +40,3 @@ def test_the_collator_gives_prompts_and_completions(output: Path) -> None:
             assert batch["input_ids"][at, : len(ids)].tolist() == ids
             completion = batch["completion_mask"][at].nonzero()[:, 0].tolist()
             assert completion == list(range(len(row["prompt_ids"]), len(ids)))
-
-
-def test_a_trainer_that_skips_the_preparation_trains_our_rows(output: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-    from trl import DPOConfig, DPOTrainer
-
-    class PreparedDPOTrainer(DPOTrainer):
-        """Takes rows that have their ids already."""
-
-        def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
-            return dataset
-
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(str(output / "tokenizer"))
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
-    settings = DPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        max_steps=12,
-        logging_steps=1,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-    )
-    rows = datasets.load_from_disk(str(output))["__default__"]
-    reference = copy.deepcopy(model)  # TRL would load it by its name
-    trainer = PreparedDPOTrainer(model, reference, args=settings, train_dataset=rows, processing_class=tokenizer)
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[0] == pytest.approx(0.6931, abs=0.01)  # both models are the same: log 2
-    assert losses[-1] < 0.5

@@ -12,10 +12,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
 pytest.importorskip("trl", reason="no TRL here: make test-trainers")
 
-from transformers.modeling_flash_attention_utils import (  # noqa: E402
-    _is_packed_sequence,
-    prepare_fa_kwargs_from_position_ids,
-)
 
 import beam_prep as bp  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
@@ -89,11 +85,8 @@ def test_a_loop_of_ones_own_gives_the_logits_and_the_loss_of_documents_alone(pac
 
 
 @pytest.mark.parametrize("mistake", ["the cache of the model's config", "a mask of ones", "no position_ids"])
-@pytest.mark.parametrize("training", [True, False])
-def test_what_the_page_warns_of_lets_documents_see_each_other(
-    mistake: str, training: bool, packed: Outputs, batch: Any
-) -> None:
-    model = alone.tiny().train(training)
+def test_what_the_page_warns_of_lets_documents_see_each_other(mistake: str, packed: Outputs, batch: Any) -> None:
+    model = alone.tiny()
     given = {**alone.without_labels(batch), "use_cache": False}
     if mistake == "a mask of ones":
         given["attention_mask"] = torch.ones_like(batch["input_ids"])
@@ -101,31 +94,6 @@ def test_what_the_page_warns_of_lets_documents_see_each_other(
         del given["use_cache" if "cache" in mistake else "position_ids"]
     with torch.no_grad():
         assert alone.farthest(model(**given).logits[0], alone.logits_alone(model, rows(packed))) > alone.FAR
-
-
-def test_no_document_foretells_the_first_token_of_the_next(names: Any) -> None:
-    """In texts of which every token is trained, the label at a border is one that a document alone never has."""
-    tokens, sizes = list(range(5, 17)), [5, 4, 3]
-    row = {"input_ids": tokens, "labels": tokens, "seq_lengths": sizes}
-    places = [place for size in sizes for place in range(size)]
-    batch = names["collate"]([{key: torch.tensor(v).numpy() for key, v in {**row, "position_ids": places}.items()}])
-    model = alone.tiny()
-    total, count = alone.loss_alone(model, [row])
-    assert count == len(tokens) - len(sizes)
-    wanted = pytest.approx(float(total.detach()) / count, rel=1e-6)
-    assert float(model(**batch, use_cache=False).loss.detach()) == wanted
-    assert float(model(**{**batch, "labels": batch["input_ids"]}, use_cache=False).loss.detach()) != wanted
-
-
-def test_flash_attention_is_told_the_borders_of_one_long_row_and_of_no_other(packed: Outputs, batch: Any) -> None:
-    sizes = [length for row in rows(packed) for length in row["seq_lengths"]]
-    (starts, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch["position_ids"])
-    assert starts.diff().tolist() == sizes
-    assert int(longest) == max(sizes)
-    assert _is_packed_sequence(batch["position_ids"], 1)
-    size = min(len(row["position_ids"]) for row in rows(packed))
-    two = torch.tensor([row["position_ids"][:size] for row in rows(packed)])
-    assert not _is_packed_sequence(two, 2)
 
 
 def test_the_check_of_the_page_finds_a_model_that_does_not_keep_documents_apart(names: Any, packed: Outputs) -> None:

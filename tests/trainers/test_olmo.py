@@ -17,7 +17,7 @@ from olmo_core.data import (
     NumpyPackedFSLDatasetConfig,
     TokenizerConfig,
 )
-from olmo_core.data.utils import get_document_indices, get_labels
+from olmo_core.data.utils import get_labels
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
@@ -78,12 +78,6 @@ def test_instances_of_a_fixed_length_are_the_rows_one_after_the_other(output: Pa
         labels = get_labels({name: found[name][None] for name in ("input_ids", "label_mask")})[0]
         wanted = np.where(mask, row, -100)
         assert labels.tolist() == [*wanted[1:].tolist(), -100]
-
-
-def test_its_metadata_has_a_document_for_each_row(output: Path) -> None:
-    for path, rows in zip(sorted((output / "__default__" / "sequence").glob("*.npy")), shards(output), strict=True):
-        borders = np.cumsum([0, *(len(row["sequence"]) for row in rows)]).tolist()
-        assert get_document_indices(path) == list(pairwise(borders))
 
 
 def test_packed_instances_keep_ids_and_masks_together(output: Path, tmp_path: Path) -> None:

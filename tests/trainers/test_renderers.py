@@ -7,7 +7,6 @@ import json
 import shutil
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import transformers
@@ -87,12 +86,12 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, make[request.param](), bp.Tokenizer.load(folder)
 
 
-def ours(family: str, chat: list[Any], tokenizer: bp.Tokenizer, options: bp.MaskOptions | None = None) -> Any:
+def ours(family: str, chat: list[Any], tokenizer: bp.Tokenizer) -> Any:
     """(ids, mask); None where the record is rejected."""
     output = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "mask")
-    rules = bp.TextRules(chat_template=QWEN3 if family == "qwen3" else LLAMA3, mask_options=options)
+    rules = bp.TextRules(chat_template=QWEN3 if family == "qwen3" else LLAMA3)
     block = bp.ApplyTemplate([output], tokenizer, rules=rules).step()(bp.testing.records([{"messages": chat}]))
-    batch = bp.BuildMask({"assistant": "train"}, options=options).step()(bp.Tokenize(tokenizer).step()(block))
+    batch = bp.BuildMask({"assistant": "train"}).step()(bp.Tokenize(tokenizer).step()(block))
     return (batch["ids"].flat.tolist(), batch["mask"].flat.tolist()) if len(batch) else None
 
 
@@ -134,34 +133,3 @@ def test_ids_and_masks_are_those_of_renderers(both: tuple[str, Any, bp.Tokenizer
     assert found is not None
     assert found[0] == list(sample.token_ids)
     assert found[1] == [int(trained) for trained in sample.loss_mask]
-
-
-@settings(suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_masked_reasoning_is_its_tags_and_what_they_hold(
-    both: tuple[str, Any, bp.Tokenizer], data: st.DataObject
-) -> None:
-    family, renderer, tokenizer = both
-    chat = data.draw(chats(family))
-    sample = renderers.build_training_sample(renderer, json.loads(json.dumps(chat)))
-    found = ours(family, chat, tokenizer, bp.MaskOptions(reasoning="mask"))
-    assert found is not None
-    ids, mask = np.array(sample.token_ids), np.array(sample.loss_mask).astype(int)
-    if family == "qwen3":
-        opens, closes = (tokenizer.reference.token_to_id(tag) for tag in ("<think>", "</think>"))
-        messages = iter([m for m in chat[1 + last_question(chat) :] if m["role"] == "assistant"])
-        for start, stop in zip(np.flatnonzero(ids == opens), np.flatnonzero(ids == closes), strict=True):
-            message = next(m for m in messages if m.get("reasoning_content") or m is chat[-1])
-            if not message.get("reasoning_content"):
-                continue  # the last answer has empty tags, which are no reasoning
-            text = tokenizer.decode(ids[start : stop + 1].tolist())
-            assert message["reasoning_content"] in text
-            mask[start : stop + 2] = 0  # the tags and the line ends behind them belong to it
-    differ = np.flatnonzero(mask != np.array(found[1]))
-    # A token that joins the last word or the line ends with what is beside them is trained: see docs/masks.md.
-    texts = {tokenizer.decode([ids[place]]) for place in differ.tolist()}
-    assert all(not text.strip() for text in texts), (texts, chat)
-
-
-def last_question(chat: list[dict[str, Any]]) -> int:
-    return max(place for place, message in enumerate(chat) if message["role"] == "user")

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer  # noqa: E402
 import beam_prep as bp  # noqa: E402
 from beam_prep import cli  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
-from tests.trainers.conftest import Outputs  # noqa: E402
 
 SUMS = [(f"What is {a} and {b}?", f"{a} and {b} is {a + b}.") for a in range(7) for b in range(7)]
 CONFIG = {
@@ -69,11 +68,6 @@ def trained(output: Path) -> int:
     return sum(len(tokenizer.encode(answer, add_special_tokens=False)) + 1 for _, answer in SUMS)
 
 
-def test_the_loss_falls(output: Path) -> None:
-    steps = train(output, "--epochs=8")
-    assert steps[-1].loss < steps[0].loss / 2
-
-
 def test_each_trained_token_is_trained_once_an_epoch(output: Path, trained: int) -> None:
     steps = train(output, "--epochs=2")
     assert [sum(step.tokens for step in steps if step.epoch == epoch) for epoch in (0, 1)] == [trained, trained]
@@ -100,13 +94,6 @@ def test_the_loss_is_that_of_the_answers_alone(output: Path) -> None:
     assert first.loss == pytest.approx(total / count, rel=1e-5)
 
 
-def test_ddp_takes_the_loss_and_the_gradients_of_one_process_with_the_same_rows(output: Path) -> None:
-    alone = train(output, "--steps=3", "--batch_size=2")
-    shared = train(output, "--steps=3", "--batch_size=1", processes=2)
-    assert [step.tokens for step in shared] == [step.tokens for step in alone]
-    assert [step.loss for step in shared] == pytest.approx([step.loss for step in alone], rel=1e-4)
-
-
 def test_another_number_of_processes_goes_on_from_a_checkpoint(output: Path, trained: int, tmp_path: Path) -> None:
     whole = train(output, "--epochs=1", "--batch_size=2")
     checkpoint = f"--checkpoint={tmp_path / 'tiny.pt'}"
@@ -126,9 +113,3 @@ def test_a_step_without_a_trained_token_teaches_nothing() -> None:
     loss.backward()
     assert (loss.item(), count.item()) == (0, 0)
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())
-
-
-def test_labels_that_are_shifted_already_are_refused(outputs: Outputs, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(subprocess.CalledProcessError):
-        train(outputs("sft_conversation", shift=True))
-    assert "has no labels, or shifted ones: make it with" in capfd.readouterr().err

@@ -85,44 +85,9 @@ def test_the_batch_holds_our_ids_and_labels_and_the_borders_of_the_documents(pac
     assert "attention_mask" not in batch
 
 
-@pytest.mark.parametrize(
-    ("attention", "strategy"),
-    [
-        ("eager", "bfd"),
-        ("sdpa", "bfd"),
-        ("sdpa", "bfd_split"),
-        ("sdpa", "wrapped"),
-    ],
-)
-def test_a_packed_row_gives_the_logits_of_its_documents_alone(
-    attention: str, strategy: str, packed: Outputs, trainer: Any
-) -> None:
-    rows = alone.rows_of(packed(packing_strategy=strategy, packing_group=12))
-    assert any(len(row["seq_lengths"]) > 1 for row in (rows[0], rows[1]))
-    model = alone.tiny(attention).eval()
-    with torch.no_grad():
-        found = model(**alone.without_labels(first_batch(trainer(model, rows))), use_cache=False).logits[0]
-        assert alone.farthest(found, alone.logits_alone(model, [rows[0], rows[1]])) < alone.CLOSE
-
-
-def test_flex_attention_gives_the_same_logits_and_cannot_train_on_a_cpu(packed: Outputs, trainer: Any) -> None:
+def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(packed: Outputs, trainer: Any) -> None:
     rows = alone.rows_of(packed())
-    model = alone.tiny("flex_attention")
-    made = trainer(model, rows)
-    with torch.no_grad():
-        found = model(**alone.without_labels(first_batch(made)), use_cache=False).logits[0]
-        wanted = alone.logits_alone(alone.tiny(), [rows[0], rows[1]])
-        assert alone.farthest(found, wanted) < alone.CLOSE
-    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        made.train()
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(
-    attention: str, packed: Outputs, trainer: Any
-) -> None:
-    rows = alone.rows_of(packed())
-    model = alone.tiny(attention)
+    model = alone.tiny()
     total, count = alone.loss_alone(model, rows)
     made = trainer(model, rows)
     assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
@@ -166,45 +131,7 @@ def test_without_the_name_or_the_settings_documents_see_each_other(
     assert abs(trained_loss(made) - float(total) / count) > 1e-3
 
 
-def test_trl_refuses_to_cut_packed_rows(packed: Outputs, trainer: Any) -> None:
-    with pytest.raises(ValueError, match="`max_length` is not enforced"):
-        trainer(alone.tiny(), alone.rows_of(packed()), max_length=1024)
-
-
-def test_flash_attention_cannot_run_here() -> None:
-    with pytest.raises(ImportError, match="FlashAttention2"):
-        alone.tiny("flash_attention_2")
-
-
 # Rows of one document.
-
-
-@pytest.mark.parametrize("padding_free", [False, True])
-def test_unpacked_rows_are_trained_as_they_are(padding_free: bool, outputs: Outputs, trainer: Any) -> None:
-    rows = alone.rows_of(outputs("sft_conversation"))
-    model = alone.tiny()
-    made = trainer(model, rows, padding_free=padding_free)
-    assert {name: made.train_dataset[name][:] for name in rows.column_names} == rows[:]
-    batch, first = first_batch(made), [rows[0], rows[1]]
-    if padding_free:
-        assert batch["input_ids"].tolist() == [first[0]["input_ids"] + first[1]["input_ids"]]
-        assert batch["labels"].tolist() == [first[0]["labels"] + first[1]["labels"]]
-    else:
-        width = max(len(row["labels"]) for row in first)
-        assert batch["labels"].tolist() == [row["labels"] + [-100] * (width - len(row["labels"])) for row in first]
-        kept = [ids[mask == 1].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-        assert kept == [row["input_ids"] for row in first]
-    total, count = alone.loss_alone(model, rows)
-    assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
-
-
-def test_rows_of_any_length_stay_whole_with_max_length_none(outputs: Outputs, trainer: Any) -> None:
-    rows = alone.rows_of(outputs("sft_conversation"))
-    longest = max(map(len, rows["input_ids"]))
-    cut = trainer(alone.tiny(), rows, padding_free=False, max_length=longest - 1)
-    assert max(map(len, cut.train_dataset["input_ids"])) == longest - 1
-    whole = trainer(alone.tiny(), rows, padding_free=False)
-    assert whole.train_dataset["labels"][:] == rows["labels"][:]
 
 
 # What TRL prepares itself from the same conversations.
