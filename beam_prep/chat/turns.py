@@ -323,7 +323,7 @@ class Turns:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
         if place.again:
             raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
-        stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
+        stop = min(self._next_mark(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
         end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
         if end is None:
@@ -332,7 +332,7 @@ class Turns:
         more = len(eos) if eos and end[0] != eos and tail.startswith(eos, end.end()) else 0
         return ((place.begin, place.end + end.end() + more),)
 
-    def _at_work_until(self, index: int, at: int) -> int:
+    def _next_mark(self, index: int, at: int) -> int:
         """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
         marks, k = self._trace.marks, self._first_mark(at)
         k += k < len(marks) and marks[k][1] == index  # skip a mark of the same message
@@ -604,10 +604,10 @@ class Turns:
                 begin = at
                 continue
             k = self._first_mark(at)
-            at_work = self.places.get(self._trace.marks[k - 1][1]) if k else place
-            if at_work is not place and (at_work is None or at_work.begin == at_work.end):
+            current = self.places.get(self._trace.marks[k - 1][1]) if k else place
+            if current is not place and (current is None or current.begin == current.end):
                 continue  # the block belongs to a message that says nothing
-            own = at_work is place or at_work is None or not begin <= at_work.begin <= at_work.end <= at
+            own = current is place or current is None or not begin <= current.begin <= current.end <= at
             for piece in place.pieces if place else ():
                 within = own and piece.after <= begin < at <= piece.before
                 if within or (begin < piece.end and piece.begin < at):
