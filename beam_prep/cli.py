@@ -27,16 +27,16 @@ example:
   beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
 Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
-process and large ones in one worker process for each core.
+process, and large ones in one worker process for each core.
 """
 
 REPLAY_EXAMPLE = """\
 example:
-  beam-prep replay out/ -c configs/mended.json -o new/
+  beam-prep replay out/ -c configs/fixed.json -o new/
 
-The inputs are those of OUT, and must be unchanged. At the end it says which records are rejected no more, which others
-are, and which kept ones changed (that takes output.provenance in both configs). All options of `run` may follow;
-without -c and --tokenizer_path, those of OUT are used.
+The inputs are those of OUT, and must be unchanged. At the end, replay lists the records that are no longer rejected,
+the newly rejected ones, and the kept ones that changed (needs output.provenance in both configs). All options of `run`
+may follow. Without -c and --tokenizer_path, those of OUT are used.
 """
 
 INSPECT_EXAMPLE = """\
@@ -52,25 +52,25 @@ AUDIT_EXAMPLE = """\
 example:
   beam-prep audit 'data/*.jsonl' -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
-Looks at a sample of all files, and writes nothing. Exit code 0: nothing found; 1: findings; 2 and more: a run with
-these arguments would not begin.
+Checks a sample of all files, and writes nothing. Exit code 0: no findings; 1: findings; 2 and more: a run with
+these arguments would not start.
 """
 
 INIT_EXAMPLE = """\
 example:
   beam-prep init 'data/*.jsonl' --tokenizer_path path/to/tokenizer
 
-Writes the config, and beside it, with the ending .md, why it is so. Then prints what to type next.
+Writes the config, and a .md file beside it that explains each setting. Then prints what to type next.
 """
 
 
 TEMPLATE_EXAMPLE = """\
 examples:
   beam-prep template path/to/tokenizer
-  beam-prep template path/to/tokenizer --chat_template mended.jinja --html page.html
+  beam-prep template path/to/tokenizer --chat_template fixed.jinja --html page.html
 
-Of each conversation (system message, tools, parallel calls, reasoning ...) it shows whether the template takes it, what
-it leaves out, and what is trained, where the answers of the assistant are. docs/templates.md says what the words mean.
+For each test conversation (system message, tools, parallel calls, reasoning ...), shows whether the template takes it,
+what the template leaves out, and what is trained. docs/templates.md explains the words.
 """
 
 
@@ -79,7 +79,7 @@ class _UsageError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are raised, so that they take one line."""
+    """A parser that raises its errors, so that each is printed as one line."""
 
     def error(self, message: str) -> NoReturn:
         raise _UsageError(message)
@@ -96,12 +96,12 @@ _Add = Callable[[argparse.ArgumentParser], object]
 
 
 def _command(help: str, *arguments: _Add, example: str | None = None, beams: bool = False) -> Callable[[_Run], _Run]:
-    """Decorates what does a command: `_NAME(arguments, options of Beam)` returns the exit code.
+    """Decorates the function of a command: `_NAME(arguments, options of Beam)` returns the exit code.
 
     Args:
-        help: what it does.
-        arguments: what adds each to the command's parser.
-        example: what its help ends with.
+        help: what the command does.
+        arguments: functions that each add an argument to the command's parser.
+        example: the end of the command's help.
         beams: options of Beam may follow.
     """
 
@@ -119,12 +119,12 @@ def _command(help: str, *arguments: _Add, example: str | None = None, beams: boo
 
 
 def _argument(*names: str, **settings: Any) -> _Add:
-    """See `ArgumentParser.add_argument`."""
+    """A function that calls `ArgumentParser.add_argument`."""
     return methodcaller("add_argument", *names, **settings)
 
 
 _INPUTS = "JSONL files or quoted globs, as for a run"
-_JSON = _argument("--json", action="store_true", help="print what was found as one line of JSON")
+_JSON = _argument("--json", action="store_true", help="print the result as one line of JSON")
 _NO_PAGER = _argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
 _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
@@ -190,6 +190,7 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
     Raises:
         _UsageError: what is wrong, and the option that may be meant.
+        _UsageError: says what is wrong, and which option may be meant.
     """
     if words[:1] in (["run"], ["replay"]):
         words = options.normalise_flags(words)
@@ -198,7 +199,7 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     except _UsageError as error:
         command = words[0] if words else ""
         if command in COMMANDS and (problem := _unknown_option(command, words[1:])):
-            raise _UsageError(problem) from None  # it is why another one is missing
+            raise _UsageError(problem) from None  # a misspelt option explains a missing one
         if words and command not in COMMANDS and not command.startswith("-"):
             raise _UsageError(unknown_name("command", command, COMMANDS)) from None
         raise error
@@ -215,7 +216,7 @@ def _options_of(command: str) -> list[str]:
 
 
 def _unknown_option(command: str, words: Sequence[str]) -> str | None:
-    """What is wrong with the first option that neither a command nor Beam knows, or None."""
+    """What is wrong with the first option that neither the command nor Beam has, or None."""
     ours = _options_of(command)
     names = [word.partition("=")[0] for word in words if re.match(r"--[A-Za-z]|-[A-Za-z]$", word)]
     unknown = [name for name in names if name not in ours]
@@ -230,7 +231,7 @@ def _unknown_option(command: str, words: Sequence[str]) -> str | None:
 
 
 def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -> str:
-    """The option or field of a config that may be meant by a name."""
+    """A hint at the option or field of a config that a name may mean."""
     word = name.lstrip("-").replace("-", "_").lower()
     known = [*ours, *beams]
     if (what_to_do := renamed.instead(word, "--")) is not None:
@@ -248,7 +249,7 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
 
 
 def _place_in_config(word: str) -> str | None:
-    """Where a config has a setting, by its name or by that of another tool; None if it has none."""
+    """The path of a setting in a config, by its name or by another tool's name; None if there is none."""
     from beam_prep.config import PipelineConfig
 
     for part, field in PipelineConfig.model_fields.items():
@@ -261,7 +262,7 @@ def _options_of_beam() -> argparse.ArgumentParser:
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    importlib.import_module("beam_prep.runners")  # Flink's
+    importlib.import_module("beam_prep.runners")  # adds Flink's options
     known = _Parser(add_help=False, allow_abbrev=False)
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(known)
@@ -269,12 +270,12 @@ def _options_of_beam() -> argparse.ArgumentParser:
 
 
 UNTIL_ENDED = 5.0
-"""Seconds that the end of this process waits for threads of an engine."""
+"""Seconds that this process waits for threads of an engine, before it ends."""
 
 
 def _end(command: str, number: int) -> NoReturn:
-    """Ends this process as a signal asks."""
-    advice = "; blocks that are done are not done again: run again" if command in ("run", "replay") else ""
+    """Ends this process with the signal that it received."""
+    advice = "; run the command again: finished blocks are not made again" if command in ("run", "replay") else ""
     print(f"beam-prep: stopped by {signal.Signals(number).name}{advice}", file=sys.stderr, flush=True)
     signal.signal(number, signal.SIG_DFL)
     late = threading.Timer(UNTIL_ENDED, os.kill, (os.getpid(), number))
@@ -287,9 +288,9 @@ def _set_up_log(verbose: bool) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
     logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
-        # What it logs with a traceback is raised anyway, or of a worker that was killed; its threads outlive a run.
+        # Beam logs a traceback of what is raised anyway, or of a killed worker; its threads outlive a run.
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-        # It logs answers that are cut with a traceback; the request is made again.
+        # urllib3 logs a traceback of an interrupted response; the request is made again.
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
@@ -299,7 +300,7 @@ def import_beam() -> None:
 
 
 def _reach_stores(beam_options: list[str]) -> None:
-    """Beam's options say where a store is."""
+    """Sets Beam's options, which say where a store is."""
     import_beam()
     from apache_beam.io.filesystems import FileSystems
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -308,16 +309,16 @@ def _reach_stores(beam_options: list[str]) -> None:
 
 
 def _say_that_it_begins(given: argparse.Namespace) -> None:
-    """The first sign of life: the imports and a tokenizer take seconds, and more on a cold disk."""
+    """Logs a first line: the imports and a tokenizer take seconds, and longer on a cold disk."""
     tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
     logging.getLogger("beam_prep").info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
 
 
 def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> str | None:
-    """What is wrong with options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
+    """What is wrong with the options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
 
     Args:
-        beam_options: those that the command does not know.
+        beam_options: the options that the command does not have.
         command: the command.
     """
     if not beam_options:
@@ -355,7 +356,7 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _with_config(arguments: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
-    """Arguments, with the config that is given in line."""
+    """The arguments, with the config of `--config_json`."""
     from beam_prep.config import PipelineConfig
 
     if given.config_json is not None:
@@ -364,14 +365,14 @@ def _with_config(arguments: dict[str, Any], given: argparse.Namespace) -> dict[s
 
 
 def _made(result: "Result") -> str:
-    """What a run has made, or that it goes on elsewhere."""
+    """The summary of a finished run, or where a launched one will write."""
     if result.manifest is not None:
         return summary(result.output, result.manifest)
     return f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last"
 
 
 @_command(
-    "run the inputs of an output again, after a mended config, template or tokenizer, and say what that changed",
+    "run the inputs of an output again, after a change of config, template or tokenizer, and list what changed",
     options.add_replay_arguments,
     example=REPLAY_EXAMPLE,
     beams=True,
@@ -398,7 +399,7 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 @_command(
-    "show records, trained tokens in colour: of an output, or of files before a run",
+    "show records with trained tokens in colour: of an output, or of files before a run",
     _argument(
         "paths",
         nargs="*",
@@ -413,16 +414,16 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     ),
     _argument("--domain", help="only records of this domain"),
     _argument("--split", help="only records of this split"),
-    _argument("--random", type=int, metavar="N", help="show N records that are drawn"),
-    _argument("--seed", type=int, metavar="S", help="of the draw; another seed draws others (default: 0)"),
+    _argument("--random", type=int, metavar="N", help="show N records, drawn at random"),
+    _argument("--seed", type=int, metavar="S", help="seed of --random; another seed draws other records (default: 0)"),
     _argument("--shortest", action="store_true", help="show the shortest records, 10 or --count"),
     _argument("--longest", action="store_true", help="show the longest records, 10 or --count"),
-    _argument("--grep", metavar="PATTERN", help="show records in whose text a regular expression finds something"),
+    _argument("--grep", metavar="PATTERN", help="show records whose text matches a regular expression"),
     _argument(
         "--reason",
         metavar="R",
         help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
-        "(of drops, an output keeps the first of each reason)",
+        "(an output keeps only the first dropped records of each reason)",
     ),
     _argument(
         "--source", action="store_true", help="with --record: print the line (or row) of the input that it was made of"
@@ -431,7 +432,7 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     _argument(
         "--html",
         metavar="FILE",
-        help="write a page for a browser to FILE: 1,000 records that are drawn, or those that the options above choose",
+        help="write a page for a browser to FILE: 1,000 records drawn at random, or those of the options above",
     ),
     _NO_PAGER,
     _argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them"),
@@ -486,11 +487,11 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
 
 
 @_command(
-    "look for faults of data, config and tokenizer before a run, on a sample",
+    "look for problems of data, config and tokenizer on a sample, before a run",
     _argument("inputs", nargs="*", metavar="FILE", help=_INPUTS),
     _argument("-c", "--config", required=True, metavar="FILE", help="the config of the run"),
     _argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run"),
-    _argument("--sample", type=int, metavar="N", help="records to look at (default: 2000)"),
+    _argument("--sample", type=int, metavar="N", help="records to check (default: 2000)"),
     _JSON,
     example=AUDIT_EXAMPLE,
 )
@@ -510,13 +511,13 @@ def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 @_command(
-    "look at files, and write the config that fits them",
+    "look at files, and write a config that fits them",
     _argument("inputs", nargs="+", metavar="FILE", help=_INPUTS),
     _argument(
         "-o", "--output", default="config.json", metavar="FILE", help="the config to write (default: config.json)"
     ),
-    _argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, so that lengths and template fit"),
-    _argument("--overwrite", action="store_true", help="replace a config that is there"),
+    _argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, to choose lengths and template"),
+    _argument("--overwrite", action="store_true", help="replace an existing config"),
     example=INIT_EXAMPLE,
 )
 def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
@@ -528,12 +529,12 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 @_command(
-    "show what a chat template takes, leaves out, and what is trained",
+    "show what a chat template takes, what it leaves out, and what is trained",
     _argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub"),
     _argument(
         "--chat_template",
         metavar="FILE_OR_NAME",
-        help="a template's file, or the name of one of the tokenizer's (default: all of the tokenizer's)",
+        help="a template file, or the name of one of the tokenizer's templates (default: all of them)",
     ),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE"),
     _JSON,
@@ -584,7 +585,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
     text = page(rows.manifest, rows.run, rows.tokenizer, title)
-    write_file(os.path.abspath(target), text)  # whoever looks at the page sees the old one or the new one
+    write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page
     print(f"{target}: open it in a browser")
     return 0
 
@@ -593,7 +594,7 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
     "check every file, count and row of an output against its manifest",
     _OUTPUT,
     _JSON,
-    _argument("--inputs", action="store_true", help="read the inputs again, too, those that are still there"),
+    _argument("--inputs", action="store_true", help="also read the inputs that still exist, and compare them"),
     beams=True,
 )
 def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
@@ -606,7 +607,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     for problem in wrong:
         print(problem, file=sys.stderr)
     if wrong and "://" not in given.output and not os.path.isdir(given.output):
-        return 1  # there is no manifest that it could differ from
+        return 1  # without an output there is no manifest to compare
     if wrong:
         count = _counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
@@ -621,7 +622,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """What `verify` tells of an output, and what is wrong with it."""
+    """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.verify.files import LocalFiles, OutputFiles
@@ -665,15 +666,15 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
         type=_seconds,
         default="7d",
         metavar="TIME",
-        help="only blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
+        help="remove blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
     ),
     _argument(
         "--max_bytes",
         type=_bytes,
         metavar="SIZE",
-        help="remove younger ones, too, the oldest first, while the token cache is larger: 500MB, 2.5GB, 1TB",
+        help="then remove blocks, the oldest first, until the token cache has at most this size: 500MB, 2.5GB, 1TB",
     ),
-    _argument("--dry_run", action="store_true", help="say what would be removed, and remove nothing"),
+    _argument("--dry_run", action="store_true", help="print what would be removed, and remove nothing"),
     beams=True,
 )
 def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
@@ -710,11 +711,11 @@ def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 _NAMED = 12
-"""Domains."""
+"""Most domains that a summary names."""
 
 
 def summary(output: str, manifest: dict[str, Any]) -> str:
-    """The result of a run, in a few lines."""
+    """The result of a run, in a few lines of text."""
     from beam_prep.data.rendered import DEFAULT_DOMAIN
     from beam_prep.inspect.sequences import VISIBLE
     from beam_prep.shards import report

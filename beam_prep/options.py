@@ -1,4 +1,4 @@
-"""The options of a job, in one table: command line, arguments of `Pipeline`, and form of the Dataflow template.
+"""The options of a job in one table: command line, arguments of `Pipeline`, and form of the Dataflow template.
 
 The Dataflow console sends all values as strings: `--flag=value`, flags as "true" or "false", and "" for an empty field,
 which means the same as no value.
@@ -38,9 +38,9 @@ class Option:
         wanted: which values there are, for messages; "": any of its kind.
         short: as in `-o value`.
         metavar: the placeholder of the value in the help.
-        pattern: the values that the form accepts. The command line takes local paths, too.
-        not_in_template: the reason why the form does not have it; "" if it has.
-        of_pipeline: True if it is an argument of `Pipeline`; False if the command line does what it says.
+        pattern: a regular expression for values in the form. The command line takes local paths, too.
+        not_in_template: the reason why the form lacks the option; "" if the form has it.
+        of_pipeline: True for arguments of `Pipeline`; False for options that only the command line handles.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Option:
         """Parses a value. "" is the default.
 
         Raises:
-            argparse.ArgumentTypeError: the option cannot have this value.
+            argparse.ArgumentTypeError: the value is not one of this option.
         """
         if text == "" and self.required:
             raise argparse.ArgumentTypeError("is empty, and the job needs it")
@@ -78,7 +78,7 @@ class Option:
         return value
 
     def instead_of(self, value: object) -> str:
-        """What to give instead of a value that is none of this option's."""
+        """What to give instead of a wrong value."""
         return renamed.GONE_VALUES.get(str(value), f"wanted {self.wanted}")
 
 
@@ -92,7 +92,7 @@ _KINDS: dict[Any, OptionKind] = {bool: "boolean", int: "integer", int | None: "i
 
 
 def _option(group: str, default: Any, label: str, help: str, example: str = "", **more: Any) -> Any:
-    """A field of a table below. Its kind is that of its type; `more`: see `Option`, and bounds of its value."""
+    """A field of a table below. Its type decides its kind; `more`: see `Option`, and bounds of its value."""
     bounds = {name: more.pop(name) for name in ("ge", "le", "lt") if name in more}
     told = {"group": group, **more}
     return Field(default, title=label, description=help, examples=[example], json_schema_extra=told, **bounds)
@@ -114,7 +114,7 @@ _COUNT = {"metavar": "N", "pattern": r"^[1-9]\d*$"}
 
 
 class JobOptions(BaseModel):
-    """What is made of what: the first arguments of `Pipeline`."""
+    """Inputs, output, config and tokenizer: the first arguments of `Pipeline`."""
 
     inputs: str | None = _job(
         None,
@@ -131,7 +131,7 @@ class JobOptions(BaseModel):
     config: str | None = _job(
         None,
         "Config file",
-        "the config, a JSON file; give this or config_json",
+        "the config, a JSON file; give either this or config_json",
         "gs://bucket/configs/sft_chat.json",
         kind="input_file",
         short="-c",
@@ -141,7 +141,7 @@ class JobOptions(BaseModel):
     config_json: str | None = _job(
         None,
         "Config, as JSON",
-        "the config itself; give this or config",
+        "the config as JSON; give either this or config",
         '{"input": {"sections": [{"field": "text", "action": "train"}]}}',
         metavar="JSON",
         pattern=r"^\s*\{[\s\S]*\}\s*$",
@@ -150,7 +150,7 @@ class JobOptions(BaseModel):
     tokenizer_path: str = _job(
         ...,
         "Tokenizer folder",
-        "a tokenizer's folder; on the command line also its Hugging Face name",
+        "a tokenizer's folder; on the command line or its Hugging Face name",
         "gs://bucket/tokenizers/qwen3",
         kind="input_folder",
         metavar="DIR_OR_NAME",
@@ -182,7 +182,7 @@ class RunOptions(BaseModel):
     version_name: str | None = _output(
         None,
         "Name of the version",
-        "with --keep_versions: its name, by default the time of the launch in UTC; versions are in order of "
+        "with --keep_versions: the version's name (default: the launch time in UTC); versions are in order of "
         "their names",
         "20261122",
         metavar="NAME",
@@ -205,7 +205,7 @@ class RunOptions(BaseModel):
     max_reject_chars: int = _output(
         1000,
         "Characters kept of a rejected record",
-        "characters of a rejected record that are kept; 0 keeps texts out",
+        "most characters kept of a rejected record; 0: no text",
         "0",
         wanted="0 or more characters",
         ge=0,
@@ -225,21 +225,21 @@ class RunOptions(BaseModel):
     cache_dir: str | None = _files(
         None,
         "Folder of the token cache",
-        "keep tokenised blocks here for later runs; without it they are kept until this run succeeds",
+        "keep tokenised blocks here for later runs; by default they are removed when this run succeeds",
         "gs://bucket/token_cache",
         **_FOLDER,
     )
     staging: str | None = _files(
         None,
         "Folder for unfinished files",
-        "the folder of unfinished files; without it .beam_prep next to the output",
+        "the folder of unfinished files; by default .beam_prep next to the output",
         "gs://bucket/unfinished",
         **_FOLDER,
     )
     lease: float = _files(
         600.0,
         "Seconds until a killed launch is forgotten",
-        "a launch that was killed holds the output for this time, if nobody can see that it is gone",
+        "how long a killed launch keeps its claim on the output, if no process can see that it ended",
         "120",
         wanted="60 seconds or more",
         ge=60,
@@ -248,7 +248,7 @@ class RunOptions(BaseModel):
     block_bytes: int = _speed(
         8 * 1024 * 1024,
         "Block size",
-        "bytes of input worked on at a time, a multiple of 65536; changes no byte of the output",
+        "bytes of input in a block, a multiple of 65536; does not change the output",
         "4194304",
         metavar="N",
         pattern=r"^[1-9]\d{4,}$",
@@ -256,10 +256,10 @@ class RunOptions(BaseModel):
     tokenizer_backend: Literal["auto", "transformers", "gigatoken"] = _speed(
         "auto",
         "Encoder",
-        "what encodes; what is not the reference is compared with it, see check",
+        "the library that encodes; gigatoken is compared with the reference, see check",
         "transformers",
         meanings=(
-            "gigatoken where it gives the same ids as transformers; of 2 MB or less, transformers",
+            "gigatoken if it gives the same ids as transformers; for 2 MB or less, transformers",
             "the reference",
             "gigatoken (BPE), or an error",
         ),
@@ -267,20 +267,20 @@ class RunOptions(BaseModel):
     check: Literal["sample", "full"] = _speed(
         "sample",
         "Check against the reference",
-        "what is compared with transformers: of each block a sample, or everything",
+        "what is compared with transformers: a sample of each block, or everything",
         "full",
         meanings=(
-            "some records of every block; where one differs, the reference makes the block",
+            "some records of every block; if one differs, the reference makes the block",
             "everything, from the bytes to the masks; a difference fails the run",
         ),
     )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """The options that are given, by name; the others have their defaults.
+        """The options by name. Missing ones get their defaults.
 
         Raises:
-            ConfigError: a name is none, an old one, or a value is none of its option's.
+            ConfigError: a name is unknown or old, or a value is wrong.
         """
         for name in given:
             if name not in cls.model_fields:
@@ -299,17 +299,17 @@ class RunOptions(BaseModel):
             shown = f"{value:g}" if isinstance(value, float) else repr(value)
             raise ConfigError(f"{name} is {shown}, {option.instead_of(value)}") from None
         if made.version_name is not None and made.keep_versions is None:
-            raise ConfigError(f"version_name is {made.version_name!r} without keep_versions: say how many are kept")
+            raise ConfigError(f"version_name is {made.version_name!r} without keep_versions: give both")
         return made
 
 
 class LaunchOptions(BaseModel):
-    """What the command line does beside the job."""
+    """Options that only the command line handles."""
 
     dry_run: bool = _launch(
         False,
         "Dry run",
-        "say what would be done, and do nothing",
+        "print what would be done, and do nothing",
         not_in_template="the launcher's log is no place for an answer",
     )
     wait: bool = _launch(
@@ -356,7 +356,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `replay` to a parser; what is not given is None. Call `normalise_flags` before parsing."""
+    """Adds the options of `replay` to a parser; missing ones are None. Call `normalise_flags` before parsing."""
     parser.add_argument("output", metavar="OUT", help="the output whose inputs are run again")
     _add(parser, (replace(option, required=False, default=None) for option in OPTIONS if option.name != "inputs"))
 
@@ -396,8 +396,8 @@ def _help(option: Option) -> str:
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
     """The arguments with every flag as `--flag=value`.
 
-    A bare `--overwrite` is `--overwrite=true`: it takes the next word only if that is true or false, because any other
-    word may be an input.
+    A bare `--overwrite` becomes `--overwrite=true`. It takes the next word only if that is true or false, because any
+    other word may be an input.
     """
     flags = {f"--{option.name}" for option in OPTIONS if option.kind == "boolean"}
     words, found = list(arguments), []
@@ -411,9 +411,9 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def complete(given: argparse.Namespace) -> str | None:
-    """Collects the inputs of both kinds in `given.inputs`. Returns what is wrong with the options, or None.
+    """Collects the inputs of both forms in `given.inputs`. Returns what is wrong with the options, or None.
 
-    Whether there must be inputs, the config says: `input.groups` names them itself.
+    Inputs may be missing: the config may name them in `input.groups`.
     """
     given.inputs = [*given.files, *filter(None, re.split(r"[\s,]+", given.inputs or ""))]
     if given.config is None and given.config_json is None:

@@ -1,4 +1,4 @@
-"""`Pipeline`: a config, inputs and an output directory -> a run."""
+"""`Pipeline`: runs a job of a config, inputs and an output directory."""
 
 import contextlib
 import functools
@@ -58,7 +58,7 @@ from beam_prep.transforms.records import ReadJSONL
 log = logging.getLogger("beam_prep")
 
 _SHOWN = 5
-"""Warnings about the first records that are said at the start."""
+"""Warnings about the first records that are logged at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Result:
 
     Attributes:
         output: the output directory.
-        manifest: its manifest; None if the job was launched and not waited for.
-        up_to_date: the output was there already, and nothing was done.
-        job_id: the runner's id of a job that was not waited for, if it has one.
+        manifest: its manifest; None if the job was launched with `wait=False`.
+        up_to_date: the output existed already, and nothing was done.
+        job_id: the runner's id of the job, if `wait=False` and the runner has one.
     """
 
     output: str
@@ -83,12 +83,12 @@ class Pipeline:
 
     Args:
         config: a `PipelineConfig`, or the path of its JSON file.
-        inputs: paths, globs and `@LIST`s (files that name these, one a line), in order; None: the config names them, in
+        inputs: paths, globs and `@LIST`s (files with one path or glob a line), in order; None: the config names them in
             `input.groups`.
         output_dir: the directory to make.
-        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. This and the other paths may be on
-            `gs://` or `s3://`: see docs/storage.md.
-        beam_options: any options of Beam, for `run` if it is given none. The options that say where a store is
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. All paths may be on `gs://` or
+            `s3://`: see docs/storage.md.
+        beam_options: any options of Beam; the default of `run`. Options that say where a store is
             (`--s3_endpoint_url` ...) are needed here, because the inputs are listed here.
         options: those of the command line, by name without `--` (`overwrite`, `max_reject_rate`, `cache_dir` ...), as
             `beam_prep.options.RunOptions` lists them and docs/config.md explains them.
@@ -124,19 +124,19 @@ class Pipeline:
         staging, cache_dir = self.options.staging, self.options.cache_dir
         if is_local(self.output) and not is_local(staging or ""):
             raise ConfigError(
-                f"staging is {staging}, and the output is a local directory: give a local one for it, too"
+                f"staging is {staging}, and the output is a local directory: give a local one for staging, too"
             )
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = load_tokenizer(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:
-            # Then the output keeps the template that made it.
+            # The output keeps this template, because it made the output.
             self.tokenizer = self.tokenizer.with_template(self.config.input.chat_template)
         self.compose = recipe.compose(self.config, total_size(self.inputs))
         self.cache_dir = os.path.abspath(cache_dir) if cache_dir and is_local(cache_dir) else cache_dir
         self.staging = Staging.beside(self.output, staging)
         self.config.check_vocabulary(self.tokenizer.max_id)
         recipe.check_template(self.config, self.tokenizer)
-        # Read once: what is compared must be what the facts say, also if a file changes meanwhile.
+        # Read once: the data that is compared must be the data in the facts, even if a file changes meanwhile.
         self._references = recipe.references_of(self.config)
         self.references: IndexSource | None = None if self._references is None else self._references.index
         self.facts = recipe.facts(
@@ -147,15 +147,15 @@ class Pipeline:
             self._references,
             self.inputs,
         )
-        self.about: dict[str, Any] = {}  # what else `run.json` says
+        self.about: dict[str, Any] = {}  # further entries of `run.json`
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Result:
         """Runs the job, or finds that its output is up to date.
 
         Args:
-            beam_options: any options of Beam. Without a runner, small inputs are worked on in this process, and large
-                ones in one worker process for each core.
-            wait: wait for the end. Otherwise the job is only launched (on runners that work elsewhere), and a later
+            beam_options: any options of Beam. Without a runner, small inputs run in this process, and large ones in one
+                worker process for each core.
+            wait: wait for the end. If False, the job is only launched (on runners that work elsewhere), and a later
                 launch removes its unfinished files.
 
         Raises:
@@ -201,12 +201,12 @@ class Pipeline:
         return OutputClaim(self.root, self.staging, self.options, self.cache_of_run(), self.facts, self.inputs)
 
     def _look_at_inputs(self, engine: Engine, ignored: list[str]) -> list[str]:
-        """Says what will be done, and what is probably not meant. Returns all warnings, with those of ignored options.
+        """Logs what will be done, and warnings. Returns all warnings, with those of ignored options.
 
         Raises:
-            InputError, TokenizerError: an input, or the backend, that cannot be used.
+            InputError, TokenizerError: an input or the backend cannot be used.
         """
-        _ = self._backend  # it may be refused, before anything runs
+        _ = self._backend  # raises before anything runs, if it cannot be used
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", engine.how, files, total_size(self.inputs) / 1e6)
         self._first_records.check_files()
@@ -241,7 +241,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _staging_of(self, engine: Engine) -> Iterator[str | None]:
-        """Makes the folder of unfinished files. Gives that of the workers' reports; None: they share none with us."""
+        """Makes the folder of unfinished files. Yields the folder of the workers' reports; None: they share none."""
         try:
             self.staging.create()
             if not engine.here:  # workers on other machines do not have the tokenizer's folder
@@ -257,7 +257,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _ended_well(self, engine: Engine, claim: OutputClaim) -> Iterator["_Job"]:
-        """Ends the job, its claim and its unfinished files as far as they end with this launch, however that ends."""
+        """Ends the job, its claim and its unfinished files, as far as they end with this launch."""
         job, is_done = _Job(), False
         try:
             yield job
@@ -265,7 +265,7 @@ class Pipeline:
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             found = raised_by_worker(error)
             if claim.is_taken and not isinstance(found, (StorageError, RunError)):
-                claim.check()  # a job that has lost it may fail in any way
+                claim.check()  # a job that has lost its claim may fail in any way
             raise self._first_records.with_advice(found) from error
         finally:
             if job.running is not None and not engine.here and received_signal() is not None:
@@ -273,7 +273,7 @@ class Pipeline:
             has_failed = not is_done and not job.is_left
             if claim.is_taken and has_failed and (engine.here or job.running is None or has_ended(job.running)):
                 claim.fails()
-            # On another runner the job may still be at work: a later launch removes its files.
+            # On another runner the job may still run: a later launch removes its files.
             if engine.here or is_done:
                 self.staging.remove()
 
@@ -281,7 +281,7 @@ class Pipeline:
         """The job's steps.
 
         Raises:
-            ConfigError: an option that a step or Beam refuses.
+            ConfigError: a step or Beam refuses an option.
         """
         config, options = self.config, self.options
         token_cache = self.cache_of_run(self._is_single_use(engine))
@@ -324,7 +324,7 @@ class Pipeline:
         return pipeline
 
     def _say_how_made(self, said: int) -> None:
-        """Logs what `run.json` says of the run, without the warnings that were said before it."""
+        """Logs what `run.json` says of the run, without its first `said` warnings, which are logged already."""
         run = json.loads(read_bytes(join(self.output, RUN)))
         log.info("%s", how_made(run))
         for warning in run["warnings"][said:]:
@@ -335,7 +335,7 @@ class Pipeline:
         return alone and not self.compose.composes
 
     def cache_of_run(self, single_use: bool = False) -> TokenCache:
-        """The token cache; for `single_use` see there."""
+        """The token cache. For `single_use` see `TokenCache`."""
         folder = self.cache_dir or join(self.staging.root, "token_cache")
         trust = CachePolicy(self.options.tokenizer_backend, self.options.check)
         made_by, kept = recipe.cache_recipe(self.facts), self.cache_dir is not None
@@ -343,14 +343,14 @@ class Pipeline:
         return TokenCache(folder, made_by, single_use=single_use, trust=trust, kept=kept, groups=groups)
 
     def earlier_output(self) -> str | None:
-        """The path of the output whose shards are linked."""
+        """The path of the earlier output whose shards may be linked."""
         return earlier_path(self.root, self.options.keep_versions)
 
     def _lacks_room(self, single_use: bool) -> list[str]:
-        """The disks that will probably be too small, as far as that can be told before the run.
+        """Warnings about disks that will probably be too small, as far as the inputs tell.
 
-        Blocks of a token cache that is there may be used, shards of an earlier output linked, rows left out: for these
-        no room is counted.
+        No room is counted for what a run may not write: blocks in an existing token cache, shards of an earlier output,
+        rows that are left out.
         """
         cache_folder, root, home = self.cache_of_run().folder, self.staging.root, self.staging.home
         total = total_size(self.inputs)
@@ -364,14 +364,14 @@ class Pipeline:
         freed = output if single_use else 0.0  # blocks are removed as their rows are written
         cached = 0.0 if os.path.isdir(cache_folder) else max(0.0, cached - freed)
         needs = [(cache_folder, "the token cache", cached), (root, "sorted runs", runs), (root, "the output", output)]
-        # Of an output that is built on another disk than it is put in place, a copy is made.
+        # An output that is built on another disk is copied into place.
         needs.append((home, "the output", output))
         return lacks_room((folder, what, size * total) for folder, what, size in needs if is_local(folder))
 
 
 @dataclass(slots=True)
 class _Job:
-    """A job as far as it is: what Beam says that runs; True if it is left to its runner."""
+    """A job: Beam's result once it runs, and whether it is left to its runner."""
 
     running: Any = None
     is_left: bool = False

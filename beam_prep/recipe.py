@@ -1,4 +1,4 @@
-"""A config -> its chain of PTransforms, its layout, and the facts that tell its output from others."""
+"""A config -> its chain of PTransforms, its layout, and the facts that identify its output."""
 
 import dataclasses
 import hashlib
@@ -62,23 +62,23 @@ from beam_prep.transforms.steps import (
 )
 
 GROUP_FILES = "group_files"
-"""The fact that says how many of the inputs belong to each of `input.groups`, in order."""
+"""The fact with the number of input files of each of `input.groups`, in order."""
 REFERENCES = "references"
-"""The fact that says which evaluation data the records were compared with."""
+"""The fact that names the evaluation data that records were compared with."""
 
-# What makes tokens: another version of these makes other blocks and outputs.
+# They make the tokens: another version makes other blocks and outputs.
 _TOKEN_LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
-# Used for cached blocks besides: with another version of these a block is made again, but the output remains up to
-# date. orjson and pyarrow parse, numpy computes, pyarrow packs the block.
+# They also make cached blocks: with another version, a block is made again, but the output remains up to date.
+# orjson and pyarrow parse, numpy computes, pyarrow packs the block.
 _BLOCK_LIBRARIES = ("orjson", "pyarrow", "numpy")
 
 
 def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
-    """A config file, local or in a store, and its chat template's.
+    """A config file, local or in a store, with its chat template.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong.
+        ConfigError: the file cannot be read, or the config is wrong.
     """
     name = os.fspath(path)
     if is_local(name):
@@ -106,9 +106,9 @@ class Prepare(beam.PTransform):
         config: the config.
         tokenizer: its tokenizer.
         tokenizer_backend: see `Tokenize`.
-        check: `sample`: see `compared` and `sampled` of these two; `full`: see `check_in_full`.
-        references: gives the evaluation data of `preprocessing.decontaminate` on workers; None: it is read here, and is
-            a part of the pipeline.
+        check: `sample`: see `ApplyTemplate.compared` and `Tokenize.sampled`; `full`: see `check_in_full`.
+        references: the evaluation data of `preprocessing.decontaminate`, as workers get it; None: it is read here, and
+            becomes a part of the pipeline.
     """
 
     config: PipelineConfig
@@ -138,16 +138,16 @@ def chain(
 ) -> list[BlockStep]:
     """All steps of a config between ReadJSONL and Shard, in order: the one place that lists them.
 
-    Of a config with groups of inputs it is one step, which picks those of the group of each block; without Beam, take
-    the steps of `config.part(GROUP)`.
+    A config with groups of inputs has one step, which picks the steps of each block's group. Without Beam, take the
+    steps of `config.part(GROUP)`.
 
-    `Prepare` runs them in Beam; `run_steps` runs them without, in the preview and in checks.
+    `Prepare` runs them in Beam; `run_steps` runs them without Beam, in the preview and in checks.
 
     Args:
         config: the config.
         tokenizer: its tokenizer.
         backend: see `Tokenize`.
-        check: `sample`: the reference makes a sample of each block, too; `full`: see `check_in_full`; None: neither.
+        check: `sample`: the reference encodes a sample of each block, too; `full`: see `check_in_full`; None: neither.
         references: see `Prepare`.
     """
     if config.input.groups is not None:
@@ -163,7 +163,7 @@ def chain(
 
 
 def outputs_of(config: PipelineConfig) -> tuple[Output, ...]:
-    """What each row consists of."""
+    """The outputs of each record: what a row consists of."""
     return config.input.outputs(config.preprocessing.encode == "joint", config.output.loss_weights)
 
 
@@ -174,7 +174,7 @@ def mask_steps(
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
-    """The steps from records to ids and masks, uncut. For the arguments see `chain`."""
+    """The steps from records to ids and masks, before truncation. For the arguments see `chain`."""
     preprocessing, given = config.preprocessing, config.input
     domain_key = config.output.domain_key
     domain = [] if given.domain is None else [InDomain(given.domain)]
@@ -208,7 +208,7 @@ def mask_steps(
 
 
 def key_steps(config: PipelineConfig) -> list[BlockStep]:
-    """The step that digests records for splits and deduplication, if there are any."""
+    """The step that digests records for splits and deduplication; [] if the config has neither."""
     output, rule = config.output, config.preprocessing.deduplicate
     if output.splits is None and rule is None:
         return []
@@ -217,12 +217,11 @@ def key_steps(config: PipelineConfig) -> list[BlockStep]:
 
 
 def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
-    """What a config makes of the rows of all blocks.
+    """How a config composes its output from the rows of all blocks.
 
     Args:
         config: the config.
-        input_bytes: about as many as the input has, which decides into how many buckets digests are grouped; None: it
-            is not known.
+        input_bytes: about how many bytes the input has, which decides the number of buckets of digests; None: unknown.
     """
     output = config.output
     splits = None
@@ -243,14 +242,14 @@ def compose(config: PipelineConfig, input_bytes: int | None = None) -> Compose:
 
 
 _BUCKET_BYTES = 1 << 30
-"""Bytes of input whose digests are a bucket, about: a million records of 1 KB."""
+"""Bytes of input whose digests make one bucket, about: a million records of 1 KB."""
 
 
 def row_steps(config: PipelineConfig, tokenizer: Tokenizer) -> list[BlockStep]:
     """The steps from ids and masks to the rows of a block."""
     preprocessing = config.preprocessing
     steps: list[BlockStep] = []
-    if preprocessing.truncation_mode != "chunk":  # chunks are cut when a shard is written: see `Layout.chunking`
+    if preprocessing.truncation_mode != "chunk":  # `Layout.chunking` cuts chunks when a shard is written
         steps.append(Truncate(preprocessing.max_seq_len, preprocessing.truncation_mode, tokenizer))
     if config.output.columns == "prompt_completion":
         steps.append(SplitPrompt(preprocessing.rows_without_loss))
@@ -269,15 +268,15 @@ def run_steps(steps: Iterable[BlockStep], block: Any) -> Any:
 def inputs_of(
     config: PipelineConfig, given: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
 ) -> list[InputFile]:
-    """The files of a job, in order: those that are given, or those of the config's groups.
+    """The input files of a job, in order: the given ones, or those of the config's groups.
 
     Args:
         config: the config.
         given: paths and globs, see `list_inputs`; None or []: none.
 
     Raises:
-        ConfigError: there are both.
-        InputError: there are none; or see `list_inputs`.
+        ConfigError: both are given.
+        InputError: neither is given; or see `list_inputs`.
     """
     given = [given] if isinstance(given, (str, os.PathLike)) else list(given or ())
     if config.input.groups is None:
@@ -307,7 +306,7 @@ def inputs_of(
 
 
 def files_of_groups(files: Iterable[InputFile]) -> list[int]:
-    """How many files each group has; []: there are no groups. The files of a group stand together."""
+    """The number of files of each group; [] without groups. The files of a group are adjacent."""
     return [
         sum(1 for _ in some) for group, some in itertools.groupby(file.group for file in files) if group is not None
     ]
@@ -316,8 +315,8 @@ def files_of_groups(files: Iterable[InputFile]) -> list[int]:
 def text_steps(
     config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
 ) -> tuple[Callable[[Any], Any], ...]:
-    """The functions of `chain` that make texts of records, without a comparison. They leave in what
-    `decontaminate` would leave out. For the arguments see `chain`."""
+    """The functions of `chain` that make texts of records, without a comparison with the reference, and without
+    `decontaminate`: what it leaves out stays in. For the arguments see `chain`."""
     steps = mask_steps(config, tokenizer, references=references)
     return tuple(step.step() for step in steps if step.gives is not Batch and not isinstance(step, Decontaminate))
 
@@ -325,15 +324,15 @@ def text_steps(
 def check_in_full(
     batch: Batch, config: PipelineConfig, tokenizer: Tokenizer, references: IndexSource | None = None
 ) -> Batch:
-    """The batch, if the reference gives the same for every line of its block, from the bytes on.
+    """The batch, if the reference gives the same for every line of its block, starting from the bytes.
 
-    Texts and their offsets are encoded by the Rust library of transformers. The text of each conversation was compared
-    with transformers' own when it was rendered. What follows the masks is the same code for all.
+    The reference encodes texts with the Rust library of transformers. The text of each conversation was compared with
+    transformers' own when it was rendered. The code behind the masks is the same for all backends.
 
     Raises:
-        RunError: it gives something else; the message names file and byte offset of the first line where it does.
+        RunError: the reference gives something else; the message names file and byte offset of the first such line.
     """
-    if batch.receipt is not None:  # of a block that was checked when it was made
+    if batch.receipt is not None:  # the block was checked when it was made
         return batch
     if not config.input.tokenized:
         ledger, origin = batch.ledger, batch.origin
@@ -364,14 +363,14 @@ class CheckInFull(BlockStep):
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
-    """Raises what `ApplyTemplate` would raise of a config."""
+    """Raises what `ApplyTemplate` would raise for a config."""
     for part in config.parts():
         if not part.input.tokenized:
             chat_format_of(outputs_of(part), tokenizer, text_rules(part))
 
 
 def text_rules(config: PipelineConfig) -> TextRules:
-    """The rules of a config that turn text into pieces, beyond its sections."""
+    """The rules of a config that turn text into pieces, apart from its sections."""
     rules, given = config.preprocessing, config.input
     return TextRules(
         rules.eos,
@@ -418,7 +417,7 @@ def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any
 
     Args:
         config, tokenizer, output: of the job.
-        more: what else `Shard` takes.
+        more: other arguments of `Shard`.
 
     Raises:
         ConfigError: see `pad_id_of`.
@@ -450,10 +449,10 @@ def pad_id_of(tokenizer: Tokenizer) -> int:
 
 
 def references_of(config: PipelineConfig) -> References | None:
-    """The evaluation data of a config; None if it has none.
+    """The evaluation data of a config; None if the config names none.
 
     Raises:
-        InputError, StorageError: it cannot be read: see `read_references`.
+        InputError, StorageError: see `read_references`.
     """
     rule = config.preprocessing.decontaminate
     return None if rule is None else read_references(rule.against, rule.field, rule.ngram)
@@ -467,9 +466,9 @@ def facts(
     references: References | None = None,
     inputs: Iterable[InputFile] = (),
 ) -> dict[str, Any]:
-    """Everything that an output is a function of, besides its input. The manifest has it, and it tells jobs apart.
+    """Everything that an output is a function of, apart from the content of its inputs. The manifest keeps these facts.
 
-    Of the `inputs`, how many each group has.
+    Of `inputs`, only the number of files of each group is a fact.
     """
     groups = files_of_groups(inputs)
     versions = {name: library_version(name) for name in _TOKEN_LIBRARIES}
@@ -494,12 +493,12 @@ AFTER_BLOCKS = {
         *("shuffle", "splits", "split_seed", "split_missing", "mix"),
     ),
 }
-"""Fields of a config that only the plan and Write see: another value of them makes the same blocks."""
+"""Fields of a config that only the plan and Write read: another value makes the same blocks."""
 
 
 def cache_recipe(job_facts: dict[str, Any]) -> str:
-    """Digest of what a cached block is a function of, besides its bytes: all but `AFTER_BLOCKS`, and what its group
-    says: see `group_recipes`."""
+    """Digest of what a cached block is a function of, apart from its bytes and its group: all facts but `AFTER_BLOCKS`.
+    For groups see `group_recipes`."""
     config = json.loads(json.dumps(job_facts["config"]))
     facts = {name: value for name, value in job_facts.items() if name != GROUP_FILES}
     if "groups" in config["input"]:
@@ -507,7 +506,7 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     preprocessing = config["preprocessing"]
     if longest_row(preprocessing) == preprocessing["max_seq_len"]:
         del preprocessing["max_packed_len"]  # no row is cut to it
-    if "splits" in config["output"]:  # a block has the digests that decide, whatever the shares
+    if "splits" in config["output"]:  # a block has the digests of its records, whatever the shares are
         config["output"]["by_split"] = config["output"].get("split_missing", "reject") == "reject"
     for part, fields in AFTER_BLOCKS.items():
         for field in fields:
@@ -515,7 +514,7 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     for key in ("attention_mask", "position_ids", "seq_lens"):
         config["output"]["dtype"].pop(key, None)
     versions = {name: library_version(name) for name in _BLOCK_LIBRARIES}
-    # Python's tables of characters are those of its version; what `json` and templates do follows from it too.
+    # Python's version decides its Unicode tables, and what `json` and templates do.
     versions |= {"gigatoken": GIGATOKEN_VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
@@ -523,8 +522,8 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
 
 
 def group_recipes(job_facts: dict[str, Any]) -> tuple[str, ...]:
-    """For each group of inputs, a digest of what it says of its records. So another group may change, or be added, and
-    the blocks of this one are used again."""
+    """A digest of each group's settings. So one group may change, or be added, and the cached blocks of the others are
+    used again."""
     groups = job_facts["config"]["input"].get("groups") or ()
     fields = [{name: value for name, value in group.items() if name != "files"} for group in groups]
     return tuple(hashlib.sha256(json.dumps(each).encode("utf-8", "surrogatepass")).hexdigest() for each in fields)

@@ -1,4 +1,4 @@
-"""The runner of a job: which one, with which options; its job's id and counters, its end, and what a worker raised."""
+"""Runners: choose one and its options; the id, counters and end of its job; the error that a worker raised."""
 
 import concurrent.futures
 import contextlib
@@ -45,18 +45,18 @@ from beam_prep.process import not_of_beam
 log = logging.getLogger("beam_prep")
 
 SMALL_INPUT = 64_000_000
-"""Bytes of input below which one process has done all before two have started, done their halves, and ended."""
+"""Bytes of input below which one process is faster than two, which must first start."""
 _COMPRESSED = 4
-"""Bytes of content of a byte of a compressed file, about."""
+"""Bytes of content for each byte of a compressed file, about."""
 
 
 def plain_size(inputs: Iterable[InputFile]) -> int:
-    """Bytes of the contents of files, about."""
+    """Bytes of the files' contents, about."""
     return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
 class FlinkOptions(PipelineOptions):
-    """An option of Beam's job server for Flink that Beam's Python does not know before it has asked the server."""
+    """An option of Beam's Flink job server that Beam's Python learns only from the server."""
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
@@ -65,12 +65,12 @@ class FlinkOptions(PipelineOptions):
 
 
 class JobOptions(PipelineOptions):
-    """Our own options, as texts. A runner shows them with Beam's, for example in Dataflow's console."""
+    """Our own options, as strings. A runner shows them with Beam's, for example in Dataflow's console."""
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
         for option in OPTIONS:
-            if not option.not_in_template:  # they are about the launch, and Beam has a `dry_run` of its own
+            if not option.not_in_template:  # the others concern the launch, and Beam has a `dry_run` of its own
                 parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
@@ -84,10 +84,10 @@ def cores() -> int:
 
 
 class WorkerProcesses(FnApiRunner):
-    """The local runner with Beam's own worker processes. It notices when one is killed: Beam would wait for ever.
+    """The local runner with Beam's worker processes. It notices a killed worker; Beam would wait forever.
 
-    A shell starts each worker, so that its id is known; then Ctrl-C in a terminal reaches the launcher alone, and
-    tracebacks of errors, which the launcher reports, are not shown.
+    A shell starts each worker, so that its process id is known. Then Ctrl-C in a terminal reaches only the launcher.
+    Tracebacks of workers are hidden, because the launcher reports the error.
     """
 
     def __init__(self) -> None:
@@ -102,18 +102,18 @@ class WorkerProcesses(FnApiRunner):
         super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
     def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:
-        """See Beam's.
+        """See Beam's `FnApiRunner.run_pipeline`.
 
         Raises:
             EngineError: a worker was killed.
         """
-        # In a thread that may be left alone, with all that Beam starts in it.
+        # In a thread, which can be abandoned with everything that Beam starts in it.
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def run() -> None:
             try:
                 done.set_result(super(WorkerProcesses, self).run_pipeline(pipeline, options))
-            except BaseException as error:  # it is raised by the thread that waits
+            except BaseException as error:  # the waiting thread raises it
                 done.set_exception(error)
 
         thread = threading.Thread(target=run, daemon=True, name="beam_prep-run")
@@ -124,7 +124,7 @@ class WorkerProcesses(FnApiRunner):
                     pass
             finally:
                 if not done.done():
-                    # The others, too. At the end of a run, when they end one after the other, this only saves time.
+                    # Kill the other workers, too. At the end of a run, where they end one by one, this only saves time.
                     for each in self._workers():
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(each, signal.SIGKILL)
@@ -132,7 +132,7 @@ class WorkerProcesses(FnApiRunner):
                 raise EngineError(DIED)
             error = done.exception()
             if killed.is_set() and error is not None and raised_by_worker(error) is error:
-                # Of a connection that is no more.
+                # The error is about the connection to the killed worker.
                 raise EngineError(DIED) from error
             return done.result()
 
@@ -142,7 +142,7 @@ class WorkerProcesses(FnApiRunner):
 
 
 def work(launcher: int) -> None:
-    """Beam's worker, which ends with its launcher: alone it waits for minutes for one that is gone."""
+    """Runs Beam's worker, and ends it with its launcher: Beam's worker alone would wait for minutes."""
     from apache_beam.runners.worker import sdk_worker_main
 
     def end_with_launcher() -> None:
@@ -155,14 +155,14 @@ def work(launcher: int) -> None:
 
 
 _LOOK_EVERY, _UNTIL_ENDED = 0.2, 10.0
-"""Seconds between two looks at the other processes; and for which Beam may go on when they have been killed."""
+"""Seconds between two checks of the other processes; seconds that Beam may take after they were killed."""
 
 
 @contextlib.contextmanager
 def _quiet_threads(run: threading.Thread) -> Iterator[threading.Event]:
-    """Errors of threads that Beam has started are not shown: those that read from a worker that was killed end so.
+    """Hides errors of Beam's threads: threads that read from a killed worker end with an error.
 
-    The event is set when a worker has died: the thread of Beam's that waits for its end, from its start on, says so.
+    Yields an event, which is set when a worker has died: Beam's thread that waits for the worker raises then.
     """
     before, died = threading.excepthook, threading.Event()
 
@@ -180,7 +180,7 @@ def _quiet_threads(run: threading.Thread) -> Iterator[threading.Event]:
     try:
         yield died
     finally:
-        if not run.is_alive():  # else they may end later
+        if not run.is_alive():  # otherwise its threads may end later
             threading.excepthook = before
 
 
@@ -188,8 +188,8 @@ class Engine(NamedTuple):
     """Where a job runs.
 
     Attributes:
-        runner: Beam's, or its name.
-        options: Beam's.
+        runner: a runner of Beam, or its name.
+        options: options of Beam.
         how: a description for the log.
     """
 
@@ -204,13 +204,13 @@ class Engine(NamedTuple):
 
 
 def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engine:
-    """Chooses a runner. It is never one that would download something.
+    """Chooses a runner. Never chooses one that would download something.
 
-    `DirectRunner` means the in-process runner here: what Beam runs under that name would first download a binary.
+    `DirectRunner` means the in-process runner: Beam's own runner of that name would first download a binary.
 
     Args:
         options: Beam's options.
-        inputs: the files of the job. Small ones are worked on in this process.
+        inputs: the files of the job. Small ones run in this process.
 
     Raises:
         ConfigError: an option that the runner needs is missing.
@@ -231,19 +231,19 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engi
     workers = direct.direct_num_workers = direct.direct_num_workers or cores()
     if direct.direct_running_mode == "multi_threading":
         return Engine(FnApiRunner(), options, f"runner: {workers} worker threads")
-    direct.direct_running_mode = "in_memory"  # else Beam would put its own command in place of ours
+    direct.direct_running_mode = "in_memory"  # otherwise Beam would replace the worker's command
     return Engine(WorkerProcesses(), options, f"runner: {workers} worker processes")
 
 
 _MOST_WORKERS = 16
-"""More do not decompress the same file: the time that this takes is then most of all."""
+"""Most workers for one file: with more, most of the time would go into decompressing it again."""
 
 
 def workers_of(options: PipelineOptions) -> int:
-    """About how many workers a job will have, at most `_MOST_WORKERS`; 1 where that is not known.
+    """About how many workers a job will have, at most `_MOST_WORKERS`; 1 if unknown.
 
     Args:
-        options: as `choose_runner` gives them.
+        options: the options of the `Engine` from `choose_runner`.
     """
     runner = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
     if runner in ("DirectRunner", "FnApiRunner"):
@@ -262,11 +262,11 @@ _GROUPS: dict[str, tuple[type[PipelineOptions], ...]] = {
     "FlinkRunner": (FlinkRunnerOptions, FlinkOptions),
     "PrismRunner": (PrismRunnerOptions,),
     "SparkRunner": (SparkRunnerOptions,),
-    "DataflowRunner": (WorkerOptions,),  # and of them those that are not in `_FOR_ALL`
+    "DataflowRunner": (WorkerOptions,),  # without those of `_FOR_ALL`
     "DirectRunner": (DirectOptions,),
     "a runner with a job server": (PortableOptions,),
 }
-"""Options that one runner alone reads."""
+"""Options that only one runner reads."""
 _FOR_ALL = (
     "worker_harness_container_image",
     "sdk_container_image",
@@ -280,7 +280,7 @@ _PORTABLE = ("FlinkRunner", "PrismRunner", "SparkRunner", "PortableRunner")
 
 
 def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
-    """The options that were given and change nothing with this runner, a sentence for each group of them.
+    """The given options that have no effect with this runner: one sentence for each group of options.
 
     Args:
         options: as the user gave them, before `choose_runner`.
@@ -289,7 +289,7 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
     name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
     name = "DirectRunner" if name == "FnApiRunner" else name
     if name not in {*_GROUPS, *_PORTABLE}:
-        return []  # nobody knows what it reads
+        return []  # an unknown runner may read any option
     read = {name, *(["a runner with a job server"] if name in _PORTABLE else [])}
     read |= {*_GROUPS} - {"DirectRunner"} if name == "PortableRunner" else set()
     given, found = _given(options) - {*_FOR_ALL}, []
@@ -319,17 +319,17 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
 
 
 def _given(options: PipelineOptions) -> set[str]:
-    """Names of the options that were set. If a value is the default, only the flags tell that it was set."""
+    """Names of the options that were set. If a value equals the default, only the flags show that it was set."""
     return set(options.get_all_options(drop_default=True)) | {
         flag.lstrip("-").partition("=")[0] for flag in options._flags or ()
     }
 
 
 def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
-    """Sets the options that suit our jobs on this runner, unless the user has set them. Returns what was set."""
+    """Sets the options that suit our jobs on this runner, except those that the user set. Returns the new values."""
     wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
-        # Data is handed on when a stage is done: then a failure repeats that stage alone, and none before it.
+        # A stage hands its data on when it is done. So after a failure only that stage is repeated.
         wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
         page = flink_page(options)
         if page is not None and (slots := _flink_slots(page)):
@@ -357,7 +357,7 @@ def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
 
 
 def _flink_slots(page: str) -> tuple[int, int] | None:
-    """(slots of a Flink cluster, slots of one of its TaskManagers); None if its REST interface does not tell."""
+    """(slots of a Flink cluster, slots of one TaskManager); None if its REST interface does not answer."""
     url = f"{page}/overview"
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -366,33 +366,33 @@ def _flink_slots(page: str) -> tuple[int, int] | None:
     except (OSError, ValueError, KeyError) as error:
         log.warning("%s: %s; set --parallelism and --sdk_worker_parallelism, which are 1 otherwise", url, error)
         return None
-    # A cluster that starts TaskManagers for each job has none before it.
+    # A cluster that starts TaskManagers for each job has none before the job.
     return (slots, -(-slots // machines)) if machines else None
 
 
 def cancel(running: Any, options: PipelineOptions) -> None:
-    """Cancels a job on its runner, if it can be reached."""
+    """Cancels a job on its runner, if the runner can be reached."""
     try:
         running.cancel()
         if (page := flink_page(options)) is not None:
             _cancel_on_flink(page, str(job_id_of(running)))
-    except Exception as error:  # each runner has errors of its own, and this process ends anyway
+    except Exception as error:  # each runner has its own errors, and this process ends anyway
         log.warning("the job could not be cancelled (%s): cancel it on its runner", error)
     else:
         log.warning("the job was cancelled on its runner")
 
 
 def job_id_of(running: Any) -> str | None:
-    """The runner's id of a job; None if it has none, as with a launch by a template, which creates no job."""
+    """The runner's id of a job; None if there is none, as after a launch from a template, which creates no job."""
     if not getattr(running, "has_job", True):
         return None
     found = getattr(running, "job_id", None) or getattr(running, "_job_id", None)
-    found = found() if callable(found) else found  # Dataflow's is a method
+    found = found() if callable(found) else found  # Dataflow has a method
     return None if found is None else str(found)
 
 
 def told_job(running: Any, options: PipelineOptions) -> dict[str, str]:
-    """The id of a job and the page that shows it, as far as they are known; both are logged."""
+    """The id of a job and the address of its page, as far as they are known. Logs both."""
     found = {"id": job_id_of(running), "url": _page(running, options)}
     job = {name: value for name, value in found.items() if value is not None}
     if job:
@@ -401,7 +401,7 @@ def told_job(running: Any, options: PipelineOptions) -> dict[str, str]:
 
 
 def _cancel_on_flink(page: str, job_id: str) -> None:
-    """Cancels a job by Flink's own REST interface: Beam's job server only forgets it (2.77).
+    """Cancels a job through Flink's own REST interface: Beam's job server only forgets the job (2.77).
 
     https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/#jobs-jobid-1
     """
@@ -421,7 +421,7 @@ def _page(running: Any, options: PipelineOptions) -> str | None:
 
 
 def flink_page(options: PipelineOptions) -> str | None:
-    """The address of a Flink cluster's console and REST interface; None if nobody named it, or it is another runner."""
+    """The address of a Flink cluster's console and REST interface; None if it is not given, or on another runner."""
     if str(options.view_as(StandardOptions).runner).rpartition(".")[2] != "FlinkRunner":
         return None
     master = options.view_as(FlinkRunnerOptions).flink_master
@@ -434,13 +434,13 @@ _COUNTERS = ("stored", "lines", "rejected", "tokens")
 
 
 def counters_of(running: Any, options: PipelineOptions) -> dict[str, int]:
-    """How far a job is that works elsewhere, as its runner says it; what it does not say is missing.
+    """The progress of a job on another machine, as far as its runner reports it.
 
     Returns:
-        the sums of the counters of `CacheBlocks`; of a job on Flink, too: `tasks`, and `tasks_done`.
+        the sums of the counters of `CacheBlocks`; on Flink also `tasks` and `tasks_done`.
     """
     found: dict[str, int] = {}
-    with contextlib.suppress(Exception):  # each runner has errors of its own; some answer at the end only
+    with contextlib.suppress(Exception):  # each runner has its own errors; some answer only at the end
         wanted = MetricsFilter().with_namespace("beam_prep")
         for counter in running.metrics().query(wanted)["counters"]:
             if counter.key.metric.name in _COUNTERS:
@@ -455,7 +455,7 @@ def counters_of(running: Any, options: PipelineOptions) -> dict[str, int]:
 
 
 def _jobs_on_flink(page: str, job_id: str) -> Iterator[dict[str, Any]]:
-    """The jobs of a Flink cluster that a job of Beam's has become and that have not ended."""
+    """The unfinished jobs of a Flink cluster that belong to a job of Beam."""
     name = job_id.rpartition("_")[0]  # Beam appends a number to it
     with urllib.request.urlopen(f"{page}/jobs/overview", timeout=30) as answer:
         jobs = json.load(answer)["jobs"]
@@ -466,7 +466,7 @@ def has_ended(running: Any) -> bool:
     """True if a job is known to have ended."""
     try:
         return bool(PipelineState.is_terminal(running.state))
-    except Exception:  # each runner has errors of its own; nobody knows then
+    except Exception:  # each runner has its own errors; then the state is unknown
         return False
 
 
@@ -474,7 +474,7 @@ def wait_until_done(running: Any) -> None:
     """Waits for a job's end.
 
     Raises:
-        EngineError: it was cancelled. Some runners raise no error of their own then.
+        EngineError: the job was cancelled. Some runners raise no error then.
     """
     state = running.wait_until_finish()
     if state != PipelineState.DONE:
@@ -489,11 +489,11 @@ DIED = (
     "fewer workers (--direct_num_workers); finished blocks are not made again"
 )
 _DIED = ("Channel closed prematurely", "Process died with exit code", "Worker subprocess exited")
-"""Messages about a worker process that died: of the local runner and Beam's job server, of Flink, of subprocesses."""
+"""Messages about a dead worker process: of the local runner and Beam's job server, of Flink, of subprocesses."""
 
 
 def _root(error: BaseException) -> BaseException:
-    """The error of the operating system that another came from; else the error itself."""
+    """The error of the operating system that caused this error; otherwise the error itself."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):
         seen = seen.__cause__ or seen.__context__
@@ -501,7 +501,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def raised_by_worker(error: BaseException) -> BaseException:
-    """The error that a worker raised, from the error that the runner made of it."""
+    """The error that a worker raised, taken from the runner's error."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, BeamPrepError):
         seen = seen.__cause__ or seen.__context__
@@ -520,14 +520,14 @@ def raised_by_worker(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def quiet_beam() -> Iterator[None]:
-    """Silences Beam, which logs the complete traceback of a failed bundle several times. The error is raised anyway."""
+    """Silences Beam, which logs the traceback of a failed bundle several times. The error is raised anyway."""
     if log.isEnabledFor(logging.DEBUG):
         yield
         return
     beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
     before = beam_log.level
     beam_log.setLevel(logging.CRITICAL)
-    root.addFilter(not_of_beam)  # messages of job servers come from no logger of Beam's
+    root.addFilter(not_of_beam)  # messages of job servers come from other loggers
     try:
         yield
     finally:

@@ -118,7 +118,7 @@ def test_a_template_that_writes_much_for_every_record_ends_the_run(
     monkeypatch.setattr(checks, "MAX_TEXT", 1 << 20)
     monkeypatch.setattr(checks, "MORE", 1)
     config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{{ 'x ' * 9999 }}" + PLAIN}}  # type: ignore[dict-item]
-    with pytest.raises(RunError, match="the chat template writes much more than it is given"):
+    with pytest.raises(RunError, match="the chat template writes much more than it gets"):
         prepared(config, ROOT / "examples/data/chat.jsonl")
 
 

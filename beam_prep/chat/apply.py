@@ -1,4 +1,4 @@
-"""`apply_template`: records -> pieces of text."""
+"""`apply_template`: renders records as pieces of text."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ class TextCollector:
         roles: codes of the roles of the block; new ones are added.
 
     Attributes:
-        rows: as far as they are kept.
-        listed: the last row was a list.
+        rows: the kept rows.
+        listed: True if the last row was a list.
         conversations: renders the rows, if the sections are a conversation.
     """
 
@@ -51,10 +51,10 @@ class TextCollector:
             self.conversations = Conversations(output, chat_format, roles, self._weights)
 
     def rows_of(self, record: Record) -> list[Row]:
-        """The rows of a record, each as its sequences. Only a conversation may have several, or none.
+        """The rows of a record, each as its sequences. Only a conversation may give several rows, or none.
 
         Raises:
-            Reject: it cannot be used.
+            Reject: the record cannot be used.
         """
         if self.output.kind == "list":
             return [[*self._list_row(record)]]
@@ -82,7 +82,7 @@ class TextCollector:
                     yield [_piece(text, bool(section.add_special_tokens), section.action)] if text else []
 
     def _sections(self, record: Record) -> Iterator[Piece]:
-        """The text of each section, and of each message, as a piece of its own."""
+        """A piece for the text of each section, and for each message."""
         blank = self.chat_format.rules.eos != "never"
         texts = [
             None
@@ -103,12 +103,12 @@ class TextCollector:
                 first = False
 
     def _finish(self, texts: list[str | None]) -> Parts | None:
-        """Reorders the document for filling in the middle, and ends it with EOS, by the rules.
+        """Reorders the document for fill-in-the-middle, and appends EOS, by the rules.
 
-        The EOS token's text is appended to the last text section, even to a blank one, but not to a missing one.
+        EOS is appended to the last text section, even to a blank one, but not to a missing one.
 
         Returns:
-            the parts of the last text section; None: it is not reordered.
+            the parts of the last text section; None if it is not reordered.
 
         Raises:
             Reject: the document holds a sentinel.
@@ -129,7 +129,7 @@ class TextCollector:
         return parts
 
     def _joint(self, record: Record) -> list[Piece]:
-        """All sections, joined before they are encoded; the leading `mask` sections are the prompt."""
+        """One piece of all sections, for joint encoding; the leading `mask` sections are the prompt."""
         sections = self.output.sections
         texts = [
             self.chat_format.guard(text_of(record.get(section.field), section.field, blank=True), section.field)
@@ -145,7 +145,7 @@ class TextCollector:
         return [_piece(joined, sections[0].add_special_tokens is not False, "train", prompt, parts)] if joined else []
 
     def _messages(self, section: Section, value: Any, where: str) -> Iterator[Piece]:
-        """Each message, rendered alone."""
+        """A piece for each message, rendered alone."""
         template = self.chat_format.template
         assert template is not None
         variables = self.chat_format.rules.template_variables or {}
@@ -177,7 +177,7 @@ class ValueCollector:
         self.rows: list[list[float]] = []
 
     def rows_of(self, record: Record) -> list[list[float]]:
-        """The numbers of a record, a row."""
+        """The numbers of a record, as one row."""
         value = record.get(self.field)
         self.listed = isinstance(value, list)
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -189,7 +189,7 @@ class ValueCollector:
 
 
 _READ = ("tools", "chat_template_kwargs")
-"""Fields that a chat template sees beside those of the sections."""
+"""Fields that a chat template reads, apart from the fields of the sections."""
 
 COMPARED = 8
 """Conversations of a block that are compared with transformers' own rendering."""
@@ -215,24 +215,24 @@ def apply_template(
     domain_key: str | None = None,
     compared: int | None = 0,
 ) -> Rendered:
-    """Turns every record into pieces of text, by the sections of each output.
+    """Renders every record as pieces of text, by the sections of each output.
 
-    A prompt stands once: what sides repeat of it is taken out of them first, see `reading.prompts.with_prompt`.
+    A prompt is written once: parts of the prompt that a side repeats are removed first (`reading.prompts.with_prompt`).
 
-    A record that yields nothing is dropped (`empty`); one that yields only some of its outputs is rejected
-    (`missing_source`), as is one whose lists and values differ in length (`count_mismatch`).
+    A record that gives no text is dropped (`empty`). It is rejected if it gives only some of its outputs
+    (`missing_source`), or if its lists and values differ in length (`count_mismatch`).
 
     Args:
         records: the block.
-        outputs: what each row consists of.
+        outputs: the outputs of each record.
         chat_format: renders them.
-        domain_key: the record's key that names its domain.
-        compared: of so many conversations of the block the text is compared with transformers' own, and the spans with
-            what prefixes show; where one differs, the whole block is rendered in the plain way, see
-            `ChatTemplate.render_plainly`. None: of all.
+        domain_key: the field of a record that names its domain.
+        compared: number of conversations of the block that are compared with transformers: the text with its
+            rendering, the spans with renderings of prefixes. If one differs, the whole block is rendered again, see
+            `ChatTemplate.render_plainly`. None: compare all.
 
     Raises:
-        RunError: of all are compared, and one differs; or the texts are much larger than the block.
+        RunError: all are compared and one differs, or the texts are much larger than the block.
     """
     with without_collector():
         rendered = _rendered(records, outputs, chat_format, domain_key, compared)
@@ -289,7 +289,7 @@ def _rendered(
             if compared is None and any(conversation.made[DIFFERENT] for conversation in conversations):
                 raise RunError(
                     f"--check full: {records.place(line)} is not what transformers gives: the rendering differs from "
-                    "the template's plain one, or its turns from what prefixes show; run without it, and tell us"
+                    "the template's plain one, or its turns from renderings of prefixes; run without it, and tell us"
                 )
             if not all(_check(outputs, row, collectors) for row in rows):
                 ledger.drop(line, "empty")
@@ -298,7 +298,7 @@ def _rendered(
             ledger.reject(line, reject.reason, reject.message)
             continue
         except MemoryError:
-            found = f"the memory does not suffice to render {records.place(line)}"
+            found = f"there is not enough memory to render {records.place(line)}"
             raise RunError(f"{found}: leave that record out") from None
         for output, each, made in zip(outputs, collectors, zip(*rows, strict=True), strict=True):
             each.rows += made
@@ -330,10 +330,10 @@ def _rendered(
 
 
 def _check(outputs: Sequence[Output], rows: Sequence[Any], collectors: Sequence[Any]) -> bool:
-    """True if each output of a record has something, False if none has.
+    """True if each output of a record has something, False if none has anything.
 
     Raises:
-        Reject: only some have; or lists and values differ in length.
+        Reject: only some outputs have something, or lists and values differ in length.
     """
     yielded = [any(row) if output.kind != "value" else bool(row) for output, row in zip(outputs, rows, strict=True)]
     if not any(yielded):

@@ -15,7 +15,7 @@ from beam_prep.errors import TokenizerError
 from beam_prep.tokens.tokenizer import Tokenizer
 
 TEMPLATE_LIMITS = {"template_characters": limits.MAX_CHARACTERS, "template_rounds": limits.MAX_ROUNDS}
-"""The limits of a rendering, as the manifest names them."""
+"""The limits of a rendering, under their names in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class ChatFormat:
     """A chat template, the special tokens that it may write, and the rules for text.
 
     Attributes:
-        template: None if no section wants one.
-        guard: the rule for texts of control tokens in what people wrote.
-        bos, eos: texts of these tokens, "" where there are none.
+        template: None if no section needs one.
+        guard: the rule for texts of control tokens in a record's own texts.
+        bos, eos: texts of these tokens; "" without them.
         rules: see `TextRules`.
         fim: `rules.fim` with the tokenizer's sentinels.
-        sentinels: finds those of `fim`.
-        plain: conversations are rendered in the plain way, see `ChatTemplate.render_plainly`.
+        sentinels: finds the sentinels of `fim`.
+        plain: conversations are rendered by `ChatTemplate.render_plainly`.
     """
 
     template: ChatTemplate | None
@@ -42,16 +42,16 @@ class ChatFormat:
     plain: bool = False
 
     def cut_bos(self, text: str) -> tuple[str, int, bool]:
-        """(text, characters cut, with the tokenizer's special tokens), by the rule for BOS."""
+        """(text, characters cut, whether the tokenizer adds its special tokens), by the rule for BOS."""
         rule, bos = self.rules.bos, self.bos
         cut = len(bos) if rule != "keep" and bos and text.startswith(bos) else 0
         return text[cut:], cut, rule == "tokenizer"
 
     def reordered(self, document: str) -> Parts | None:
-        """A document by the rule of `fim`; None: as it is.
+        """A document in the order of the rule of `fim`; None: unchanged.
 
         Raises:
-            Reject: `control_token`: it holds a sentinel, so nobody could tell where its parts begin.
+            Reject: `control_token`: the document holds a sentinel, so the borders of its parts would be ambiguous.
         """
         assert self.fim is not None
         assert self.sentinels is not None
@@ -65,15 +65,15 @@ class ChatFormat:
 
 
 def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextRules) -> ChatFormat:
-    """The chat format that renders these outputs. Loads the tokenizer only for what needs it.
+    """The chat format that renders these outputs. Loads the tokenizer only if needed.
 
     Args:
-        outputs: what each row consists of.
+        outputs: the outputs of each record.
         tokenizer: its chat template renders messages.
         rules: which BOS, EOS, template.
 
     Raises:
-        TokenizerError: a section wants a template, or a rule special tokens, that the tokenizer does not have.
+        TokenizerError: the tokenizer lacks a template that a section needs, or special tokens that a rule needs.
     """
     tokens, template, fim, sentinels = tokenizer.special_tokens, None, None, None
     if rules.eos != "never" and "eos_token" not in tokens:
@@ -96,7 +96,7 @@ _CUT = ("  ab  c\n\td e.\n ", "ab c")
 
 @functools.lru_cache(maxsize=8)
 def _check_parts(tokenizer: Tokenizer, sentinel: str) -> None:
-    """Raises TokenizerError if texts that are cut into three, at any places, do not decode to what they do whole."""
+    """Raises TokenizerError if a text that is encoded in three parts does not decode to the same text as a whole."""
     own = tokenizer.reference.token_to_id(sentinel)
     for text in _CUT:
         whole = tokenizer.decode(tokenizer.encode([text], False).flat.tolist())
@@ -116,15 +116,15 @@ def _check_parts(tokenizer: Tokenizer, sentinel: str) -> None:
 
 @functools.lru_cache(maxsize=8)
 def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) -> Guard:
-    """The guard of a tokenizer's control tokens, the same object at every call.
+    """The guard for a tokenizer's control tokens; the same object at every call.
 
     Args:
-        tokenizer: its added tokens.
-        template: it may parse some of them in an assistant's content.
+        tokenizer: has the added tokens.
+        template: may parse some of these tokens in an assistant's content.
         rule: see `Guard`.
 
     Raises:
-        TokenizerError: the rule is `escape`, and the tokenizer makes a control token of its escaped text.
+        TokenizerError: the rule is `escape`, and the tokenizer still makes a control token of its escaped text.
     """
     if rule == "keep":
         return Guard()
@@ -132,8 +132,8 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
     parsed: list[str] = []
     if template is not None:
         written = {*template.special_tokens.values()}
-        some = [token for token in controls if token in template.source or token in written]
-        parsed = parsed_tokens(template.with_answer, some, controls)
+        candidates = [token for token in controls if token in template.source or token in written]
+        parsed = parsed_tokens(template.with_answer, candidates, controls)
     guard = Guard(rule, controls, tuple(parsed), tokenizer)
     if rule == "escape":
         _check_escapes(Guard(rule, controls), tokenizer)
@@ -141,16 +141,16 @@ def guard_of(tokenizer: Tokenizer, template: ChatTemplate | None, rule: Rule) ->
 
 
 def _check_escapes(guard: Guard, tokenizer: Tokenizer) -> None:
-    """Raises TokenizerError if the tokenizer's normaliser takes the invisible character away before it looks."""
+    """Raises TokenizerError if the tokenizer's normaliser removes the invisible character of an escape."""
     ids = {token.content: token.id for token in tokenizer.added}
-    # Without the tokens that are there in any case: a vocabulary may lack the character.
+    # `plain` has the tokens that come in any case: a vocabulary may lack the character.
     texts = [f"a{JOINER}b", *(f"a{guard(token, 'text')}b" for token in guard.controls)]
     plain, *escaped = tokenizer.encode(texts, add_special_tokens=False).to_lists()
     for token, row in zip(guard.controls, escaped, strict=True):
         if ids[token] in row and ids[token] not in plain:
             raise TokenizerError(
-                f"preprocessing.control_tokens is 'escape', and this tokenizer makes the token {token!r} of its "
-                "escaped text, too, because its normalizer takes the escape away: use 'reject'"
+                f"preprocessing.control_tokens is 'escape', and this tokenizer still makes the token {token!r} "
+                "of its escaped text, because its normalizer removes the escape: use 'reject'"
             )
 
 
@@ -158,15 +158,15 @@ def _check_escapes(guard: Guard, tokenizer: Tokenizer) -> None:
 def template_of(
     tokenizer: Tokenizer, source: str | None = None, date: str | None = None, tool_arguments: ToolArguments = "auto"
 ) -> ChatTemplate:
-    """The compiled chat template of a tokenizer, the same object at every call.
+    """The compiled chat template of a tokenizer; the same object at every call.
 
     Args:
-        tokenizer: its template, and its special tokens.
+        tokenizer: has the template and the special tokens.
         source: a template in place of the tokenizer's own, see `Tokenizer.template_source`.
         date, tool_arguments: see `ChatTemplate`.
 
     Raises:
-        TokenizerError: the tokenizer has none; or see `ChatTemplate`.
+        TokenizerError: the tokenizer has no template; or see `ChatTemplate`.
     """
     source = tokenizer.template_source(source)
     if source is None and tokenizer.chat_templates:

@@ -1,4 +1,4 @@
-"""Checks of the fields of a record and its messages, with a reject for what they may not hold."""
+"""Checks of a record's fields and messages: wrong values reject the record."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from beam_prep.reading.records import Record, Records
 
 
 def text_of(value: Any, where: str, blank: bool = False) -> str | None:
-    """A text field; None where it is missing (or blank, unless that counts as text)."""
+    """A text field; None if it is missing, or blank (`blank`: a blank text counts)."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -20,11 +20,11 @@ def text_of(value: Any, where: str, blank: bool = False) -> str | None:
 
 
 def checked(text: str) -> str:
-    """A text that can be encoded.
+    """The text, if it can be encoded.
 
     Raises:
-        Reject: `bad_text`: it cannot. No parsed line has such text; a step of the user's own, or JSON in a text
-            (`tools`), may bring it.
+        Reject: `bad_text`: it cannot be encoded. A parsed line never has such a text, but a user's own step may make
+            one, or JSON within a string (`tools`).
     """
     try:
         if not text.isascii():
@@ -38,7 +38,7 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
     """The messages of a field. For `loss_weights` see `check_message`.
 
     Raises:
-        Reject: it is no list of messages; `unsupported_part`: a content is a list with anything but text.
+        Reject: the value is no list of messages; `unsupported_part`: a content is a list with parts other than text.
     """
     if value is None:
         return []
@@ -55,13 +55,13 @@ def check_messages(value: Any, where: str, loss_weights: bool = False) -> list[M
 
 
 def with_calls(message: Any, where: str) -> Any:
-    """A message whose calls are objects: in tables they are JSON in a text, all together or each for itself.
+    """A message whose calls are objects: tables hold them as JSON in a string, one for all calls or one for each.
 
     >>> with_calls({"role": "assistant", "tool_calls": '[{"name": "find"}]'}, "m")["tool_calls"]
     [{'name': 'find'}]
 
     Raises:
-        Reject: `bad_json`: the text is no JSON.
+        Reject: `bad_json`: the string is no JSON.
     """
     if type(message) is not dict:
         return message
@@ -81,7 +81,7 @@ def with_calls(message: Any, where: str) -> Any:
 
 
 def variables_of(record: Record) -> dict[str, Any]:
-    """The template's other variables: the record's `tools` and `chat_template_kwargs`."""
+    """The template's variables from a record: its `tools` and `chat_template_kwargs`."""
     schemas, others = tools(record), template_kwargs(record)
     return others if schemas is None else {"tools": schemas, **others}
 
@@ -92,11 +92,11 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
     Args:
         message: the message.
         where: its place, for messages of rejects.
-        loss_weights: its `weight` may be any weight of a loss, and not only 0 or 1.
+        loss_weights: its `weight` may be any loss weight, not only 0 or 1.
 
     Raises:
         Reject: `wrong_type`, `bad_message` or `bad_weight`: not an object, no role, content that is no text, a
-            `function_call` or `tool_calls` that are none, a weight that may not be, or that is not what `train` says;
+            wrong `function_call` or `tool_calls`, a weight that is not allowed, or that contradicts `train`;
             `unsupported_part`: see `check_messages`.
     """
     if not isinstance(message, dict):
@@ -157,7 +157,7 @@ def _check_part(part: Any, where: str) -> None:
 def _check_weight(weight: Any, train: bool | None, where: str, loss_weights: bool) -> None:
     if loss_weights:
         check_loss_weight(weight, f"{where}.weight")
-    # SlimOrca has 0.0 and 1.0: a column of numbers and nulls is one of floats.
+    # SlimOrca has 0.0 and 1.0, because a column of numbers and nulls becomes floats.
     elif type(weight) not in (int, float):
         raise Reject("wrong_type", f"'{where}.weight' is {describe(weight)}, wanted 0 or 1")
     elif weight not in (0, 1):
@@ -177,7 +177,7 @@ def list_of(record: Record, name: str) -> list[Any]:
 
 
 MAX_TEXT = 1 << 28
-"""Characters of the texts of a block of up to `MAX_TEXT // MORE` bytes; of a larger one, `MORE` for each byte."""
+"""Most characters of the texts of a block of up to `MAX_TEXT // MORE` bytes; a larger block: `MORE` for each byte."""
 MORE = 16
 
 
@@ -187,5 +187,5 @@ def check_size(characters: int, records: Records) -> None:
     if characters > most:
         raise RunError(
             f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "
-            "characters: the chat template writes much more than it is given; mend it, or give a smaller --block_bytes"
+            "characters: the chat template writes much more than it gets; fix it, or give a smaller --block_bytes"
         )

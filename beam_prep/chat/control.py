@@ -1,10 +1,10 @@
-"""Texts of control tokens in what people wrote: they become the tokens, are escaped, or reject the record.
+"""Texts of control tokens in a record's own texts: they become the tokens, are escaped, or reject the record.
 
-A control token is an added token that is flagged `special`, or whose text is something between two marks, as
-`<tool_call>`, `[INST]` and `|end|` are; or has one mark, as `### User`, and stands in the chat template. Words, signs
-and runs of blanks that a vocabulary was given besides control nothing. One rule is for all texts: contents of messages,
-names, calls, results, tools, documents. But an assistant's own content may hold the tokens that the chat template
-itself parses there, as `</think>` is by those that split the reasoning off.
+A control token is an added token that is flagged `special`, or whose text has a mark at both ends (`<tool_call>`,
+`[INST]`, `|end|`), or has one mark (`### User`) and stands in the chat template. Other words, signs and runs of blanks
+in the added vocabulary are not control tokens. One rule covers all texts: contents of messages, names, calls, results,
+tools, documents. The one exception: an assistant's content may hold tokens that the chat template parses there, such as
+`</think>` if the template splits off the reasoning.
 """
 
 import bisect
@@ -29,11 +29,11 @@ JOINER = "\u2060"
 """WORD JOINER: invisible; after a control token's first character, it keeps the text from being that token."""
 
 _PUNCTUATION = frozenset("()'\",.;:!?")
-"""What stands around words, and marks nothing."""
+"""Punctuation around words, which counts as no mark."""
 
 
 def _marks(text: str) -> int:
-    """At how many of its two ends a text has a mark, a bracket or another sign; 0 without a letter or a digit."""
+    """The number of ends of a text (0 to 2) that are a mark: a bracket or a sign. 0 without a letter or a digit."""
     text = text.strip().strip("\u2581")  # the blank of SentencePiece
     return sum(map(_is_mark, (text[0], text[-1]))) if any(map(str.isalnum, text)) else 0
 
@@ -43,10 +43,10 @@ def _is_mark(character: str) -> bool:
 
 
 def control_tokens(added: Iterable[AddedToken], template: str = "") -> tuple[str, ...]:
-    """The texts of the control tokens among a tokenizer's added tokens, the longest first.
+    """The texts of a tokenizer's control tokens, the longest first.
 
     Args:
-        added: the tokens.
+        added: the tokenizer's added tokens.
         template: the source of the chat template.
     """
     found = set()
@@ -69,13 +69,13 @@ _AROUND = (("", " is said."), ("It is ", " that is said."), ("It is ", ""), ("It
 
 
 def parsed_tokens(written: Callable[[str], str | None], tokens: Iterable[str], known: Collection[str]) -> list[str]:
-    """The tokens that a template parses in an assistant's content: with them it writes more than a word in their place.
+    """The tokens that a template parses in an assistant's content: they change more than their own place in the text.
 
     Args:
         written: content of the assistant -> rendered conversation; None: the template does not take it.
-        tokens: those that may be.
-        known: all control tokens. What opens what is closed by one that is parsed (`<think>`, of `</think>`) is, too:
-            templates that split at the closing tag alone drop all that is before.
+        tokens: the candidates.
+        known: all control tokens. An opening tag (`<think>`) counts as parsed if its closing tag (`</think>`) is:
+            templates that split only at the closing tag drop everything before it.
     """
     found = []
     for token in tokens:
@@ -88,11 +88,11 @@ def parsed_tokens(written: Callable[[str], str | None], tokens: Iterable[str], k
 
 
 class Search(NamedTuple):
-    """Finds control tokens in a text: as it is, and as the tokenizer's normaliser makes it.
+    """Finds control tokens in a text: in the text itself, and in its form behind the tokenizer's normaliser.
 
     Attributes:
-        exact: of the texts of the tokens.
-        normal: of what the normaliser makes of those that are looked for behind it; None: there are none.
+        exact: a pattern of the tokens' texts.
+        normal: a pattern of the normalised texts of tokens that are matched behind the normaliser; None without any.
         normalise: the normaliser.
     """
 
@@ -101,20 +101,20 @@ class Search(NamedTuple):
     normalise: Callable[[str], str] = str
 
     def __call__(self, text: str) -> re.Match[str] | None:
-        """The first that is found."""
+        """The first control token."""
         return self.exact.search(text) or self.behind(text)
 
     def all_behind(self, text: str) -> list[str]:
-        """All that are there behind the normaliser."""
+        """All control tokens in the normalised text."""
         return [] if self.normal is None else self.normal.findall(self.normalise(text))
 
     def behind(self, text: str) -> re.Match[str] | None:
-        """The first that is there only behind the normaliser."""
+        """The first control token in the normalised text."""
         return None if self.normal is None else self.normal.search(self.normalise(text))
 
 
 def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Search:
-    """What finds these control tokens of a tokenizer."""
+    """The search for these control tokens of a tokenizer."""
     normaliser = None if tokenizer is None else tokenizer.inside.normalizer
     if tokenizer is None or normaliser is None:
         return Search(re.compile(any_of(texts)))
@@ -126,17 +126,17 @@ def search_of(texts: Collection[str], tokenizer: Tokenizer | None = None) -> Sea
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    r"""The rule for texts of control tokens in what people wrote.
+    r"""The rule for texts of control tokens in a record's own texts.
 
     >>> Guard("escape", ("<x>",))({"a": "<x>", "b": ["c"]}, "field")
     {'a': '<\u2060x>', 'b': ['c']}
 
     Attributes:
-        rule: `keep`: they become the tokens (what transformers and TRL do); `escape`: an invisible character after
-            their first one makes them plain text; `reject`: the record is rejected (`control_token`).
+        rule: `keep`: they become the tokens (as in transformers and TRL); `escape`: an invisible character after the
+            first one makes them plain text; `reject`: the record is rejected (`control_token`).
         controls: texts of the control tokens.
-        parsed: those that an assistant's own content may hold.
-        tokenizer: its normaliser may make control tokens of other texts.
+        parsed: those that an assistant's content may hold.
+        tokenizer: its normaliser may turn other texts into control tokens.
     """
 
     rule: Rule = "keep"
@@ -152,10 +152,10 @@ class Guard:
         object.__setattr__(self, "_in_answers", search_of(others, self.tokenizer))
 
     def __call__(self, value: Any, where: str) -> Any:
-        """The value with all its strings guarded; keys of objects too, as templates write them.
+        """The value with all its strings guarded, and also the keys of objects, because templates write them.
 
         Args:
-            value: of a record.
+            value: a value of a record.
             where: its place, for messages of rejects.
 
         Raises:
@@ -166,17 +166,17 @@ class Guard:
         return self._guarded(value, where, self._anywhere)
 
     def messages(self, messages: Sequence[Message], where: str) -> Sequence[Message]:
-        """Messages, guarded. For arguments and errors see `__call__`."""
+        """The messages, guarded. For arguments and errors see `__call__`."""
         if self.rule == "keep" or all(self.find_in(message) is None for message in messages):
             return messages
         return [self._message(message, f"{where}[{turn}]") for turn, message in enumerate(messages)]
 
     def find(self, value: Any) -> re.Match[str] | None:
-        """A control token in a value; None: it holds none."""
+        """A control token in a value; None without one."""
         return _find(value, self._anywhere)
 
     def find_in(self, message: Message) -> re.Match[str] | None:
-        """A control token in a message; None: it holds none, but for those that an answer may hold."""
+        """A control token in a message; None without one. The tokens that an answer may hold do not count."""
         for key, value in message.items():
             search = self._of(message, key)
             found = _find(value, search)
@@ -187,15 +187,15 @@ class Guard:
         return None
 
     def check_seams(self, text: str, said: Sequence[SourceSpan], where: str) -> None:
-        """Checks a text that was put together: control tokens of which people wrote a part.
+        """Checks a joined text for control tokens that only partly come from a record's own texts.
 
         Args:
-            text: the text.
-            said: what people wrote of it, each piece guarded.
+            text: the joined text.
+            said: the record's own texts within it, each guarded.
             where: its place, for messages of rejects.
 
         Raises:
-            Reject: `control_token`: a token begins or ends within a piece, or is put together from several.
+            Reject: `control_token`: a token begins or ends within a piece, or spans several pieces.
         """
         if self.rule == "keep":
             return
@@ -212,7 +212,7 @@ class Guard:
             self._check_seams_behind(text, said, where)
 
     def _check_seams_behind(self, text: str, said: Sequence[SourceSpan], where: str) -> None:
-        """The same for what the normaliser makes of the text, whose characters have other places then."""
+        """The same check for the normalised text, in which characters have other places."""
         pieces, others, end = [], [], 0
         for each in said:
             others.append(text[end : each.begin])
@@ -224,7 +224,7 @@ class Guard:
             raise _put_together(where, f"{found[-1]!r} behind the tokenizer's normaliser", text[-60:])
 
     def check_joined(self, texts: Sequence[str | None], where: str) -> None:
-        """The same of texts that are joined as they are; None is none."""
+        """The same check for texts that are joined without separator; None is skipped."""
         if self.rule != "keep":
             given = [text for text in texts if text]
             ends = itertools.accumulate(map(len, given))
@@ -241,13 +241,13 @@ class Guard:
         return made
 
     def _parts(self, parts: list[Any], where: str, search: Search) -> list[Any]:
-        """Parts of a content, of which several together may be a token: templates join them."""
+        """Guards the parts of a content. A token may span several parts, because templates join them."""
         ends = [*itertools.accumulate(len(text_of_part(part)) for part in parts)]
         made, text, place = [*parts], _joined(parts), 0
         while (found := search.exact.search(text, place)) is not None:
             self._check(found, where)
             place = found.start() + 1
-            first = bisect.bisect_right(ends, found.start())  # the part in which it begins, and which it leaves
+            first = bisect.bisect_right(ends, found.start())  # the part in which the token begins
             written = text_of_part(parts[first]) + JOINER
             made[first] = written if isinstance(parts[first], str) else {**parts[first], "text": written}
         self._check_behind(_joined(made), where, search)
@@ -274,7 +274,7 @@ class Guard:
 
     def _text(self, text: str, where: str, search: Search) -> str:
         pieces, place = [], 0
-        # After an escape, the rest may hold another token, which began inside the first.
+        # After an escape, the rest may hold another token, which begins inside the first one.
         while (found := search.exact.search(text, place)) is not None:
             self._check(found, where)
             pieces.append(text[place : found.start() + 1])
@@ -288,7 +288,7 @@ class Guard:
         if (found := search.behind(text)) is not None:
             raise Reject(
                 "control_token",
-                f"{where!r} holds a text of which the tokenizer's normaliser makes the control token {found[0]!r}, "
+                f"{where!r} holds a text that the tokenizer's normaliser turns into the control token {found[0]!r}, "
                 "wanted none: change the text",
             )
 
@@ -302,18 +302,18 @@ class Guard:
 
 
 _NEUTRAL = "\ufffc"
-"""OBJECT REPLACEMENT CHARACTER: stands for what people wrote, and is part of no token."""
+"""OBJECT REPLACEMENT CHARACTER: replaces a record's own texts, and is part of no token."""
 
 
 def _put_together(where: str, token: str, text: str) -> Reject:
     return Reject(
         "control_token",
-        f"in {where!r} the control token {token} comes about where texts are put together: {text!r}; change the texts",
+        f"in {where!r} joined texts form the control token {token}: {text!r}; change the texts",
     )
 
 
 def _find(value: Any, search: Search) -> re.Match[str] | None:
-    if type(value) is str:  # as most are
+    if type(value) is str:  # the most frequent case
         return search(value)
     todo = [value]
     while todo:
@@ -330,7 +330,7 @@ def _find(value: Any, search: Search) -> re.Match[str] | None:
 
 
 def _inside(key: str, value: Any) -> Any:
-    r"""Arguments of a call that are JSON in a text, parsed where an escape (`\u003c`) may hide what templates see."""
+    r"""Arguments of a call as JSON in a string: parsed if an escape (`\u003c`) may hide what templates see."""
     if key != "arguments" or not isinstance(value, str) or "\\" not in value:
         return value
     try:

@@ -1,9 +1,9 @@
-"""Renders the conversations that the records of a block give to one output, a piece each.
+"""Renders the conversations that the records of a block give to one output, one or more pieces each.
 
-Turns apart (`TurnsApart`): a conversation gives a piece for each trained turn of the assistant: the messages up to it,
-rendered as at inference, in which this turn alone is trained. With `auto`, a turn stays in the piece of the one before
-as long as the rendering up to it begins with that one's. What stands behind the last trained turn is in no piece.
-tinker-cookbook, torchtitan and Fireworks train reasoning models so, since templates drop the reasoning of history.
+With `TurnsApart`, a conversation gives a piece for each trained turn of the assistant: the messages up to this turn,
+rendered as at inference, with only this turn trained. With `auto`, a turn joins the piece of the previous turn if the
+rendering up to it begins with that piece's text. Text behind the last trained turn is in no piece. tinker-cookbook,
+torchtitan and Fireworks train reasoning models in this way, because templates drop the reasoning of the history.
 """
 
 from collections import Counter
@@ -23,16 +23,16 @@ from beam_prep.data.schema import Output, Section, TurnsApart
 from beam_prep.reading.records import Record
 
 DIFFERENT = "conversations_different"
-"""Compared conversations whose text or turns are not what transformers shows."""
+"""Compared conversations whose text or turns differ from transformers'."""
 
 
 class _Chat(NamedTuple):
     """A conversation of a record.
 
     Attributes:
-        messages, variables: what the template is given.
+        messages, variables: the input of the template.
         actions, roles: of each message; roles as codes.
-        answer: the first message behind the prompt; None: it is not one of prompt and answer.
+        answer: the first message behind the prompt; None: the conversation has no prompt and answer.
     """
 
     messages: list[Message]
@@ -46,15 +46,15 @@ class Conversations:
     """Renders the conversations of one output.
 
     Args:
-        output: one whose sections are a conversation.
-        chat_format: with a template.
+        output: an output whose sections are a conversation.
+        chat_format: one with a template.
         roles, weights: codes of roles and of weights of messages; new ones are added.
 
     Attributes:
-        counted: of the last record: see `Rendered.counters`.
-        compares: the record is compared with transformers' own rendering.
-        made: how many were, and how many were different.
-        reasons: (reason, message) -> the code of segments that are refused.
+        counted: counters of the last record: see `Rendered.counters`.
+        compares: True: the record is compared with transformers' own rendering.
+        made: numbers of compared and of different conversations.
+        reasons: (reason, message) -> the code of refused segments.
     """
 
     def __init__(self, output: Output, chat_format: ChatFormat, roles: Codes[str], weights: Codes[float]) -> None:
@@ -67,16 +67,16 @@ class Conversations:
         self.reasons: Codes[tuple[str, str]] = {}
 
     def begin(self, compares: bool) -> None:
-        """Begins another record."""
+        """Begins the next record."""
         self.compares = compares
         self.counted.clear()
 
     def pieces(self, record: Record) -> list[Piece]:
-        """The messages of all sections, rendered once, or a piece for each turn; none where there are no messages.
+        """The messages of all sections, rendered once, or a piece for each turn; [] without messages.
 
         Raises:
             Reject: see `check_messages` and `ChatTemplate.render`; `not_rendered`: the template does not write a
-                content or a call; `last_not_assistant`, `no_prompt`, `no_answer`: they are no prompt and answer.
+                content or a call; `last_not_assistant`, `no_prompt`, `no_answer`: no prompt and answer.
         """
         chat = self._chat(record)
         if chat is None:
@@ -106,7 +106,7 @@ class Conversations:
         return Piece(text, special, segments, None, max(prompt_end - cut, min(prompt_end, 0)), chat.roles)
 
     def _trained(self, chat: _Chat, rule: TurnsApart) -> list[int]:
-        """The messages that are trained, as `RoleMask` says it of the whole conversation."""
+        """The trained messages, as `RoleMask` chooses them from the whole conversation."""
         last = {message["role"]: place for place, message in enumerate(chat.messages)}
         trained = []
         for place, message in enumerate(chat.messages):
@@ -118,10 +118,10 @@ class Conversations:
         return trained
 
     def _apart(self, chat: _Chat, trained: Sequence[int], auto: bool) -> Iterator[Piece]:
-        """A piece ends with each trained turn of the assistant, the last one with what else is trained behind them."""
+        """Pieces that end with a trained turn of the assistant; the last one includes trained messages behind it."""
         ends = [place for place in trained if chat.messages[place]["role"] == "assistant" or place == trained[-1]]
         first, begin = 0, ""
-        made: tuple[RenderedChat, _Chat, int] | None = None  # with the first message that is trained in it
+        made: tuple[RenderedChat, _Chat, int] | None = None  # with the first message that it trains
         for end in ends:
             part = _Chat(chat.messages[: end + 1], chat.variables, chat.actions, chat.roles, None)
             rendered = self._rendered(part, first)
@@ -138,9 +138,9 @@ class Conversations:
         yield self._piece(*made, trained)
 
     def _piece(self, rendered: RenderedChat, chat: _Chat, first: int, trained: Sequence[int]) -> Piece:
-        """The piece of the messages from the `first` one on; those before are in the text alone."""
+        """The piece for the messages from `first` on; earlier messages are only in its text."""
         text, cut, special = self._chat_format.cut_bos(checked(rendered.text))
-        # The last message of a role in a piece is not that of the conversation: its role alone does not decide here.
+        # The last message of a role in this piece may not be the last of the conversation: `trained` decides.
         segments = [
             each._replace(action=TRAIN if each.turn in trained else MASK)
             for each in self._segments(rendered, chat, -2, cut)
@@ -168,7 +168,7 @@ class Conversations:
         return _Chat(messages, variables, actions, codes, _answer_of(sections, messages, actions))
 
     def _rendered(self, chat: _Chat, first: int = 0) -> RenderedChat:
-        """A conversation, with the turns of the messages from the `first` one on: others were looked at before."""
+        """A rendered conversation, with the turns of the messages from `first` on: earlier ones are done."""
         render = self._template.render_plainly if self._chat_format.plain else self._template.render
         fields = " + ".join(section.field for section in self._output.sections)
         try:
@@ -185,7 +185,7 @@ class Conversations:
         texts = set[int]()
         for lost in rendered.not_rendered:
             index, key = lost
-            if first and index < first:  # tools are before all messages
+            if first and index < first:  # tools come before all messages
                 continue
             if is_optional(lost):
                 self.counted[f"{key}_not_written"] += 1
@@ -196,14 +196,14 @@ class Conversations:
                     "not_rendered",
                     f"the chat template does not write the {key} of '{fields}[{index}]' "
                     f'({chat.messages[index]["role"]}): wanted a template that does ("chat_template" in "input"); '
-                    '"not_rendered": "keep" in "input" takes the rest',
+                    '"not_rendered": "keep" in "input" keeps the rest of the record',
                 )
         self._count_marks(rendered)
         if texts:
             self.counted["texts_not_written"] += len(texts)
         for name, count in (("tool_arguments_changed", rendered.changed), ("reasoning_written", rendered.reasoned)):
             if count:
-                self.counted[name] = max(self.counted[name], count)  # of several rows, the one that has the most
+                self.counted[name] = max(self.counted[name], count)  # the largest count of several rows
         return rendered
 
     def _compare(self, rendered: RenderedChat, chat: _Chat) -> None:
@@ -212,7 +212,7 @@ class Conversations:
         self.made[DIFFERENT] += self._template.differs(rendered, chat.messages, **chat.variables)
 
     def _count_marks(self, rendered: RenderedChat) -> None:
-        """Counts what `{% generation %}` marks leave out of turns, or take in, by the rule."""
+        """Counts turns whose `{% generation %}` marks leave out their end, or include their header."""
         for turn in rendered.turns if rendered.marked else ():
             if turn.spans and turn.rule:
                 if rendered.text[turn.spans[-1][1] : turn.rule[-1][1]].strip():
@@ -223,7 +223,7 @@ class Conversations:
     # Segments
 
     def _segments(self, rendered: RenderedChat, chat: _Chat, prompt_end: int, cut: int) -> list[Segment]:
-        """The segments that can be trained, `cut` characters of the text being cut off."""
+        """The segments that can be trained. `cut`: characters that are cut off the text's beginning."""
         answer = None if chat.answer is None else self._answer(rendered, chat, chat.answer, prompt_end)
         segments: Sequence[Segment] = [*self._trainable(rendered, chat, answer)]
         if self._chat_format.rules.mask_options is not None:
@@ -236,11 +236,11 @@ class Conversations:
         ]
 
     def _refused(self, reason: tuple[str, str]) -> int:
-        """The code of a segment that is refused."""
+        """The code of a refused segment."""
         return self.reasons.setdefault(reason, len(self.reasons) + 1)
 
     def _answer(self, rendered: RenderedChat, chat: _Chat, first: int, prompt_end: int) -> Segment:
-        """All that follows the prompt: from the begin of the first turn behind it to the end of the last."""
+        """Everything behind the prompt: from the begin of the first turn behind it to the end of the last turn."""
         turns, text, last = rendered.turns, rendered.text, len(chat.messages) - 1
         own = weight_code(self._weights, chat.messages[last])
         answer = Segment(0, 0, TRAIN, chat.roles[last], last, own if own > 1 else UNSET)
@@ -261,7 +261,7 @@ class Conversations:
         """The spans of each message, the answer, or the entire piece."""
         own = [weight_code(self._weights, message) for message in chat.messages]
         behind = own[chat.answer :] if answer is not None else []
-        # Not all messages after the prompt are trained, or not with the same weight.
+        # True if some messages behind the prompt are not trained, or have different weights.
         apart = 0 in behind or (len(behind) > 1 and max(behind) > 1)
         if answer is not None and not apart:
             yield answer
@@ -274,14 +274,14 @@ class Conversations:
                 continue
             action = BY_ROLE if chat.actions[place] == "$role" else TRAIN
             refused = 0 if reason is None else self._refused(reason)
-            # One that is not written has no token, and is the last of its role all the same.
+            # A message that is not written has no token, but may still be the last of its role.
             for start, stop in spans or ((0, 0),):
                 yield Segment(start, stop, action, chat.roles[place], place, own[place], refused)
 
     def _of_kinds(
         self, segments: Sequence[Segment], rendered: RenderedChat, chat: _Chat, answer: Segment | None
     ) -> Iterator[Segment]:
-        """The segments, cut where their text becomes another kind."""
+        """The segments, split where the kind of their text changes."""
         options, text = self._chat_format.rules.mask_options, rendered.text
         assert options is not None
         prompt = self._template.generation_prompt(**chat.variables)
@@ -311,7 +311,7 @@ class Conversations:
 
 
 def _answer_of(sections: Sequence[Section], messages: Sequence[Message], actions: Sequence[str]) -> int | None:
-    """The first message behind the prompt; None where the conversation is not one of prompt and answer."""
+    """The first message behind the prompt; None if the conversation has no prompt and answer."""
     if "$last" in actions:
         if messages[-1]["role"] != "assistant":
             role = messages[-1]["role"]

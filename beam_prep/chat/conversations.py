@@ -1,4 +1,4 @@
-"""Conversations that show what a chat template takes and leaves out: `beam-prep template` and docs/templates.md."""
+"""Test conversations that show what a chat template takes and leaves out, for `beam-prep template` and its docs."""
 
 import functools
 from typing import Any, NamedTuple
@@ -84,17 +84,17 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         _asked, _answer("", reasoning_content="I need the timetable.", tool_calls=[_call]), *_found
     ),
 }
-"""Name -> a record with `messages`, and `tools` where there are some."""
+"""Name -> a record with `messages`, some with `tools`."""
 
 
 class Outcome(NamedTuple):
     """What a template does with a conversation.
 
     Attributes:
-        kind: `taken`; `not written`: a content or a call is left out, for which a run rejects the record; `refused`:
-            where a turn begins or ends cannot be told; `raises`: the template refuses it itself.
-        reason, message: of the reject; "" where there is none.
-        rendered: None where the template raises, or a form does not fit.
+        kind: `taken`; `not written`: the template leaves out a content or a call, so a run rejects the record;
+            `refused`: the begin or end of a turn is ambiguous; `raises`: the template itself refuses it.
+        reason, message: of the reject; "" without one.
+        rendered: None if the template raises, or a form does not fit.
     """
 
     kind: str
@@ -104,13 +104,13 @@ class Outcome(NamedTuple):
 
     @property
     def lost(self) -> list[str]:
-        """What is not written, as paths in the record: `tools`, `messages[1].content`."""
+        """What the template does not write, as paths in the record: `tools`, `messages[1].content`."""
         found = [] if self.rendered is None else self.rendered.not_rendered
         return ["tools" if index == TOOLS else f"messages[{index}].{key}" for index, key in found]
 
     @property
     def lost_kinds(self) -> list[str]:
-        """What of these is not written: `tools`, `calls`, `contents`, `reasoning`."""
+        """The kinds of what the template does not write: `tools`, `calls`, `contents`, `reasoning`."""
         kinds = {"tools": "tools", "tool_calls": "calls", "content": "contents", "reasoning": "reasoning"}
         found = [] if self.rendered is None else self.rendered.not_rendered
         return [*dict.fromkeys(kinds[key.partition("[")[0]] for _, key in found)]

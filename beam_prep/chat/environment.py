@@ -1,7 +1,7 @@
-"""The environment of chat templates: transformers' sandbox, bounded, and the same in every run.
+"""The environment of chat templates: transformers' sandbox, with limits, and with the same result in every run.
 
-Texts of messages keep their origins; other values are what they are in jinja. The template also says where each message
-is at work: by marks of no characters that it writes at the head of each loop, and behind each loop within it.
+Texts of messages keep their origins; other values are plain jinja values. The template also shows which message it is
+rendering: it writes marks, of no characters, at the head of each loop, and behind each loop within that loop.
 """
 
 import functools
@@ -28,7 +28,7 @@ from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, Node, Nod
 from beam_prep.errors import TokenizerError
 
 _RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
-_AT_WORK = "_beam_prep_at_work"
+_MARK_FILTER = "_beam_prep_at_work"
 _BEGINS = origins.one("", Origin(GENERATION_BEGINS, None))
 _ENDS = origins.one("", Origin(GENERATION_ENDS, None))
 
@@ -45,7 +45,7 @@ RAISED_BY_TEMPLATES = (
     BufferError,
     StopIteration,
 )
-"""What a template's own code can raise, by jinja and by its filters. A MemoryError is none of it."""
+"""Errors that a template's own code can raise, through jinja and its filters. A MemoryError is not one of them."""
 
 
 def compile_template(source: str, date: str | None) -> jinja2.Template:
@@ -53,10 +53,10 @@ def compile_template(source: str, date: str | None) -> jinja2.Template:
 
     Args:
         source: the template.
-        date: the day that `strftime_now` gives, as "2026-11-22".
+        date: the day for `strftime_now`, such as "2026-11-22".
 
     Raises:
-        TokenizerError: it does not compile, or calls `strftime_now`, and no date is given.
+        TokenizerError: the template does not compile, or calls `strftime_now` without a date.
     """
     environment = _Environment(date)
     try:
@@ -70,7 +70,7 @@ def compile_template(source: str, date: str | None) -> jinja2.Template:
         template = jinja2.Template.from_code(environment, environment.compile(source), dict(environment.globals))
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(f"the chat template does not compile: {error.message} (line {error.lineno})") from None
-    except _RAISED_BY_COMPILER as error:  # of what jinja computes, and of Python (a NUL, `{% break %}` outside a loop)
+    except _RAISED_BY_COMPILER as error:  # jinja's constant folding, or Python (a NUL, `{% break %}` outside a loop)
         text = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
         raise TokenizerError(f"the chat template does not compile: {text}") from None
     template.root_render_func.__globals__.update(str=written, str_join=_tilde)
@@ -83,22 +83,22 @@ def _loaded(tree: nodes.Template) -> set[str]:
 
 
 def asks_for_date(source: str) -> bool:
-    """True if a template calls `strftime_now`, without which it does not say which day it is.
+    """True if a template calls `strftime_now`, so that it needs a date.
 
     >>> asks_for_date("{{ strftime_now('%Y') }}"), asks_for_date("{# strftime_now #}")
     (True, False)
 
     Raises:
-        TokenizerError: it does not compile.
+        TokenizerError: the template does not compile.
     """
     return "strftime_now" in _loaded(compile_template(source, "2026-01-01").environment.parse(source))
 
 
-# What templates are given
+# Functions that templates call
 
 
 def written(value: Any) -> str:
-    """`str`, of templates."""
+    """`str` for templates."""
     if type(value) is Text or type(value) is str:
         return value
     if isinstance(value, MethodType | BuiltinMethodType):
@@ -109,7 +109,7 @@ def written(value: Any) -> str:
 
 
 def _tilde(values: Iterable[Any]) -> str:
-    """What `~` makes."""
+    """The operator `~`."""
     return origins.concat(map(written, values))
 
 
@@ -117,36 +117,36 @@ _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
 def without_addresses(text: str) -> str:
-    """A message without addresses in memory, which are others in every run, and without names of our own classes."""
+    """A message without memory addresses, which differ in every run, and without names of our own classes."""
     return _ADDRESS.sub(
         "", text.replace(f"{Node.__module__}.Node ", "dict ").replace(f"{Node.__module__}.Text ", "str ")
     )
 
 
 _ADDRESS_WRITTEN = (
-    "a template writes a function, a method without its brackets, or what a filter has not yet gone through: "
-    "its text is an address in memory, another one in every run"
+    "a template writes a function, a method without its brackets, or a filter that is not iterated yet: "
+    "its text is a memory address, which differs in every run"
 )
 
 
 def check_addresses(text: str, given: Any) -> None:
-    """Raises SecurityError if a text holds an address in memory, and what the template was given does not."""
+    """Raises SecurityError if a text holds a memory address that the template's input does not hold."""
     if (" at 0x" in text or " AT 0X" in text) and _ADDRESS.search(text) and not _ADDRESS.search(str(given)):
         raise jinja2.exceptions.SecurityError(_ADDRESS_WRITTEN)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses names that begin with an underscore, as transformers does: they are ways out of the sandbox."""
+    """Refuses names that begin with an underscore, as transformers does: they would leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, attributes = args[0], dict(*args[1:], **kwargs)
         for name in attributes:
-            _Namespace._check(name)  # `self._check` would look among the attributes
+            _Namespace._check(name)  # `self._check` would be looked up among the attributes
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _Namespace._check(name)
-        limits.weigh(value)  # a list in a list in a list doubles with each round
+        limits.weigh(value)  # a nested list may double in each round
         jinja2.utils.Namespace.__setitem__(self, name, value)
 
     @staticmethod
@@ -156,7 +156,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _DictMaker:
-    """`dict(...)` in templates, without the type's own attributes."""
+    """`dict(...)` for templates, without the type's own attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -169,7 +169,7 @@ def _raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(without_addresses(written(message)))
 
 
-_AS_IT_IS = json.JSONEncoder(ensure_ascii=False, check_circular=False)  # no template makes circles
+_AS_IT_IS = json.JSONEncoder(ensure_ascii=False, check_circular=False)  # templates cannot make circular values
 
 
 def _tojson(
@@ -179,7 +179,7 @@ def _tojson(
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
         if raw is x:
             limits.weigh(x)
-        made = _AS_IT_IS.encode(raw)  # what json.dumps would make anew each time
+        made = _AS_IT_IS.encode(raw)  # json.dumps would make a new encoder each time
     else:
         limits.expect_growth("tojson", raw, indent, separators)
         made = json.dumps(raw, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -190,14 +190,14 @@ def _strftime(day: str) -> Callable[[str], str]:
     midnight = datetime.fromisoformat(day)
 
     def strftime_now(form: str) -> str:
-        limits.expect(256 * len(form))  # as much as Python may try to make of it
+        limits.expect(256 * len(form))  # the most that Python may make of it
         return midnight.strftime(form)
 
     return strftime_now
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks: marks at their borders, which stay in place through macros and blocks."""
+    """`{% generation %}` blocks: writes marks at their borders, which stay in place through macros and blocks."""
 
     tags = {"generation"}  # noqa: RUF012  (as Extension declares it)
 
@@ -214,16 +214,16 @@ _MOST_ATTRIBUTES = 1000
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """As transformers makes it, with bounds on what a rendering makes, and with strings that keep their origins."""
+    """The environment that transformers makes, with limits on a rendering, and with strings that keep their origins."""
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
     def __init__(self, date: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self._safe = dict[tuple[type, str], bool]()
-        del self.filters["random"], self.globals["lipsum"]  # they give another text in every run
+        del self.filters["random"], self.globals["lipsum"]  # they differ in every run
         self.filters = {name: _bounded(name, each) for name, each in self.filters.items()}
-        self.filters |= {"tojson": _tojson, "string": written, "join": _join, _AT_WORK: _at_work}
+        self.filters |= {"tojson": _tojson, "string": written, "join": _join, _MARK_FILTER: _mark_message}
         self.globals |= {"dict": _DictMaker(), "namespace": _Namespace, "raise_exception": _raise_exception}
         self.globals["strftime_now"] = None if date is None else _strftime(date)
 
@@ -234,12 +234,12 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _Marks().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        asked = type(obj), attr  # all that jinja looks at, which takes it a tenth of a rendering
+        asked = type(obj), attr  # jinja looks at nothing else, and takes a tenth of a rendering for it
         if asked not in self._safe:
-            # Numbers have methods that make much from little; no template needs them.
+            # Methods of numbers can make large results from small input; no template needs them.
             known = attr not in limits.REFUSED and not _is_number(obj)
             if len(self._safe) >= _MOST_ATTRIBUTES:
-                self._safe.clear()  # their names come from records
+                self._safe.clear()  # names of attributes come from records, so there may be many
             self._safe[asked] = known and super().is_safe_attribute(obj, attr, value)
         return self._safe[asked]
 
@@ -280,14 +280,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
             made = self.binop_table[operator](left, right)
         kind = type(made)
-        if kind is Text:  # it was bounded when it was made
+        if kind is Text:  # its size was checked when it was made
             return made
         if kind is int:
             limits.expect(made.bit_length(), limits.MAX_BITS)
         elif kind is list or kind is tuple or (kind is str and operator == "+"):
             limits.bounded(made)
         elif kind is set:
-            raise jinja2.exceptions.SecurityError("a template makes a set, whose order is another one in every run")
+            raise jinja2.exceptions.SecurityError("a template makes a set, whose order differs in every run")
         elif isinstance(made, str):
             return origins.sum_of_markup(left, right) if operator == "+" else origins.derived(made, (left, right))
         return made
@@ -298,9 +298,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _bounded(name: str, filter_: Any) -> Any:
-    """A filter that is not applied where it would make too much.
+    """The filter, with a check of the size of its result before it is applied.
 
-    A string that it gives comes from all that it was given, if it does not say so itself; a default is the template's.
+    A string result comes from all arguments, unless it has origins of its own. A default is the template's own text.
     """
 
     @functools.wraps(filter_)
@@ -329,15 +329,15 @@ def _mark_of(index: int) -> Text:
     return origins.one("", Origin(index, None))
 
 
-@jinja2.pass_context  # else jinja would compute it once, when it compiles
-def _at_work(_: jinja2.runtime.Context, value: Any) -> str:
-    """Counts a round of a loop; where its variable is a message, a mark of that."""
+@jinja2.pass_context  # otherwise jinja would compute the result once, at compile time
+def _mark_message(_: jinja2.runtime.Context, value: Any) -> str:
+    """Counts a round of a loop. Returns a mark of the message if the loop's variable is one, otherwise ""."""
     limits.count_round()
     return _mark_of(value._origin.index) if origins.is_message(value) else ""
 
 
 class _Marks(jinja2.visitor.NodeTransformer):
-    """Marks which message is at work: at the head of each loop's body, and again behind each loop within it."""
+    """Inserts the marks: at the head of each loop's body, and again behind each loop within that body."""
 
     _around = ""
 
@@ -352,4 +352,4 @@ class _Marks(jinja2.visitor.NodeTransformer):
 
 def _mark(name: str, line: int) -> nodes.Output:
     variable = nodes.Name(name, "load", lineno=line) if name else nodes.Const("", lineno=line)
-    return nodes.Output([nodes.Filter(variable, _AT_WORK, [], [], None, None, lineno=line)], lineno=line)
+    return nodes.Output([nodes.Filter(variable, _MARK_FILTER, [], [], None, None, lineno=line)], lineno=line)

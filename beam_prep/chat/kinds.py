@@ -1,9 +1,9 @@
 """The kinds of text within a turn: its reasoning, its tool calls, its end token, its header, and its content.
 
-The constants around what a message says belong to its reasoning or its calls (`<think>`, `<tool_call>`). Between
-reasoning and calls, the first tag and the blanks behind it are the reasoning's. Reasoning with which a content begins,
-up to `</think>`, is reasoning, too. As NeMo Automodel does it (`mask_reasoning_content`,
-datasets/llm/formatting_utils.py), but on characters, and within what is trained of the message.
+Constants around the text of reasoning or calls belong to them (`<think>`, `<tool_call>`). Between reasoning and calls,
+the first tag and the blanks behind it belong to the reasoning. Reasoning at the beginning of a content, up to
+`</think>`, is reasoning, too. This follows NeMo Automodel (`mask_reasoning_content`,
+datasets/llm/formatting_utils.py), but on characters, and within the trained text of the message.
 """
 
 import re
@@ -20,12 +20,12 @@ from beam_prep.data.schema import PART_KINDS, MaskOptions
 CONTENT, REASONING, TOOL_CALLS, GENERATION_PROMPT, EOS = range(len(PART_KINDS))
 
 _INLINE = re.compile(r"\s*(?:<think>)?.*?</think>\n*", re.DOTALL)
-"""Reasoning at the beginning of a content. Its first tag may be in the generation prompt (DeepSeek-R1)."""
+"""Reasoning at the beginning of a content. The generation prompt may hold its first tag (DeepSeek-R1)."""
 _INLINE_END, _BLANKS = re.compile(r"</think>\n*"), re.compile(r"\s*")
 
 
 class KindSpan(NamedTuple):
-    """A part of a rendered text: characters [start, stop), and the code of its kind, see `PART_KINDS`."""
+    """A part of a rendered text: characters [start, stop), and the code of its kind (see `PART_KINDS`)."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ class KindSpan(NamedTuple):
 
 
 def inline_reasoning(message: Mapping[str, Any]) -> int:
-    """Characters of the reasoning with which an answer's content begins; 0 if it has none."""
+    """Characters of the reasoning at the beginning of an answer's content; 0 without one."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str) or "</think>" not in content:
         return 0
@@ -42,7 +42,7 @@ def inline_reasoning(message: Mapping[str, Any]) -> int:
 
 
 def without_history_reasoning(messages: Sequence[Message]) -> tuple[list[Message], int]:
-    """The messages, those before the last question without their reasoning; and how many lost it."""
+    """(the messages, without the reasoning of those before the last question; how many lost reasoning)."""
     last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
     kept, lost = [], 0
     for place, message in enumerate(messages):
@@ -64,14 +64,14 @@ def parts_of(
     prompt: str,
     tokens: Tokens,
 ) -> list[KindSpan]:
-    """A span of a message, in parts of one kind each.
+    """A message's span, split into parts of one kind each.
 
     Args:
         text: the conversation.
-        message, own: the message, and what it says, in order.
+        message, own: the message, and the spans of its own text, in order.
         span: characters.
-        options: which kinds are asked for.
-        prompt: the generation prompt; "" where there is none.
+        options: the kinds that the config distinguishes.
+        prompt: the generation prompt; "" without one.
         tokens: the special tokens.
     """
     start, stop = span
@@ -90,22 +90,22 @@ def parts_of(
 
 
 def _end(text: str, begin: int, stop: int, own: Sequence[SourceSpan], tokens: Tokens) -> int:
-    """Where the end tokens, with the white space around them, begin at the end of a span."""
+    """Where the end tokens at the end of a span begin, with the white space around them."""
     said = max([begin, *(each.end for each in own if each.end <= stop)])
     found = re.compile(rf"(?:\s*{tokens.special.pattern})+\s*\Z").search(text, said, stop)
     return found.start() if found else stop
 
 
 def _borders(text: str, message: Message, own: Sequence[SourceSpan], tokens: Tokens) -> list[tuple[int, int]]:
-    """(where a kind begins, the kind), in order; the first one begins with the turn."""
+    """(begin of a kind, the kind), in order; the first kind begins with the turn."""
     borders: list[tuple[int, int]] = []
-    behind = 0  # of the text before
+    behind = 0  # end of the previous text
     for segment in own:
         kind = REASONING if "reasoning" in segment.keys else CONTENT
         kind = TOOL_CALLS if any(key.startswith("tool_calls") for key in segment.keys) else kind
         last = borders[-1][1] if borders else None
         if last is None or (kind == CONTENT and last != CONTENT):
-            borders.append((segment.begin, kind))  # constants between content and another kind are the other's
+            borders.append((segment.begin, kind))  # constants beside content belong to the other kind
         elif kind != last:
             tag = tokens.tag.search(text, behind, segment.begin) if last == REASONING else None
             borders.append((_BLANKS.match(text, tag.end()).end() if tag else behind, kind))  # type: ignore[union-attr]

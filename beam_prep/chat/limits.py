@@ -1,6 +1,6 @@
-"""What one rendering may make: characters, items and rounds are counted and never timed, so all machines agree.
+"""Limits of one rendering: characters, items and rounds are counted and never timed, so all machines agree.
 
-What makes much from little (`'a' * 10**10`, `'%999999999d' % 1`, `center`) is refused before it is made.
+Operations that make much from little (`'a' * 10**10`, `'%999999999d' % 1`, `center`) are refused before they run.
 """
 
 import re
@@ -10,36 +10,36 @@ from typing import Any, TypeVar
 import jinja2
 
 MAX_CHARACTERS = 1 << 24
-"""Characters of a rendering and of a value in it; items of a list."""
+"""Most characters of a rendering and of a value in it; most items of a list."""
 MAX_MADE = 1 << 28
-"""Characters and items of all large values that a rendering makes, together."""
+"""Most characters and items of all large values together that a rendering makes."""
 MAX_ROUNDS = 1 << 20
-"""Rounds of loops and calls of macros of a rendering."""
+"""Most rounds of loops and calls of macros in a rendering."""
 _MAX_GROWTH = 1 << 26
-"""What `expect_growth` lets pass: it reckons with more than is made."""
+"""Most that `expect_growth` lets pass: its estimates are larger than the results."""
 MAX_BITS = 4096
-"""Of a whole number."""
+"""Most bits of a whole number."""
 _LARGE = 1 << 10
 _ITEM = 16
-"""Characters that an item counts as: see `weigh`."""
+"""Characters that an item of a list counts as: see `weigh`."""
 
 GROWING = frozenset("batch slice center wordwrap format indent replace round ljust rjust zfill".split())
-"""Filters, and methods of texts, that may give much more than they are given."""
+"""Filters, and methods of texts, whose result may be much larger than their input."""
 REFUSED = frozenset(("encode", "expandtabs", "translate"))
-"""Methods of texts that no template needs."""
+"""Methods of texts that templates may not call: no template needs them."""
 _NUMBER = re.compile("[0-9]+")
 _FROM_ARGUMENTS = re.compile(r"\*|\{[^{}]+\{")
-"""A width that is an argument: `%*d`, `{:{}}`."""
+"""A format width that is an argument: `%*d`, `{:{}}`."""
 
 T = TypeVar("T")
 
 
 class TemplateLimit(jinja2.TemplateError):
-    """A rendering makes more than it may."""
+    """A rendering exceeds a limit."""
 
 
 class _Spent(threading.local):
-    """What the present rendering of this thread has made."""
+    """What this thread's current rendering has made so far."""
 
     made = 0
     rounds = 0
@@ -54,10 +54,10 @@ def begin() -> None:
 
 
 def bounded(value: T) -> T:
-    """A text or a list that was made.
+    """Counts the size of a text or list, and returns the value.
 
     Raises:
-        TemplateLimit: it is too large, or all of them together are.
+        TemplateLimit: this value, or all values together, are too large.
     """
     size = len(value)  # type: ignore[arg-type]
     if size > _LARGE:
@@ -68,32 +68,36 @@ def bounded(value: T) -> T:
 
 
 def expect(size: int, most: int = MAX_CHARACTERS) -> None:
-    """Raises TemplateLimit if something of this size is too large."""
+    """Raises TemplateLimit if a size is too large."""
     if size > most:
         raise TemplateLimit(f"what it makes has more than {most} characters or items")
 
 
 def count_round() -> None:
-    """Counts a round of a loop, or a call of a macro."""
+    """Counts a round of a loop, or a call of a macro.
+
+    Raises:
+        TemplateLimit: there are too many.
+    """
     _SPENT.rounds += 1
     if _SPENT.rounds > MAX_ROUNDS:
         raise TemplateLimit(f"it takes more than {MAX_ROUNDS} rounds of loops and calls of macros")
 
 
 def weigh(value: Any) -> int:
-    """The characters of a text, or of the text of a list or an object; 1 of others.
+    """The characters of a text, or of the text of a list or an object; 1 for other values.
 
     Raises:
-        TemplateLimit: it is too large: a list may be in another many times.
+        TemplateLimit: the value is too large: a list may hold another list many times.
     """
     if isinstance(value, str):
-        return str.__len__(value)  # of `str`, since methods of a text may be watched: see `replay`
+        return str.__len__(value)  # not `len`: `replay` may watch the methods of a text
     if not isinstance(value, list | tuple | dict):
         return 1
     size, inside = 0, [value]
     while inside:
         item = inside.pop()
-        _SPENT.made += _ITEM  # a list that grows by a level in each round is looked at in each
+        _SPENT.made += _ITEM  # a list that grows by a level in each round is weighed in each round
         if isinstance(item, dict):
             item = [*dict.keys(item), *dict.values(item)]
         if isinstance(item, list | tuple):
@@ -105,7 +109,11 @@ def weigh(value: Any) -> int:
 
 
 def expect_growth(name: str, *given: Any) -> None:
-    """Checks what a method, a filter or an operator would make of a text or list, and of what else it is given."""
+    """Estimates the result of a method, filter or operator from its arguments, before it runs.
+
+    Raises:
+        TemplateLimit: the result could be too large.
+    """
     if name in ("**", "round"):
         expect(max([abs(each) for each in given[1:] if isinstance(each, int)], default=0), MAX_BITS)
         return

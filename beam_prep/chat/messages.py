@@ -1,4 +1,4 @@
-"""Messages in the form that a template takes, and what of them it does not write."""
+"""Messages in the form that a template takes, and the parts of them that a template does not write."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +11,13 @@ from beam_prep.data.block import Reject
 Message = dict[str, Any]
 ToolArguments = Literal["auto", "object", "string", "as_is"]
 Shown = Callable[[list[Message]], str]
-"""What a template writes for messages; "" where it raises."""
+"""Messages -> the template's text for them; "" if it raises."""
 
 _REASONING = frozenset(REASONING_FIELDS)
 
 
 def for_template(message: Message) -> Message:
-    """A message as transformers hands it to a template: no null keys, reasoning under each of its names."""
+    """A message as transformers gives it to a template: without null keys, reasoning under each of its names."""
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
     if _REASONING.isdisjoint(message):
@@ -27,7 +27,7 @@ def for_template(message: Message) -> Message:
 
 
 def are_plain(messages: Sequence[Any]) -> bool:
-    """True if these are messages of only a role and a content, both text."""
+    """True if all messages have exactly a role and a content, both strings."""
     for message in messages:
         if type(message) is not dict or len(message) != 2:
             return False
@@ -37,13 +37,13 @@ def are_plain(messages: Sequence[Any]) -> bool:
 
 
 def call(name: str, arguments: Any, place: int = 0) -> dict[str, Any]:
-    """A call of a tool, for probes."""
+    """A tool call, for probes."""
     function = {"name": name, "arguments": arguments}
     return {"id": f"call0000{place + 1}", "type": "function", "function": function}
 
 
 def is_legacy(message: Message) -> bool:
-    """True for a call or a result as OpenAI's API gave them before there were `tool_calls` and the role `tool`."""
+    """True for a call or a result in the form that OpenAI's API had before `tool_calls` and the role `tool`."""
     return message["role"] == "function" or bool(message.get("function_call"))
 
 
@@ -52,20 +52,20 @@ _IDS: tuple[Callable[[str, int], str | None], ...] = (
     lambda name, place: f"call{place + 1:05}",
     lambda name, place: f"functions.{name}:{place}",
 )
-"""(function, how many calls came before) -> the id that a legacy call is given: none; nine letters and digits, without
-which Mistral's templates raise; the function's name, which Kimi's write nowhere else."""
+"""(function, number of earlier calls) -> the id for a legacy call: none; nine letters and digits, without which
+Mistral's templates raise; an id with the function's name, which Kimi's templates write only there."""
 
 
 class Forms:
-    """The forms of contents, of arguments and of calls that a template takes, found out by rendering them.
+    """The forms of contents, arguments and calls that a template takes, found by rendering each form.
 
     Args:
-        shown: renders.
+        shown: renders messages.
         tool_arguments: `auto`, or the form that all arguments get.
 
     Attributes:
-        parts: role -> contents are lists of parts: True: they must be, False: they must not, None: as they are.
-        objects: arguments of calls are objects: likewise.
+        parts: role -> True: contents must be lists of parts; False: they must be strings; None: unchanged.
+        objects: True: arguments of calls must be objects; False: strings; None: unchanged.
     """
 
     def __init__(self, shown: Shown, tool_arguments: ToolArguments = "auto") -> None:
@@ -119,10 +119,10 @@ class Forms:
         return None if objects == strings else objects
 
     def apply(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
-        """(the messages in the forms that the template takes, how many arguments were changed).
+        """(the messages in the forms that the template takes, number of changed arguments).
 
         Raises:
-            Reject: `bad_arguments`: arguments are no JSON object, where the template takes objects.
+            Reject: `bad_arguments`: arguments are no JSON object, and the template takes objects.
         """
         if any(map(is_legacy, messages)):
             messages = self._without_legacy(messages)
@@ -140,9 +140,9 @@ class Forms:
         return made, changed
 
     def _without_legacy(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with each `function_call` as `tool_calls`, and each result of a `function` as that of a `tool`.
+        """The messages with each `function_call` as `tool_calls`, and each `function` result as a `tool` result.
 
-        What the template itself reads in the old form, and not in the new one, stays as it is.
+        A message stays in the old form if the template reads only that form.
         """
         if self._legacy is None:
             self._legacy = self._legacy_forms()
@@ -162,7 +162,7 @@ class Forms:
         return made
 
     def _legacy_forms(self) -> tuple[bool, bool, Callable[[str, int], str | None]]:
-        """(calls are given as `tool_calls`, results as of the role `tool`, what makes the ids of calls)."""
+        """(calls become `tool_calls`, results get the role `tool`, the function that makes ids of calls)."""
 
         def shows(asked: list[Message], *wanted: str) -> bool:
             shown = self._shown([self._with_content(message) for message in asked])
@@ -214,42 +214,42 @@ class Forms:
 
 
 def _object(arguments: str, where: str) -> dict[str, Any]:
-    """Arguments of a call, from a string. An empty string is no argument."""
+    """Arguments of a call, parsed from a string. An empty string is {}."""
     try:
         found = json.loads(arguments) if arguments.strip() else {}
     except ValueError:
         found = None
     if not isinstance(found, dict):
         message = (
-            f"the arguments of '{where}' are the string {arguments[:60]!r}, wanted a JSON object, which this chat "
-            'template takes ("tool_arguments": "as_is" in "input" gives them as they are)'
+            f"the arguments of '{where}' are the string {arguments[:60]!r}, wanted a JSON object, because this chat "
+            'template takes objects ("tool_arguments": "as_is" in "input" leaves them unchanged)'
         )
         raise Reject("bad_arguments", message)
     return found
 
 
 def text_of_part(part: Any) -> str:
-    """The text of a part of a content: an object with a `text`, or a string."""
+    """The text of a content part, which is an object with a `text`, or a string."""
     text = part.get("text") if isinstance(part, dict) else part
     return text if isinstance(text, str) else ""
 
 
-# What is not written
+# What a template does not write
 
 Lost = tuple[int, str]
-"""A message (or TOOLS), and the key of it that the template does not write."""
+"""A message (or TOOLS), and its key that the template does not write."""
 
 
 def is_optional(lost: Lost) -> bool:
-    """True for tools and reasoning, which templates leave out on purpose; for others a record is rejected."""
+    """True for tools and reasoning, which templates leave out on purpose. Anything else rejects the record."""
     return lost[0] == TOOLS or lost[1] == "reasoning"
 
 
 def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> tuple[list[Lost], int]:
-    """What of messages and tools a template did not write: contents, reasoning, names and arguments of calls.
+    """Finds what the template did not write: contents, reasoning, names and arguments of calls, tools.
 
     Returns:
-        that, and how many messages have reasoning that it wrote.
+        these, and the number of messages whose reasoning it wrote.
     """
     reasoned = 0
     written: dict[int, set[str]] = {}
@@ -259,7 +259,7 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
     found = [] if not tools or TOOLS in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
         if (index, CONTENT) in seen and "tool_calls" not in message and _REASONING.isdisjoint(message):
-            continue  # as most are
+            continue  # the most frequent case
         here = written.get(index, set())
         reasoned += "reasoning" in here
         if "*" not in here:
@@ -268,12 +268,12 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
 
 
 def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
-    """What a message says, as keys of which one has to be written."""
+    """The texts of a message, as tuples of keys: the template has to write one key of each tuple."""
     if has_words(message.get("content")):
         yield CONTENT
     if any(has_words(message.get(key)) for key in REASONING_FIELDS):
         yield ("reasoning",)
-    if message.get("function_call"):  # the template reads it itself
+    if message.get("function_call"):  # the template reads the old form
         yield ("function_call",)
     for place, each in enumerate(message.get("tool_calls") or ()):
         function, key = each.get("function", each) if isinstance(each, dict) else {}, f"tool_calls[{place}]."
@@ -285,7 +285,7 @@ def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
 
 
 def has_words(content: Any) -> bool:
-    """True if a content is more than blanks. An image counts, whatever of it is written."""
+    """True if a content is more than blanks. An image counts, too."""
     if isinstance(content, list):
         return any(has_words(text_of_part(part)) or _is_media(part) for part in content)
     return isinstance(content, str) and bool(content) and not content.isspace()

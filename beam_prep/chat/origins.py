@@ -1,8 +1,8 @@
-"""Strings that know which message, and which key of it, each of their characters comes from.
+"""Strings that know from which message, and which key of it, each of their characters comes.
 
-A template is given `Text` for every string of a message. What it makes of them (`+`, `~`, slices, `strip`, `split`,
-`replace`, `join` ...) keeps the origins of its parts; what it makes in a way that is not followed is one part that
-comes from all that it was made of. What has no origin is the template's own.
+A template gets a `Text` for every string of a message. The results of `+`, `~`, slices, `strip`, `split`, `replace`,
+`join` ... keep the origins of their parts. The result of any other operation is one part that comes from all its
+inputs. Characters without an origin are the template's own.
 """
 
 import functools
@@ -13,7 +13,7 @@ import markupsafe
 
 from beam_prep.chat.limits import bounded, expect
 
-# Indices that are no message's.
+# Indices that stand for no message.
 TOOLS, MIXED, GENERATION_BEGINS, GENERATION_ENDS = -1, -2, -3, -4
 CONTENT, NAME = ("content",), ("name",)
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -23,8 +23,8 @@ class Origin(NamedTuple):
     """Where characters come from.
 
     Attributes:
-        index: of the message; TOOLS, or MIXED: of several.
-        keys: of it ("content", "reasoning", "tool_calls[0].name" ...); None: no characters, but a mark in the text.
+        index: of the message; or TOOLS; or MIXED: several messages.
+        keys: of the message ("content", "reasoning", "tool_calls[0].name" ...); None: a mark, which has no characters.
     """
 
     index: int  # type: ignore[assignment]
@@ -36,12 +36,12 @@ _new = str.__new__
 
 
 class Text(str):
-    """A string whose parts have origins."""
+    """A string with an origin for each part."""
 
     __slots__ = ("_parts",)
     _parts: tuple[Part, ...]
 
-    def __str__(self) -> "Text":  # the same object: jinja writes `str(value)`
+    def __str__(self) -> "Text":  # the same object, because jinja writes `str(value)`
         return self
 
     def __add__(self, other: Any) -> Any:
@@ -84,14 +84,14 @@ class Text(str):
 
 
 def text_of(value: str, parts: tuple[Part, ...]) -> Text:
-    """A string of these parts."""
+    """A string with these parts."""
     made = _new(Text, value)
     made._parts = parts
     return made
 
 
 def one(value: str, origin: Origin) -> Text:
-    """A string that comes from one place."""
+    """A string with a single origin."""
     made = _new(Text, value)
     made._parts = ((value, origin),)
     return made
@@ -103,7 +103,7 @@ def parts_of(value: str) -> tuple[Part, ...]:
 
 
 def concat(pieces: Iterable[Any]) -> str:
-    """`"".join`, of jinja: of blocks that are set, macros and calls."""
+    """jinja's `"".join`, for `{% set %}` blocks, macros and calls."""
     pieces = tuple(pieces)
     expect(sum(map(str.__len__, pieces)))
     value = bounded("".join(pieces))
@@ -127,7 +127,7 @@ def joined(separator: str, values: Iterable[Any]) -> str:
 
 
 class Safe(markupsafe.Markup):
-    """Markup of a string. What its own methods make of it comes from MIXED."""
+    """Markup of a string. Results of its own methods come from MIXED."""
 
     _text: str | None = None
 
@@ -136,7 +136,7 @@ class Safe(markupsafe.Markup):
 
 
 def _cut(text: Text, begin: int, end: int, keep_marks: bool = False) -> Text:
-    """A slice. Marks at its borders stay; those outside move to the border, if they are kept, or are lost."""
+    """A slice. Marks at its borders stay; those outside move to the border if `keep_marks`, otherwise they are lost."""
     if begin == 0 and end >= len(text):
         return text
     value = str.__getitem__(text, slice(begin, end))
@@ -157,7 +157,7 @@ def _trimmed(text: Text, from_left: str, stripped: str) -> Text:
 
 
 def _located(text: Text, pieces: Iterable[str], separator: int) -> list[Text]:
-    """Pieces that stand in a text in this order, with so many characters, or white space, between each two."""
+    """The pieces of a text, in order, with `separator` characters, or white space, between them."""
     found, at = [], 0
     for piece in pieces:
         begin = text.find(piece, at)
@@ -183,7 +183,7 @@ def _origins(value: Any) -> Iterator[Origin]:
 
 
 def derived(result: Any, sources: Iterable[Any]) -> Any:
-    """A string that was made of others in a way that is not followed; any other value as it is."""
+    """A string result, as one part that comes from all its sources; any other value unchanged."""
     if not isinstance(result, str):
         return result
     origins = {origin: None for source in sources for origin in _origins(source)}
@@ -202,7 +202,7 @@ def _safe(text: str) -> Safe:
 
 
 def sum_of_markup(*summands: str) -> Safe:
-    """What is added to markup is escaped."""
+    """A sum with markup: the other summands are escaped."""
     escaped = (each if type(each) is Safe else derived(markupsafe.escape(each), (each,)) for each in summands)
     return _safe(concat(map(str, escaped)))
 
@@ -211,12 +211,12 @@ Field = Callable[[Origin, str, Any], Any]
 
 
 class Node(dict):  # type: ignore[type-arg]
-    """An object of a record: what is read of it is wrapped when it is read, since most of it never is.
+    """An object of a record. Its values are wrapped when they are read, because most are never read.
 
     Args:
         raw: the object.
-        origin: of the whole.
-        field: (origin, key, value) -> the wrapped value; its keys are names of fields, then, which nobody says.
+        origin: of the whole object.
+        field: (origin, key, value) -> the wrapped value; then the keys are names of fields, and have no origin.
     """
 
     __slots__ = ("_field", "_origin", "_raw")
@@ -249,7 +249,7 @@ class Node(dict):  # type: ignore[type-arg]
 
 
 class Nodes(list):  # type: ignore[type-arg]
-    """A list of a record."""
+    """A list of a record, with its origin."""
 
     __slots__ = ("_origin", "_raw")
 
@@ -259,11 +259,11 @@ class Nodes(list):  # type: ignore[type-arg]
 
 
 _RAW = frozenset((str, dict, list))
-"""Types of values that are wrapped when they are read, and kept so."""
+"""Types of values that are wrapped when they are read."""
 
 
 def wrap(value: Any, origin: Origin) -> Any:
-    """A value that comes from one place."""
+    """A value with a single origin."""
     kind = type(value)
     if kind is str:
         return one(value, origin)
@@ -273,12 +273,12 @@ def wrap(value: Any, origin: Origin) -> Any:
 
 
 def message_node(message: dict[str, Any], index: int) -> Node:
-    """A message for a template."""
+    """A message, wrapped for a template."""
     return Node(message, Origin(index, ("*",)), _of_message)
 
 
 def is_message(value: Any) -> bool:
-    """True for what `message_node` gives."""
+    """True for results of `message_node`."""
     return type(value) is Node and value._field is _of_message
 
 
@@ -297,7 +297,7 @@ def _of_message(origin: Origin, key: str, value: Any) -> Any:
 
 
 class _Constant(str):
-    """A role: the template's own, as the words around it are. Not `str`, which would be wrapped when it is read."""
+    """A role, which counts as the template's own text. Not `str`, because a `str` is wrapped when it is read."""
 
     __slots__ = ()
 

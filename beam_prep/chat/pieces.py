@@ -1,4 +1,4 @@
-"""`Piece`: a text to encode, as a record gives it; and the `Pieces` of all rows of an output."""
+"""`Piece`: a text to encode, made from a record; and the `Pieces` of all rows of an output."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -17,10 +17,10 @@ class Piece(NamedTuple):
 
     Attributes:
         text: the text.
-        special: with the tokenizer's own special tokens.
-        segments: its parts.
+        special: whether the tokenizer adds its special tokens.
+        segments: the segments of the text.
         prompt, prompt_end: see `Pieces`.
-        roles: of its messages, as codes.
+        roles: of the messages, as codes.
         parts: see `Pieces`.
     """
 
@@ -41,9 +41,9 @@ Codes = dict[T, int]
 
 
 def weight_code(codes: Codes[float], message: Mapping[str, Any]) -> int:
-    """The code of what a message that `check_message` has passed says about its own training, by `train` or `weight`.
+    """The code of a message's own `weight` or `train`. The message has passed `check_message`.
 
-    UNSET: nothing; 0: not trained; from 1 on: trained.
+    UNSET: it has neither; 0: not trained; 1 and more: trained.
     """
     own = message.get("weight")
     if own is None:
@@ -54,7 +54,7 @@ def weight_code(codes: Codes[float], message: Mapping[str, Any]) -> int:
 def pieces_of(
     rows: Sequence[Row], roles: tuple[str, ...], bos: bool, weights: Array, reasons: tuple[tuple[str, str], ...]
 ) -> Pieces:
-    """The pieces of all rows; `bos`: each sequence begins with the BOS token, unless the first rendering brings it.
+    """The pieces of all rows. `bos`: each sequence begins with the BOS token, unless the first rendering writes it.
 
     For `roles`, `weights` and `reasons` see `Pieces`.
     """

@@ -1,4 +1,4 @@
-"""`Renderer`: renders with a template and the variables of a record, bounded, with origins or without."""
+"""`Renderer`: renders with a template and a record's variables, within limits, with or without origins."""
 
 import itertools
 import re
@@ -17,19 +17,19 @@ from beam_prep.chat.trace import Trace, trace
 from beam_prep.data.block import Reject
 
 RENDERING = threading.RLock()
-"""Held while a template runs: `replay` watches methods of `Text` for one rendering, and no other may be seen then."""
+"""Held while a template runs: `replay` watches methods of `Text` during one rendering, and must see no other."""
 
 _AT_ONCE = 1000
-"""Pieces of a rendering after which its characters are counted."""
+"""Pieces of a rendering between two counts of its characters."""
 
 
 def any_of(texts: Collection[str]) -> str:
-    """A pattern of any of these texts, the longest one that fits."""
+    """A pattern that matches any of these texts, the longest first."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
 
 
 class Tokens:
-    """The special tokens of a tokenizer, and what looks like one, as patterns.
+    """Patterns for the special tokens of a tokenizer, and for texts that look like special tokens.
 
     Args:
         texts: of the special tokens.
@@ -45,7 +45,7 @@ class Tokens:
         self.token = re.compile(rf"{self.tag.pattern}|\w+|\s|.", re.DOTALL)
 
     def whole(self, text: str, begin: int, end: int) -> int:
-        """The end, cut back to that of a whole token."""
+        """The end, moved back to the end of a whole token."""
         tokens = self.token.finditer(text, begin)
         return next((token.start() for token in tokens if token.start() < end < token.end()), end)
 
@@ -56,9 +56,9 @@ class Renderer:
     Args:
         compiled: the template.
         special_tokens: by their names in templates.
-        tokens: all of them.
-        formed: gives (messages in the form that the template takes, how many arguments of calls were changed).
-        variables: `tools`, and whatever the template takes besides.
+        tokens: patterns for all special tokens.
+        formed: messages -> (messages in the form that the template takes, number of changed arguments of calls).
+        variables: `tools`, and other variables of the template.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Renderer:
         self._compiled, self._variables = compiled, variables
 
     def run(self, messages: Sequence[Message], prompt: bool = False) -> Trace:
-        """One rendering, with origins, of messages in the form that the template takes."""
+        """One rendering, with origins. The messages are in the form that the template takes."""
         rendering = trace(self.pieces(messages, prompt))
         self._check_addresses(rendering.text, messages)
         return rendering
 
     def pieces(self, messages: Sequence[Message], prompt: bool = False) -> list[str]:
-        """What the template yields, with origins."""
+        """The strings that the template yields, with origins."""
         tools = self._variables.get("tools")
         more = {} if tools is None else {"tools": origins.wrap(tools, Origin(TOOLS, ("tools",)))}
         nodes = [origins.message_node(message, index) for index, message in enumerate(messages)]
@@ -92,7 +92,7 @@ class Renderer:
         return text
 
     def written(self, messages: Sequence[Message], prompt: bool) -> str | None:
-        """The same; None where the template raises."""
+        """The text, without origins; None if the template raises."""
         try:
             return self.text(messages, prompt)
         except Reject:
@@ -113,9 +113,9 @@ class Renderer:
         try:
             with RENDERING:
                 pieces = self._compiled.root_render_func(context)
-                while some := list(itertools.islice(pieces, _AT_ONCE)):
-                    found += some
-                    characters += sum(map(str.__len__, some))
+                while chunk := list(itertools.islice(pieces, _AT_ONCE)):
+                    found += chunk
+                    characters += sum(map(str.__len__, chunk))
                     limits.expect(characters)
         except TemplateLimit as error:
             raise Reject("template_limit", f"the chat template is stopped: {error}") from None

@@ -1,11 +1,11 @@
-"""Plain chats of a kind that comes again, without the template: constants and contents are joined.
+"""Renders plain chats of a known kind without the template, by joining constants and contents.
 
-When chats of some roles come for the second time, one is rendered with every operation on its texts watched. An
-operation that gives a bool or an int becomes a guard, as does one that gives the text itself (`strip` of a text without
-blanks around it). Anything else that a template makes of a text makes the kind one that is not replayed. Only plain
-texts are replayed: of two characters or more, without blanks around them, without the beginning of a special token.
-Then what the rule (`turns`) finds is constant, too. `ChatTemplate.render` gives the same; a sample of each block is
-compared with it.
+A kind is a sequence of roles. When a kind comes for the second time, one chat is rendered while every operation on its
+texts is watched. An operation that returns a bool or an int becomes a guard, and so does one that returns the text
+itself (`strip` of a text without blanks around it). If the template does anything else with a text, the kind is not
+replayed. Only plain texts are replayed: of two characters or more, without blanks around them, without the first
+characters of a special token. Then the spans of `turns` are constant, too. `ChatTemplate.render` gives the same result;
+a sample of each block is compared with it.
 """
 
 import bisect
@@ -26,37 +26,37 @@ from beam_prep.data.block import Reject
 Variables = Mapping[str, Any]
 
 _MOST = 1000
-"""Kinds that are kept."""
+"""Most kinds that are kept."""
 _UNSEEN = frozenset("int float wordcount in sameas".split())
-"""Filters and tests that read a text without asking it."""
+"""Filters and tests that read a text without calling a method of it."""
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
 _WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __getitem__ __iter__ __hash__".split()
 _WATCHED += "__mul__ __rmul__ __mod__ __rmod__ __format__".split()
 _SAME = object()
-"""The text that an operation was called on."""
+"""Stands for the text that an operation was called on."""
 
 
 class _NotReplayable(Exception):
-    """Something is made of a text that is not followed."""
+    """An operation on a text cannot be replayed."""
 
 
 Guard = tuple[int, str, tuple[Any, ...], Any]
-"""(text, operation, arguments, what it gives: see `_encoded`)"""
+"""(text, operation, arguments, encoded result: see `_encoded`)"""
 
 
 Places = list[tuple[int, int, int, int]]
-"""Spans: characters of constants, and how many texts, before the begin and before the end of each."""
+"""Spans: for begin and end of each, the characters of constants and the number of texts before it."""
 
 
 class Plan(NamedTuple):
     """The rendering of a kind of chats.
 
     Attributes:
-        parts: constants and contents, by turns; a constant first and last.
-        order: which of the texts are said, in order.
-        turns: (message, its spans, what the rule trains) of each turn, see `Turn`.
+        parts: constants and contents, alternating; the first and the last are constants.
+        order: the numbers of the texts, in the order of the rendering.
+        turns: (message, its spans, its spans by the rule) of each turn, see `Turn`.
         marked: see `RenderedChat`.
-        guards: what has to hold of the texts.
+        guards: conditions on the texts.
     """
 
     parts: list[str]
@@ -67,12 +67,12 @@ class Plan(NamedTuple):
 
 
 class Replay:
-    """The kinds of chats that a template was given.
+    """The known kinds of chats of a template.
 
     Args:
         tree: the template's syntax tree.
         tokens: the special tokens.
-        renderer_of, facts_of: see `ChatTemplate`: of some variables.
+        renderer_of, facts_of: see `ChatTemplate`; by variables.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Replay:
         self._tokens, self._renderer_of, self._facts_of = tokens, renderer_of, facts_of
         self._plans = dict[Any, Plan | None]()
         self._possible = _is_readable(tree)
-        # With what special tokens begin, as far as texts are looked through for it.
+        # The first two characters of each special token.
         self._beginnings = tuple(sorted({token[:2] for token in tokens.texts if len(token) > 1}))
 
     def find(self, messages: Sequence[Message], variables: Variables) -> tuple[str, list[Turn], bool] | None:
-        """(text, turns, whether they are marked) of a chat of messages of a role and a content, both text.
+        """(text, turns, whether they are marked) of a chat whose messages have a role and a content, both strings.
 
-        None: it is not replayed.
+        None: the chat has to be rendered.
         """
         if not self._possible or "tools" in variables:
             return None
@@ -123,7 +123,7 @@ class Replay:
         return not any(beginning in together for beginning in self._beginnings)
 
     def _learn(self, kind: Any, known: Plan, messages: Sequence[Message], variables: Variables) -> None:
-        """Makes the plan of a kind that comes for the second time."""
+        """Makes the plan of a kind when it comes for the second time."""
         while len(self._plans) >= _MOST:
             del self._plans[next(iter(self._plans))]
         try:
@@ -133,7 +133,7 @@ class Replay:
 
     def _plan(self, messages: Sequence[Message], variables: Variables) -> Plan:
         renderer = self._renderer_of(variables)
-        # Copies, so that each text is an object of its own: by that it is known in what is rendered.
+        # Copies, so that each text is a separate object, by whose id it is found in the rendering.
         messages = [{**message, "content": (message["content"] + " ")[:-1]} for message in messages]
         numbers = {id(message["content"]): number for number, message in enumerate(messages)}
         formed, _ = renderer.formed(messages)
@@ -147,10 +147,10 @@ class Replay:
                 order.append(_number(numbers, value))
                 parts += (value, "")
         if "" in parts[2:-1:2]:
-            raise _NotReplayable  # a control token may begin in one text, and end in the next
+            raise _NotReplayable  # a control token may begin in one text and end in the next
         begun = tuple({token[:size] for token in self._tokens.texts for size in range(1, len(token))})
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
-            raise _NotReplayable  # a special token may begin in it, and end in what is said
+            raise _NotReplayable  # a special token may begin in a constant and end in a text
         rendering = trace(pieces)
         found = Turns(renderer, self._facts_of(variables), rendering, formed)
         turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
@@ -162,11 +162,11 @@ class Replay:
 
 
 _NEW, _SEEN = (Plan([], [], [], False, []) for _ in range(2))
-"""In the place of plans: of kinds that came never, or once."""
+"""Placeholders for plans, of kinds that came never, or once."""
 
 
 def _moved(places: Places, before: Sequence[int]) -> Ranges:
-    """Spans in a chat, by the characters of all texts before each one."""
+    """The spans in a chat. `before`: characters of all texts before each text."""
     return tuple([(begin + before[first], end + before[last]) for begin, first, end, last in places])
 
 
@@ -185,20 +185,20 @@ def _place(at: int, parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _is_readable(tree: nodes.Template) -> bool:
-    """Whether all that a template does with texts can be watched."""
+    """Whether all operations of a template on texts can be watched."""
     for asked in (*tree.find_all(nodes.Filter), *tree.find_all(nodes.Test)):
         if not _UNSEEN.isdisjoint({asked.name, *(each.value for each in asked.args if isinstance(each, nodes.Const))}):
-            return False  # by its name, or by `map`
+            return False  # used directly, or through `map`
     for call in tree.find_all(nodes.Call):
         method = call.node.attr if isinstance(call.node, nodes.Getattr) else ""
         if hasattr(str, method) and method != "join" and not all(isinstance(each, nodes.Const) for each in call.args):
-            return False  # a constant's method may ask about a text
+            return False  # a constant's method may read a text
     for compare in tree.find_all(nodes.Compare):
         whole = (compare.expr, *(operand.expr for operand in compare.ops))
         for left, operand in zip(whole, compare.ops, strict=False):
             fixed = isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.List | nodes.Tuple)
             if operand.op in ("in", "notin") and not fixed:
-                return False  # a text may be looked for in a constant, which asks the constant
+                return False  # a search for a text in a constant calls the constant's method
     return True
 
 
@@ -209,7 +209,7 @@ def _number(numbers: dict[int, int], value: str) -> int:
 
 
 def _encoded(result: Any, text: str) -> Any:
-    """What a guard compares; None: it is not known what is made of a text."""
+    """The result of an operation, as a guard compares it; None: the result cannot be replayed."""
     if isinstance(result, bool | int):
         return result
     if isinstance(result, list):
@@ -220,7 +220,7 @@ def _encoded(result: Any, text: str) -> Any:
 
 @contextmanager
 def _watched(numbers: dict[int, int]) -> Iterator[dict[Any, Any]]:
-    """Watches what is made of texts: gives (text, operation, arguments) -> what it gives."""
+    """Watches operations on texts. Yields (text, operation, arguments) -> encoded result."""
     guards: dict[Any, Any] = {}
     busy = False
 

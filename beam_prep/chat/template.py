@@ -22,22 +22,22 @@ from beam_prep.chat.trace import SourceSpan
 from beam_prep.chat.turns import Facts, Turn, Turns, accounted
 
 Written = Callable[[Sequence[Message], bool], str | None]
-"""(messages, with a generation prompt) -> their text; None where the template raises."""
+"""(messages, with a generation prompt) -> their text; None if the template raises."""
 
 NOT_SHOWN = (
     "turn_unplaced",
-    "a sample of its block was rendered in another way than transformers does, and renderings of the messages before "
-    "do not show where this turn begins and ends",
+    "in a sample of its block, the rendering differs from transformers', and renderings of the messages before this "
+    "turn do not show where it begins and ends",
 )
 
 
 def turns_by_prefixes(text: str, messages: Sequence[Message], written: Written, tokens: Tokens) -> list[Turn]:
-    """The turns of all messages; those that prefixes do not show are refused.
+    """The turns of all messages. Turns that renderings of prefixes do not show are refused.
 
     Args:
         text: the whole conversation.
-        messages: of it.
-        written: renders.
+        messages: its messages.
+        written: renders messages.
         tokens: the special tokens.
     """
     return [
@@ -57,26 +57,26 @@ def _span(
     if before is None or after is None or not text.startswith(before) or not text.startswith(after):
         return None
     if len(after) <= len(before):
-        return None  # history is written in another way than it was generated
+        return None  # the history is written differently from what was generated
     shown = after[len(before) :].rstrip()
     ends = [token.end() for token in tokens.special.finditer(shown)]
     return len(before), len(before) + (ends[-1] if ends and ends[-1] == len(shown) else len(shown))
 
 
 def _prompted(messages: Sequence[Message], index: int, written: Written) -> bool:
-    """True if the template writes a generation prompt there; without one, prefixes do not say where a turn begins."""
+    """True if the template writes a generation prompt there; without one, prefixes do not show a turn's begin."""
     return written(messages[:index], True) != written(messages[:index], False)
 
 
 def _is_one_of_several(messages: Sequence[Message], index: int) -> bool:
-    """True for one of two answers in a row: where one of them ends is not said by prefixes."""
+    """True for one of two answers in a row: prefixes do not show where one of them ends."""
     return any(
         0 <= other < len(messages) and messages[other]["role"] == "assistant" for other in (index - 1, index + 1)
     )
 
 
 def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], written: Written, tokens: Tokens) -> bool:
-    """True if the spans of an assistant's turn are not what prefixes show, but for blanks."""
+    """True if the spans of an assistant turn differ from those of prefixes by more than blanks."""
     for turn in turns:
         if not is_said(messages[turn.message]):
             continue
@@ -85,7 +85,7 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
             continue
         (first, _), (_, last) = turn.spans[0], turn.spans[-1]
         begins_elsewhere = bool(text[min(first, shown[0]) : max(first, shown[0])].strip())
-        # What stands behind an end token is not the model's.
+        # The model does not write what stands behind an end token.
         ends = {token.end() for token in tokens.special.finditer(text, *shown)}
         if (begins_elsewhere or (shown[1] in ends and last not in ends)) and _prompted(messages, turn.message, written):
             return True
@@ -93,7 +93,7 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
 
 
 def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
-    """Contents that a text does not hold, and calls whose names it does not."""
+    """Contents that are missing in a text, and calls whose names are missing."""
     lost: list[Lost] = []
     for index, message in enumerate(messages):
         content = message.get("content")
@@ -109,7 +109,7 @@ def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
 
 _MOST_FACTS = 256
 _TURNS = 2
-"""The first and the last so many turns of a conversation are compared with what prefixes show."""
+"""Number of turns at each end of a conversation that are compared with renderings of prefixes."""
 _PROBE_TOOLS = [
     {
         "type": "function",
@@ -127,13 +127,13 @@ class RenderedChat(NamedTuple):
     """A rendered conversation.
 
     Attributes:
-        text: as transformers renders it.
+        text: the rendering, as transformers gives it.
         turns: of all messages, in order.
-        not_rendered: what of messages and tools the template did not write.
-        changed: arguments of calls that were given to the template in another form.
-        marked: the spans of assistants are the template's `{% generation %}` blocks.
-        reasoned: messages whose reasoning it wrote.
-        said: what messages say, in order.
+        not_rendered: parts of messages and tools that the template did not write.
+        changed: number of arguments of calls that the template got in another form.
+        marked: the template's `{% generation %}` blocks are the spans of assistants.
+        reasoned: number of messages whose reasoning the template wrote.
+        said: the spans of the messages' own texts, in order.
     """
 
     text: str
@@ -158,7 +158,7 @@ class ChatTemplate:
         source: the template.
         special_tokens: by their names in templates ("bos_token" ...).
         controls: texts of all special tokens.
-        date: the day that `strftime_now` gives, as "2026-11-22".
+        date: the day for `strftime_now`, such as "2026-11-22".
         tool_arguments: the form of the arguments of calls, see `Forms`.
 
     Raises:
@@ -183,23 +183,23 @@ class ChatTemplate:
         return self.with_variables({}).written([for_template(message) for message in messages], False) or ""
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
-        """What renders with these variables."""
+        """A renderer with these variables."""
         return Renderer(self.compiled, self.special_tokens, self.tokens, self.formed, variables)
 
     def formed(self, messages: Sequence[Message]) -> tuple[Sequence[Message], int]:
-        """(the messages in the form that the template takes, how many arguments of calls were changed)."""
+        """(the messages in the form that the template takes, number of changed arguments of calls)."""
         return self.forms.apply([for_template(message) for message in messages])
 
     def render(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
-        """A conversation, rendered once.
+        """Renders a conversation once.
 
         Args:
-            messages: role, content and whatever else the template reads.
-            variables: `tools`, and whatever the template takes besides.
+            messages: role, content and other keys that the template reads.
+            variables: `tools`, and other variables of the template.
 
         Raises:
-            Reject: `template_error`, `template_limit`: the template refuses the messages, fails on them, or makes too
-                much of them; `bad_arguments`: see `Forms`.
+            Reject: `template_error`: the template refuses the messages, or fails on them; `template_limit`: the
+                rendering exceeds a limit; `bad_arguments`: see `Forms`.
         """
         formed, changed = self.formed(messages)
         renderer = self.with_variables(variables)
@@ -211,7 +211,7 @@ class ChatTemplate:
         return RenderedChat(rendering.text, turns, lost, changed, marked, reasoned, rendering.segments)
 
     def replay(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat | None:
-        """The same for a plain chat whose kind came before, without the template; None where it is to be rendered."""
+        """`render` for a plain chat of a known kind, without the template; None: the chat has to be rendered."""
         found = self._replay.find(messages, variables) if are_plain(messages) else None
         if found is None:
             return None
@@ -219,7 +219,7 @@ class ChatTemplate:
         return RenderedChat(text, turns, [], marked=marked)
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
-        """The same in the plain way: transformers' text, and the turns that renderings of prefixes show.
+        """Renders with transformers' function, and takes the turns from renderings of prefixes.
 
         For arguments and errors see `render`.
         """
@@ -230,18 +230,18 @@ class ChatTemplate:
         return RenderedChat(text, turns, not_in(text, formed), changed)
 
     def differs(self, rendered: RenderedChat, messages: Sequence[Message], /, **variables: Any) -> bool:
-        """True if transformers renders another text, or its renderings of prefixes show other turns."""
+        """True if transformers renders another text, or renderings of prefixes show other turns."""
         formed, renderer = self.formed(messages)[0], self.with_variables(variables)
         if rendered.text != renderer.text(formed):
             return True
         if rendered.marked or not self.generation_prompt(**variables):
             return False
         answers = [turn for turn in rendered.turns if turn.spans and formed[turn.message]["role"] == "assistant"]
-        some = answers if len(answers) <= 2 * _TURNS else [*answers[:_TURNS], *answers[-_TURNS:]]
-        return contradict(rendered.text, some, formed, renderer.written, self.tokens)
+        sampled = answers if len(answers) <= 2 * _TURNS else [*answers[:_TURNS], *answers[-_TURNS:]]
+        return contradict(rendered.text, sampled, formed, renderer.written, self.tokens)
 
     def generation_prompt(self, /, **variables: Any) -> str:
-        """The generation prompt behind a question; "" where the template has none."""
+        """The generation prompt behind a question; "" if the template has none."""
         return next(iter(self.facts(variables).prompts), "")
 
     def text(self, messages: Sequence[Message], /, add_generation_prompt: bool = False, **variables: Any) -> str:
@@ -252,16 +252,16 @@ class ChatTemplate:
         return self.with_variables(variables).text(self.formed(messages)[0], add_generation_prompt)
 
     def said(self, messages: Sequence[Message], /, **variables: Any) -> Sequence[SourceSpan]:
-        """What messages say in their text, in order. For arguments and errors see `render`."""
+        """The spans of the messages' own texts, in order. For arguments and errors see `render`."""
         return self.with_variables(variables).run(self.formed(messages)[0]).segments
 
     def with_answer(self, content: str) -> str | None:
-        """A conversation in which the assistant says this twice; None: the template does not take it."""
+        """A conversation in which the assistant says this twice; None: the template refuses it."""
         turns: list[Message] = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": content}]
         return self.with_variables({}).written(self.formed([*turns, *turns])[0], False)
 
     def facts(self, variables: Mapping[str, Any]) -> Facts:
-        """What is known of the template with these variables."""
+        """The facts of the template with these variables."""
         has_tools = bool(variables.get("tools"))
         others = sorted((name, value) for name, value in variables.items() if name != "tools")
         try:

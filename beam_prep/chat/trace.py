@@ -1,4 +1,4 @@
-"""One rendering: its text, which message says which of its characters, and where each message's own text stands."""
+"""One rendering: its text, which message each character comes from, and where each message's own text stands."""
 
 import bisect
 import itertools
@@ -8,16 +8,16 @@ from typing import NamedTuple
 from beam_prep.chat.origins import MIXED, NAME, TOOLS, Text
 
 END = 1 << 60
-"""Behind all characters."""
+"""A place behind all characters."""
 
 
 class SourceSpan(NamedTuple):
-    """Characters that a message says.
+    """Characters that come from a message.
 
     Attributes:
         begin, end: the characters.
         index, keys: see `Origin`.
-        owner: the message that was at work when they were written; -1: not known.
+        owner: the message that the template was rendering when it wrote them; -1: unknown.
     """
 
     begin: int
@@ -35,9 +35,9 @@ class Trace(NamedTuple):
     """A rendering.
 
     Attributes:
-        text: all of it.
-        segments: what messages and tools say, in order.
-        marks: (character, message): from there on the message is at work.
+        text: the whole text.
+        segments: spans of texts of messages and tools, in order.
+        marks: (character, message): from there on, the template renders this message.
         generation: (character, GENERATION_BEGINS or GENERATION_ENDS): borders of `{% generation %}` blocks.
     """
 
@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
 
 def trace(pieces: Sequence[str]) -> Trace:
-    """The trace of what a template yields."""
+    """The trace of the strings that a template yields."""
     segments: list[SourceSpan] = []
     marks: list[tuple[int, int]] = []
     generation: list[tuple[int, int]] = []
@@ -71,7 +71,7 @@ def trace(pieces: Sequence[str]) -> Trace:
             else:
                 owner = index
                 if marks and marks[-1][0] == at:
-                    marks.pop()  # the one before wrote nothing
+                    marks.pop()  # nothing was written for the previous mark
                 if not marks or marks[-1][1] != owner:
                     marks.append((at, owner))
     return Trace("".join(pieces), segments, marks, generation)
@@ -81,15 +81,15 @@ Said = tuple[int, tuple[str, ...], bool]
 
 
 class TurnPlace(NamedTuple):
-    """Where a message's own text stands: between `after` and `before` no other message says anything.
+    """The place of a message's own text. Between `after` and `before`, no other message says anything.
 
     Attributes:
         after, begin, end, before: characters; the own text is [begin, end).
-        said: what was said last, up to `after`: how many messages before, its keys, and whether this turn says it
-            again; None: nothing.
-        apart: why it is no turn, "" where it is one.
-        goes_on: where more of it stands, behind what others say while it is at work.
-        again: it is written a second time within, and no loop says whose turn that is.
+        said: what was said last before `after`: (how many messages earlier, its keys, whether this turn repeats it);
+            None: nothing.
+        apart: why the text is not one turn; "" if it is.
+        goes_on: the places of the rest of its text, behind other messages' texts within the turn.
+        again: the text is repeated within the turn, and no loop shows whose turn that is.
     """
 
     after: int
@@ -103,12 +103,12 @@ class TurnPlace(NamedTuple):
 
     @property
     def pieces(self) -> tuple["TurnPlace", ...]:
-        """All places of its text."""
+        """All places of the message's text."""
         return (self, *self.goes_on)
 
 
 def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, TurnPlace]:
-    """Message -> its place, of those that are there."""
+    """Message -> the place of its text. Messages without a place are left out."""
     own: dict[int, list[int]] = {index: [] for index in wanted}
     for order, segment in enumerate(rendering.segments):
         if segment[2] in own:
@@ -122,18 +122,18 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, TurnPlace]:
 
 
 def says(rendering: Trace, segment: SourceSpan) -> bool:
-    """Whether it is more than blanks."""
+    """Whether a segment is more than blanks."""
     begin, end = segment[:2]
     return end > begin and not rendering.text[begin:end].isspace()
 
 
 def said(segment: SourceSpan, index: int) -> Said:
-    """What a segment says, as seen from a later message."""
+    """What a segment says, relative to a later message."""
     return index - segment.index if segment.index >= 0 else segment.index, segment.keys, False
 
 
 def _said_before(segments: list[SourceSpan], before: int, index: int) -> Said | None:
-    """What is said last before a message's text."""
+    """What was said last before a message's text."""
     if before < 0:
         return None
     last = segments[before]
@@ -148,9 +148,9 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
     if not orders or segments[orders[0]].keys == NAME:
         return None
     if len(orders) == 1:
-        return _place_of(rendering, orders, index)  # as most are
-    # What is written again while another message is at work is not the turn's, as a tool's name is at the head of its
-    # results, or all of a message in the next header.
+        return _place_of(rendering, orders, index)  # the most frequent case
+    # Text that the template repeats while it renders another message is not part of the turn: a tool's name at the head
+    # of its results, or a whole message in the next header.
     mine = [k for k in orders if segments[k].owner == index] or orders
     apart, goes_on = "", []
     if len(mine) < len(orders):
@@ -175,7 +175,7 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
 
 
 def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[list[int]]:
-    """A message's segments, apart where another says something between them."""
+    """A message's segments, split where another message says something between them."""
     if orders[-1] - orders[0] < len(orders):
         return [orders]
     pieces = [orders[:1]]
@@ -194,7 +194,7 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> TurnPlace:
         before -= 1
     while behind < len(segments) and (segments[behind].index == index or not says(rendering, segments[behind])):
         behind += 1
-    # A tool's name is written again at the head of its results.
+    # A tool's name is repeated at the head of its results.
     while (
         len(piece) > 1
         and _is_name(segments[piece[-1]])
@@ -215,7 +215,7 @@ def _is_name(segment: SourceSpan) -> bool:
 
 
 def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
-    """The place of a message that says nothing, by what the template writes while it is at work."""
+    """The place of a message that says nothing, from what the template writes while it renders the message."""
     marks, segments = rendering.marks, rendering.segments
     at = next((k for k, (_, who) in enumerate(marks) if who == index), None)
     if at is None:
@@ -230,6 +230,6 @@ def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
 
 
 def spoken_by_others(rendering: Trace, index: int, at: int) -> SourceSpan | None:
-    """The first characters from a place on that another message says."""
+    """The first span behind a place that comes from another message."""
     later = itertools.islice(rendering.segments, bisect.bisect_left(rendering.segments, (at,)), None)
     return next((each for each in later if each.end > each.begin and each.index != index), None)

@@ -1,16 +1,16 @@
 """Where the span of each message begins and ends: the one rule of what is trained.
 
-At inference the model is given the rendering up to the generation prompt, and writes all from there to the token that
-ends its turn. So of each assistant turn everything behind the generation prompt (or behind as much of it as the
-template wrote there) up to and including its end token is trained, the template's own words among it. Refused is only
-what contradicts this: a turn in several places, another message's text within it, a header that is not the prompt's,
-an end that cannot be told.
+At inference, the model gets the rendering up to the generation prompt, and writes everything from there to the token
+that ends its turn. So the span of an assistant turn begins behind the generation prompt (or behind the part of the
+prompt that the template wrote there), and ends behind its end token. Words of the template in between are trained, too.
+A turn is refused only if it contradicts this: its text stands in several places, another message's text stands within
+it, its header is not the generation prompt's, or its end is ambiguous.
 
-What decides is a function of the template, its variables and the record alone. `Facts` are constants that probe
-conversations show of a template: they save renderings of the record's own beginning. Where the record has another
-constant, its own beginning is rendered.
+The spans are a function of the template, its variables and the record alone. `Facts` are constants of a template, found
+by rendering probe conversations; they save renderings of the record's prefixes. Where a record has another constant,
+the record's own prefix is rendered.
 
-Messages of other roles begin with their own text, and end with the end token that follows it.
+The span of a message of another role begins with its text, and ends with the end token that follows.
 """
 
 import bisect
@@ -29,25 +29,25 @@ from beam_prep.data.block import Reject
 from beam_prep.data.reasons import Reason
 
 PLAIN = "Plainly."
-"""A plain answer."""
+"""The text of a plain answer."""
 
 Ranges = tuple[tuple[int, int], ...]
 RAISED = (*RAISED_BY_TEMPLATES, Reject)
 
 _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
-"""An opening of the reasoning, of a prompt."""
+"""Tags that open the reasoning in a generation prompt."""
 _WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
 _SEVERAL_WORDS = re.compile(r"\w\W+\w")
 
 
 class Turn(NamedTuple):
-    """What can be trained of a message.
+    """The trained spans of a message.
 
     Attributes:
         message: its index.
-        spans: characters; none where it says nothing, or is refused.
-        reason: why it is refused, as (reason, message); None where it is not.
-        rule: what the rule trains, where `{% generation %}` marks say what is trained.
+        spans: of characters; empty if the message is empty or refused.
+        reason: (reason, message) if the message is refused, else None.
+        rule: the spans by the rule, if `{% generation %}` marks decide what is trained.
     """
 
     message: int
@@ -57,14 +57,14 @@ class Turn(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands between the last that was said and where the model begins to write.
+    """The text between the last message's text and the place where the model begins to write.
 
     Attributes:
-        text: all of it; "" where the prompt itself says again what a message said.
-        closing: how much of it the template writes without a generation prompt.
-        prompted: it is a generation prompt's, and not what stands before a plain answer of a template without prompts.
-        whole: the rendering that it ends.
-        said: what was said before it.
+        text: the header; "" if the generation prompt repeats a message's text.
+        closing: characters of `text` that the template writes without a generation prompt, too.
+        prompted: True: a generation prompt; False: the text before a plain answer, of a template without prompts.
+        whole: the rendering up to the end of the header.
+        said: what was said before the header.
     """
 
     text: str
@@ -83,18 +83,19 @@ class Refused(Exception):
 
 
 class Facts:
-    """Constants that probe conversations show of a template, with some variables, and with tools or without.
+    """Constants of a template with given variables, and with or without tools, found with probe conversations.
 
     Attributes:
-        openings: tokens that a rendering begins with: they end no turn.
-        headers: tokens that stand before answers alone, where no prompt is known: one may always be written.
-        closers: tokens that prompts begin with, and that end what is before all the same.
+        openings: tokens that begin a rendering: they end no turn.
+        headers: tokens that stand only before answers, of a template whose prompt is unknown: one may always be there.
+        closers: tokens that begin prompts, but end the turn before the prompt.
         prompts: generation prompts.
-        plain_end: the special tokens that end a plain answer; None: they cannot be told.
-        gaps: (what was said before, constant before a turn's own text) -> how much of that is not trained, and what
-            of prompts history lacks there.
-        cuts: (constant behind a text, it goes on) -> how much of it the model writes, before others speak in its turn.
-        learning: the probes are being looked at.
+        plain_end: the special tokens that end a plain answer; None: unknown.
+        gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
+            trained, the rests of prompts that the history leaves out there).
+        cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
+            another message speaks within the turn.
+        learning: True while the probes are rendered.
     """
 
     def __init__(self, renderer: Renderer) -> None:
@@ -116,7 +117,7 @@ class Facts:
             except RAISED:
                 continue  # the template does not take it
         for messages, rendering in rendered:
-            if messages[0]["role"] != "assistant":  # whose header is the prompt
+            if messages[0]["role"] != "assistant":  # an assistant's header is the prompt
                 begin = self.tokens.only_special.match(rendering.text)
                 first = [token for token in self.tokens.special.findall(begin[0] if begin else "") if token != bos]
                 self.openings |= frozenset(first[:1]) - {eos}
@@ -141,10 +142,10 @@ class Facts:
             return
 
     def _learn_around(self, rendered: list[tuple[list[Message], Trace]], eos: str | None) -> None:
-        """What stands before and behind answers.
+        """Learns constants from the text before and behind answers.
 
-        A token that begins prompts of several, and stands behind answers too, ends a turn. Where no prompt is known, a
-        token that stands before answers alone is a header's.
+        A token that begins a prompt of several tokens, and also stands behind answers, ends a turn. If no prompt is
+        known, a token that stands only before answers belongs to the header.
         """
         special, before, behind, last = self.tokens.special, list[str](), list[str](), list[str]()
         for messages, rendering in rendered:
@@ -160,13 +161,13 @@ class Facts:
                     behind.append(tail)
         if not self.prompts:
             self.headers = frozenset(special.findall(" ".join(before)))
-            ending = [token[0] for token in map(special.search, last) if token]  # a prompt may be written behind it
+            ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
         for tail in behind:
             if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
                 continue
             begun = [prompt.lstrip() for prompt in self.prompts if prompt.lstrip().startswith(first[0])]
-            # With words behind it, it begins a header.
+            # Before words, the token begins a header; before another token, it ends a turn.
             if any(special.match(prompt[len(first[0]) :].lstrip()) for prompt in begun):
                 self.closers |= {first[0]}
         if self.plain_end is None and last:
@@ -181,23 +182,23 @@ class Facts:
         return tail[begin:end]
 
     def opens(self, token: str) -> bool:
-        """Whether it begins a text or a turn."""
+        """Whether the token begins a rendering or a turn."""
         return (token in self.openings | self.headers or self.is_prompts(token)) and token not in self.closers
 
     def is_prompts(self, token: str) -> bool:
-        """Whether it stands in a prompt, and ends nothing."""
+        """Whether the token stands in a prompt, and ends no turn."""
         return token not in self.closers and any(token in prompt for prompt in self.prompts)
 
     def lacking(self, before: str) -> tuple[str, ...]:
-        """How prompts go on behind a text that ends with as much of them as history has."""
+        """The rest of each prompt behind `before`, which may end with the first part of the prompt."""
         shared = ((prompt, range(len(prompt) + 1)) for prompt in self.prompts)
         found = (prompt[max(k for k in many if before.endswith(prompt[:k])) :] for prompt, many in shared)
         return tuple(filter(None, found))
 
     def end_in(self, tail: str, calls: bool, plain: str | None) -> int | None:
-        """Where a turn ends in what the template writes behind its text; None: no token in it ends a turn.
+        """The end of a turn in the text behind the message's text; None: no token there ends a turn.
 
-        Behind calls may stand tokens that end a call; so there a plain answer's end counts, or the last token.
+        Tokens that end a call may stand behind calls. So there, the end of a plain answer counts, or the last token.
         """
         if calls and plain and plain in tail:
             return tail.find(plain) + len(plain)
@@ -206,7 +207,7 @@ class Facts:
         return next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
 
     def _runs(self, text: str) -> Iterator[tuple[int, int]]:
-        """Special tokens that follow one another at once, up to where the first comes again, or one opens."""
+        """Runs of adjacent special tokens. A run ends where its first token comes again, or where one opens a turn."""
         begin = end = -1
         for token in self.tokens.special.finditer(text):
             opens = self.opens(token[0])
@@ -214,17 +215,17 @@ class Facts:
                 yield begin, end
                 begin = -1
             if opens:
-                return  # what stands behind it is another turn
+                return  # the next turn begins here
             begin, end = token.start() if begin < 0 else begin, token.end()
         if begin >= 0:
             yield begin, end
 
 
 def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
-    """The header of the answer that follows some messages, by rendering them with and without a generation prompt.
+    """The header of the answer that would follow the messages: renders them with and without a generation prompt.
 
     Raises:
-        Refused: the template has no prompt, and a plain answer does not show it either.
+        Refused: the template has no prompt, and a plain answer shows no header.
     """
     closed, asked = (renderer.run(messages, prompt) for prompt in (False, True))
     last = said(asked.segments[-1], len(messages)) if asked.segments else None
@@ -238,17 +239,17 @@ def header_of(renderer: Renderer, messages: Sequence[Message]) -> Header:
 
 
 def plain_header(renderer: Renderer, messages: Sequence[Message], closed: str, last: Any) -> Header:
-    """What stands before a plain answer: the header, if no prompt is written, or but a blank one that is not there."""
+    """The text before a plain answer: for templates without a prompt, and for prompts that are blank."""
     plain, place = plain_answer(renderer, messages)
     if place.said != last or place.end - place.begin > len(PLAIN):
-        raise Refused("turn_begin", "a plain answer is not written behind what was said last")
+        raise Refused("turn_begin", "the template does not write a plain answer behind the last message")
     before = plain.text[place.after : place.begin]
     closing = renderer.tokens.whole(before, 0, shared(closed, before))
     return Header(before, closing, False, plain.text[: place.begin], place.said)
 
 
 def plain_answer(renderer: Renderer, messages: Sequence[Message]) -> tuple[Trace, TurnPlace]:
-    """The rendering of some messages and a plain answer, and the place of that."""
+    """The rendering of the messages and a plain answer, and the place of the answer."""
     answer, _ = renderer.formed([{"role": "assistant", "content": PLAIN}])
     rendering = renderer.run([*messages, *answer])
     place = places(rendering, (len(messages),)).get(len(messages))
@@ -261,13 +262,13 @@ class Turns:
     """The turns of one rendering.
 
     Args:
-        renderer: of the rendering.
+        renderer: the renderer that made it.
         facts: of the template with these variables.
-        rendering, messages: the rendering, and what was rendered.
+        rendering, messages: the rendering, and the messages that were rendered.
 
     Attributes:
-        places: of all messages.
-        by_facts: no beginning of the record itself had to be rendered.
+        places: message index -> place of the message.
+        by_facts: True if no prefix of the record had to be rendered.
     """
 
     def __init__(self, renderer: Renderer, facts: Facts, rendering: Trace, messages: Sequence[Message]) -> None:
@@ -277,7 +278,7 @@ class Turns:
         self.by_facts = True
 
     def all(self) -> list[Turn]:
-        """All messages, in order."""
+        """The turns of all messages, in order."""
         found: list[Turn] = []
         for index, message in enumerate(self._messages):
             spans: Ranges = ()
@@ -289,7 +290,7 @@ class Turns:
                 else:
                     spans = self._spans_of_other(index)
             except Refused as refused:
-                if self.places[index].end > self.places[index].begin:  # else nothing is lost
+                if self.places[index].end > self.places[index].begin:  # an empty message loses nothing
                     reason = refused.reason, str(refused)
             if self._trace.generation and message["role"] == "assistant":
                 found.append(Turn(index, self._marked(index), None, spans))
@@ -298,7 +299,7 @@ class Turns:
         return found
 
     def _spans(self, index: int, before: Turn | None) -> Ranges:
-        """The spans of an assistant's message."""
+        """The spans of an assistant message."""
         place = self.places.get(index)
         if place is None:
             return ()
@@ -322,7 +323,7 @@ class Turns:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
         if place.again:
             raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
-        stop = min(self._at_work_until(index, place.end), place.before, len(self._trace.text))
+        stop = min(self._next_mark(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
         end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
         if end is None:
@@ -331,32 +332,32 @@ class Turns:
         more = len(eos) if eos and end[0] != eos and tail.startswith(eos, end.end()) else 0
         return ((place.begin, place.end + end.end() + more),)
 
-    def _at_work_until(self, index: int, at: int) -> int:
-        """Up to where a message is at work behind a place; far away where no marks tell."""
+    def _next_mark(self, index: int, at: int) -> int:
+        """Where the next message's mark begins behind a place; the end of the rendering if there is none."""
         marks, k = self._trace.marks, self._first_mark(at)
-        k += k < len(marks) and marks[k][1] == index  # the next one is another's
+        k += k < len(marks) and marks[k][1] == index  # skip a mark of the same message
         return marks[k][0] if k < len(marks) else len(self._trace.text)
 
     # Begins
 
     def _begin(self, index: int, place: TurnPlace, before: Turn | None) -> int:
-        """Where the model begins to write."""
+        """Where the model begins to write in this turn."""
         text, at, facts = self._trace.text, place.after, self._facts
         previous = self._messages[index - 1] if index else {}
         gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
         if gap in facts.gaps:
             begin = at + facts.gaps[gap][0]
-            if not text.startswith(facts.gaps[gap][1], begin):  # else its own text begins as the prompt goes on
+            if not text.startswith(facts.gaps[gap][1], begin):  # otherwise the text begins like the rest of a prompt
                 return begin
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
-        by_header = by_header and not (place.said and place.said[2])  # else the header stands before what is said again
+        by_header = by_header and not (place.said and place.said[2])  # otherwise a repeated text follows the header
         if facts.learning and by_header and at <= begin <= place.begin < place.end:
             facts.gaps[gap] = begin - at, facts.lacking(text[:begin])
         return begin
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
-        """(where, the header shows it) by rendering the messages before."""
+        """(begin, True if the header shows it), by rendering the messages before this one."""
         text = self._trace.text
         try:
             given = self._renderer, self._messages[:index]
@@ -364,36 +365,36 @@ class Turns:
             by_prefix = found.prompted and text.startswith(found.whole)
             if found.text and found.prompted and not by_prefix and not found.text[found.closing :].strip():
                 found = plain_header(*given, found.text[: found.closing], found.said)
-        except (*RAISED, Refused):  # the template does not take this beginning of a conversation
+        except (*RAISED, Refused):  # the template does not take this prefix
             return self._by_prompt(place), False
         if by_prefix:
             self._check_alone(index, len(found.whole), place.begin)
             return len(found.whole), True
         if not found.text and found.prompted:
-            raise Refused("turn_begin", f"the prompt says again what a message said: {found.whole[-60:]!r}")
+            raise Refused("turn_begin", f"the generation prompt repeats a message's text: {found.whole[-60:]!r}")
         always = found.text[: found.closing] + _blanks(found.text, found.closing)
         if not found.prompted and self._facts.headers.intersection(self._tokens.special.findall(always)):
             found = found._replace(text=always)
         if self._facts.prompts and not found.prompted:
-            with contextlib.suppress(Refused):  # none is written here, but may be in history
+            with contextlib.suppress(Refused):  # no prompt is written here, but the history may have one
                 return self._by_prompt(place), False
-        # Else something is said before it that the prompt does not show.
+        # If `said` differs, a text stands before the turn that the prompt does not have.
         begin = self._behind(found, place) if found.said == place.said else None
         by_header = begin is not None
         if begin is None:
             headed = found.text[found.closing :].strip() in text[place.after : min(place.before, len(text))]
             ended = before.spans[-1][1] if before is not None and before.spans and not headed else None
             if ended is not None and not text[ended : place.begin].strip():
-                return ended, False  # one turn that several messages say
+                return ended, False  # several messages share one turn
             begin = self._by_prompt(place, found)
         self._check_name(index, begin, place.begin)
         return begin, by_header
 
     def _behind(self, header: Header, place: TurnPlace) -> int | None:
-        """Behind the header, if the template wrote it, or as much of it as history has.
+        """Behind the header, or behind the part of it that the history has; None if the header is not there.
 
-        Blanks may be others, and what is left of a prompt when something else follows may be but an opening of the
-        reasoning.
+        White space may differ. If the history has another text instead of the rest of a prompt, that rest may only be
+        the opening of the reasoning.
         """
         tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", False
         until = place.begin if place.end > place.begin else len(text)
@@ -418,19 +419,19 @@ class Turns:
         matched = header.text[header.closing : done].strip()
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
-            return None  # the prompt stands further on
+            return None  # the prompt stands further behind
         said = [each for each in self._trace.segments if place.begin <= each.begin < place.end]
-        pairs = ((one, other) for one, other in itertools.pairwise(said) if one.keys == other.keys)  # said twice
+        pairs = ((one, other) for one, other in itertools.pairwise(said) if one.keys == other.keys)  # repeated texts
         constants = (text[one.end : other.begin] for one, other in pairs)
         if left in text[begin : place.begin] or any(left in constant for constant in constants):
-            return None  # something stands within the header
-        if not header.prompted:  # no more is the header's than what is written without an answer
-            same_end = shared(left[::-1], text[begin : place.begin].rstrip()[::-1])  # how they end
+            return None  # something else stands within the header
+        if not header.prompted:  # the header is only what the template writes without an answer
+            same_end = shared(left[::-1], text[begin : place.begin].rstrip()[::-1])  # length of the common suffix
             return begin if done == closing and not _WORD.search(left, len(left) - same_end) else None
         if done > closing and opened and self._names_turn(matched):
-            return begin  # what the prompt opens, and history lacks
+            return begin  # the prompt opens this, and the history leaves it out
         if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, place.begin):
-            # An opening of the reasoning may be missing altogether, where what stands instead says no other word.
+            # The opening of the reasoning may be missing if the text in its place has no other word.
             instead, lacking = set(_WORDS.findall(text, begin, place.begin)), set(_WORDS.findall(left))
             alike = not tokens.special.search(left) or tokens.special.search(text, begin, place.begin)
             if instead <= lacking and alike:
@@ -438,7 +439,7 @@ class Turns:
         return None
 
     def _names_turn(self, header: str) -> bool:
-        """Whether a piece of a prompt stands before no message of another role: then it is all of the header."""
+        """Whether a part of a prompt stands before no message of another role: then it is the whole header."""
         at, marks = 0, {index: begin for begin, index in reversed(self._trace.marks)}
         for segment in self._trace.segments:
             begin = max(at, marks.get(segment.index, 0))
@@ -449,7 +450,7 @@ class Turns:
         return True
 
     def _by_prompt(self, place: TurnPlace, found: Header | None = None) -> int:
-        """Behind a prompt that stands but once before the own text: what is before that is not the model's to write."""
+        """Behind a prompt that stands once before the message's text: the model does not write what is before it."""
         text = self._trace.text
         if found is not None:
             prompts = [found.text[found.closing :]]
@@ -464,12 +465,12 @@ class Turns:
             if once and self._tokens.whole(text, place.after, end) == end:
                 return end
         known = f"the generation prompt is {found.text[-60:]!r}" if found else "no generation prompt is known here"
-        raise Refused("turn_begin", f"before it stands {text[place.after : place.begin][-60:]!r}, and {known}")
+        raise Refused("turn_begin", f"found {text[place.after : place.begin][-60:]!r} before its text, and {known}")
 
     def _goes_on(self, place: TurnPlace) -> int:
-        """Where the model goes on behind what another says within its turn.
+        """Where the model goes on after another message's text within its turn.
 
-        Behind a prompt, or at the text if a single token ends what the other says.
+        This is behind a prompt, or at the model's text if a single token ends the other message's text.
         """
         try:
             return self._by_prompt(place)
@@ -479,29 +480,29 @@ class Turns:
             if tokens and tokens[-1].end() == place.begin and alone:
                 return place.begin
             between = self._trace.text[place.after : place.begin][-60:]
-            message = f"where it goes on behind what another message says cannot be told: {between!r}"
+            message = f"where the turn goes on after another message's text cannot be told: {between!r}"
             raise Refused("turn_begin", message) from None
 
     # Checks
 
     def _check_one_turn(self, begin: int, stop: int) -> None:
-        """What ends a plain answer, or EOS, may stand before the end of its text only in what is said there."""
+        """Raises if the template writes the end of a plain answer, or EOS, before the end of the turn's text."""
         end = self._facts.plain_end or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
-                raise Refused("turn_apart", f"before the end of its text stands what ends a turn: {end!r}")
+                raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
             at = self._trace.text.find(end, at + 1, stop)
 
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
-        """Behind the prompt no other message may say anything."""
+        """Raises if another message says something between the prompt and the text."""
         for each in self._trace.segments:
             said = self._trace.text[max(each.begin, begin) : min(each.end, stop)]
             if each.index != index and said.strip():
                 raise Refused("turn_apart", f"within the turn stands {each}: {said[:40]!r}")
 
     def _check_name(self, index: int, begin: int, stop: int) -> None:
-        """A name is the header's, where that is not the prompt's."""
+        """Raises if the message's name stands behind the prompt: it belongs to the header."""
         for each in self._trace.segments:
             if each.index == index and each.keys == NAME and begin <= each.begin < stop:
                 name = self._trace.text[each.begin : each.end]
@@ -516,22 +517,22 @@ class Turns:
         stop = self._tail_end(index, place, at)
         behind = spoken_by_others(self._trace, index, at) if stop == place.before else None
         if behind is not None and (behind.begin != stop or behind.owner not in (index, -1)):
-            behind = None  # it speaks in a turn of its own
+            behind = None  # it speaks in another turn
         if behind is not None:
             stop = self._end_before_others(index, place, at, behind, stop)
         tail, plain = text[at:stop], facts.plain_end or ""
-        silent = plain != "" and plain in tail and place.begin == place.end  # then its header may hold tokens, too
+        silent = plain != "" and plain in tail and place.begin == place.end  # then the header may hold tokens, too
         end = facts.end_in(tail, calls or silent, plain if calls or silent else None)
         if end is not None:
             own_words = tokens.special.sub("", tail[:end])
-            if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # nothing shows whose they are
-                raise Refused("turn_end", f"before its end stand words of the template's own: {own_words[:40]!r}")
+            if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # the model may not write them
+                raise Refused("turn_end", f"the template writes words before the end of the turn: {own_words[:40]!r}")
             return at + end
         if behind is not None and behind.begin == stop:
             raise Refused("turn_end", f"before its end stands {behind}: {text[behind.begin : behind.end][:40]!r}")
         openings = list(tokens.special.finditer(text, at, stop))
         if not all(facts.opens(token[0]) for token in openings):
-            raise Refused("turn_end", f"within the turn stands what begins one: {openings[0][0]!r}")
+            raise Refused("turn_end", f"a token that begins a turn stands within the turn: {openings[0][0]!r}")
         head, following = stop + len(_blanks(text, stop)), self.places.get(index + 1)  # of the next turn
         if facts.plain_end:
             if text.startswith(facts.plain_end, head, place.before):
@@ -540,14 +541,14 @@ class Turns:
             token = tokens.special.match(text, head, place.before)
             known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
             if token is not None and not known and self._messages[index + 1]["role"] != "assistant":
-                return token.end()  # it is what stops the model
+                return token.end()  # this token stops the model
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         return at + len(text[at:opening].rstrip())
 
     def _end_before_others(self, index: int, place: TurnPlace, at: int, behind: SourceSpan, stop: int) -> int:
-        """Up to where the template writes of a turn before another speaks within it.
+        """Where the template's own text of a turn ends, before another message speaks within the turn.
 
-        Cut off before that, the conversation shows what the model writes.
+        The conversation, cut off before that message, shows what the model writes.
         """
         facts = self._facts
         later = (each.begin for each in self._trace.segments if each.begin >= place.end and each.end > each.begin)
@@ -562,7 +563,7 @@ class Turns:
         return cut
 
     def _tail_end(self, index: int, place: TurnPlace, at: int) -> int:
-        """Up to where the template writes for a message."""
+        """The end of what the template writes for a message."""
         marks, limit = self._trace.marks, min(place.before, len(self._trace.text))
         k = self._first_mark(at)
         owner = marks[k - 1][1] if k else -1
@@ -579,23 +580,23 @@ class Turns:
         return bisect.bisect_left(self._trace.marks, (at,))
 
     def _cut_end(self, count: int, index: int, place: TurnPlace, at: int) -> int:
-        """The same, by a rendering of the first messages only."""
+        """See `_tail_end`; found by rendering only the first messages."""
         try:
             cut = self._renderer.run(self._messages[:count])
         except RAISED:
-            message = "its end cannot be told: the template does not take the conversation up to it"
+            message = "its end cannot be told: the template does not render the conversation up to this turn"
             raise Refused("turn_end", message) from None
         shown, text = places(cut, (index,)).get(index), self._trace.text
         for piece in shown.pieces if shown else ():
-            # Reasoning may stand before it that history lacks.
+            # Reasoning that the history leaves out may stand before the text.
             there = cut.text.find(text[place.begin : place.end], piece.begin)
             if there >= 0:
                 common = shared(text[place.begin : place.before], cut.text[there:])
                 return self._tokens.whole(text, at, max(at, place.begin + common))
-        raise Refused("turn_end", "its end cannot be told: cut off behind it, the conversation does not show it")
+        raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")
 
     def _marked(self, index: int) -> Ranges:
-        """What `{% generation %}` marks of a message; a block may hold what several messages say."""
+        """The ranges of a message that `{% generation %}` marks; one block may hold the texts of several messages."""
         place, begin = self.places.get(index), 0
         found: list[tuple[int, int]] = []
         for at, what in self._trace.generation:
@@ -603,10 +604,10 @@ class Turns:
                 begin = at
                 continue
             k = self._first_mark(at)
-            at_work = self.places.get(self._trace.marks[k - 1][1]) if k else place
-            if at_work is not place and (at_work is None or at_work.begin == at_work.end):
-                continue  # it is of a message that says nothing
-            own = at_work is place or at_work is None or not begin <= at_work.begin <= at_work.end <= at
+            current = self.places.get(self._trace.marks[k - 1][1]) if k else place
+            if current is not place and (current is None or current.begin == current.end):
+                continue  # the block belongs to a message that says nothing
+            own = current is place or current is None or not begin <= current.begin <= current.end <= at
             for piece in place.pieces if place else ():
                 within = own and piece.after <= begin < at <= piece.before
                 if within or (begin < piece.end and piece.begin < at):
@@ -615,7 +616,7 @@ class Turns:
 
 
 def shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -632,11 +633,11 @@ def _within_word(text: str, at: int) -> bool:
     return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
 
 
-UNPLACED = "turn_unplaced", "it is written, and where is not known"
+UNPLACED = "turn_unplaced", "the template writes it, but where is not known"
 
 
 def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) -> list[Turn]:
-    """The turns, those refused of which nothing is known: each message is in a span, refused, or not written."""
+    """The turns; a turn without span or reason is refused, unless its message is empty or not written."""
     return [
         turn
         if turn.spans or turn.rule or turn.reason or turn.message in lost or not is_said(messages[turn.message])
@@ -685,4 +686,4 @@ def _probes() -> Iterator[list[Message]]:
 
 
 PROBES = tuple(_probes())
-"""Conversations that a template is looked at with."""
+"""Conversations that a template is probed with."""

@@ -1,4 +1,4 @@
-"""A block: everything that came from one split of the input, and its ledger: what became of every line."""
+"""A block: the records of one split of the input, and its ledger: the outcome of every line."""
 
 import functools
 import gc
@@ -28,7 +28,7 @@ def sample(digest: str, count: int, limit: int) -> Array:
 
 
 def drawn(of: int, count: int, first: bool = False, seed: int = 0) -> Array:
-    """int64, ascending: `count` of the numbers below `of`, always those of the seed; with `first`, 0 is one of them."""
+    """int64, ascending: `count` numbers below `of`, the same for the same seed; with `first`, 0 is one of them."""
     found = np.random.default_rng(seed).choice(of, min(of, count), replace=False)
     if first and count and 0 not in found:
         found[0] = 0
@@ -37,10 +37,10 @@ def drawn(of: int, count: int, first: bool = False, seed: int = 0) -> Array:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Around code that makes many objects which the block keeps.
+    """Turns the garbage collector off around code that makes many objects which the block keeps.
 
-    The collector would look through all objects of a block again and again: it takes half of the time of parsing, and
-    a third of that of rendering.
+    The collector would scan all objects of a block again and again: half of the time of parsing, and a third of the
+    time of rendering.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -52,18 +52,18 @@ def without_collector() -> Iterator[None]:
 
 
 COLLECTION = "records"
-"""In place of a file: the records of a collection, in the order of their digests. No file has them."""
+"""The path of records that come from a collection and not from a file, in the order of their digests."""
 
 
 def at_offset(path: str, offset: int, by_row: bool) -> str:
-    """A file, and where a record begins in it, for messages.
+    """A file, and where a record begins in the file, for messages.
 
     >>> at_offset("a.jsonl", 1200, by_row=False), at_offset("a.parquet", 3, by_row=True)
     ('a.jsonl (byte offset 1200)', 'a.parquet (row 4)')
 
     Args:
         path: of the file.
-        offset: bytes of its content; or the records before this one.
+        offset: bytes of content before the record; `by_row`: records before it.
         by_row: offsets count records, see `Ledger`.
     """
     return f"{path} (row {offset + 1})" if by_row else f"{path} (byte offset {offset})"
@@ -73,25 +73,25 @@ OutcomeKind = Literal["blank", "dropped", "rejected"]
 
 ALIVE = 0
 MICROSECONDS = "microseconds: "
-"""Prefix of the entries of `Block.made` that say how long a step took."""
+"""Prefix of the entries of `Block.made` that hold the time of a step."""
 _OF_THIS_RUN = ("blocks_damaged", "blocks_replaced")
 TEXT_LIMIT = 1000
-"""Characters of a rejected record that are kept in the rejects, and of its message."""
+"""Most characters of a rejected record's text, and of its message, that the rejects keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the job's input, as listed once by the launcher.
+    """A file of the job's input. The launcher lists it once.
 
     Attributes:
         path: as given, or as a glob gave it.
         size: bytes in the store (compressed files: of the compressed form).
-        updated: modification time as the store tells it; only compared with itself, to notice a change during the run.
+        updated: modification time, as the store gives it; only compared with itself, to notice a change during the run.
         compression: "gzip", "bzip2", "zstd" or None, by the file's ending.
-        version: of an object in a store: its generation or etag.
-        checksum: of an object's content, as its store says it.
+        version: generation or etag of an object in a store.
+        checksum: of an object's content, as its store gives it.
         place: absolute path of a local file: `path` may be relative, and workers have another current folder.
-        group: of which it is in a config with `input.groups`, by its number; None: there are no groups.
+        group: number of its group in a config with `input.groups`; None: there are no groups.
     """
 
     path: str
@@ -110,9 +110,9 @@ class Split:
 
     Attributes:
         file: index of the file in the job's input.
-        start, stop: the byte range, of the plain file; of a Parquet file: in which its row groups begin. A compressed
-            file has no ranges, `stop` is -1.
-        part, parts: of a compressed file every `parts`-th block, from block `part` on.
+        start, stop: the byte range of a plain file. Of a Parquet file: the range in which the row groups begin. A
+            compressed file has no ranges, and its `stop` is -1.
+        part, parts: of a compressed file, every `parts`-th block from block `part` on.
     """
 
     file: int
@@ -134,10 +134,10 @@ class Ledger:
         status: uint8 [lines]: ALIVE, or 1 + index into `outcomes`.
         outcomes: (kind, reason), in order of first use.
         messages: line -> message, for rejected lines.
-        digests: what `key_records` found of each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
-        notes: line -> what there is to say of a line that a step dropped, or kept and marked.
-        by_row: the lines are rows of a table: places count rows, from 0, instead of bytes.
-        metadata: fields of the records that are kept as metadata to their rows; None: there are none.
+        digests: what `key_records` computed for each line: `split` uint64 [lines], `duplicate` uint64 [lines, 2].
+        notes: line -> a note on a line that a step dropped, or kept and marked.
+        by_row: the lines are rows of a table: offsets count rows, from 0, instead of bytes.
+        metadata: fields of the records that become metadata columns; None: there are none.
     """
 
     raw: bytes
@@ -156,7 +156,7 @@ class Ledger:
             self.status = np.zeros(len(self.starts), np.uint8)
 
     def copy(self) -> "Ledger":
-        """A copy, for a step that takes lines out: another step may use the same block."""
+        """A copy, for a step that marks lines: another step may use the same block."""
         return replace(
             self,
             status=self.status.copy(),
@@ -189,10 +189,10 @@ class Ledger:
     def reject(self, line: int, reason: str, message: str) -> None:
         """Marks a line that cannot be used. It is written to the rejects with `reason` (a short word) and `message`."""
         self.status[line] = self._code("rejected", reason)
-        self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a block of rubbish has millions of the same
+        self.messages[line] = sys.intern(message[:TEXT_LIMIT])  # a broken block may have millions of equal messages
 
     def offsets(self, lines: Sequence[int] | Array) -> Array:
-        """int64: where lines begin, from the block's first line on, in bytes; of a table: in rows."""
+        """int64: offsets of lines from the block's first line: bytes, or rows of a table."""
         return np.asarray(lines, np.int64) if self.by_row else self.starts[lines].astype(np.int64)
 
     def text(self, line: int, limit: int = TEXT_LIMIT) -> str:
@@ -202,10 +202,9 @@ class Ledger:
 
 
 def of_this_run(name: str) -> bool:
-    """True for the entries of `Block.made` about the run rather than the block.
+    """True for the entries of `Block.made` that describe the run rather than the block.
 
-    The block in the token cache was damaged, or was made in a way that this run does not trust; and how long steps
-    took.
+    They are: the cached block was damaged, or was made in a way that this run does not trust; the times of steps.
     """
     return name in _OF_THIS_RUN or name.startswith(MICROSECONDS)
 
@@ -226,22 +225,22 @@ def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The source of a block: its byte range in the input, and the digests of these bytes. Of a table: its rows.
+    """The source of a block: its byte range in the input (rows of a table), and the digests of these bytes.
 
     Attributes:
         file: index of the file in the job's input.
         source: the file, as listed.
-        start: offset of the block's first byte of content (of the decompressed content). Of a table, here and in
-            `size`: in rows.
-        skip: bytes between `start` and the block's first line (the end of a line of the block before).
-        size: bytes of content covered, from `start` on, without what the last line has beyond the range.
-        nodes: the hash-tree nodes of that range, see `hashing`. Tables: nodes of any part of the file; over all blocks
-            they cover it.
-        digest: hex digest of all bytes that the block's lines come from; names it in the token cache.
+        start: offset of the block's first byte of content (after decompression). Of a table, `start` and `size` count
+            rows.
+        skip: bytes between `start` and the block's first line (the rest of a line of the previous block).
+        size: bytes of content covered from `start` on, without the part of the last line beyond the range.
+        nodes: the hash-tree nodes of that range, see `hashing`. Of a table: nodes of any part of the file; those of all
+            blocks cover the file.
+        digest: hex digest of all bytes of the block's lines; names the block in the token cache.
         max_line_bytes: a longer line is rejected.
-        cut: the last line is such a one, and its end was not read.
-        refused: (line, reason, message) of lines that are rejects before they are parsed.
-        stored: bytes of the file, as it is stored, that were read for the block; for progress alone.
+        cut: the last line is longer than `max_line_bytes`, and was not read to its end.
+        refused: (line, reason, message) of lines that are rejected before they are parsed.
+        stored: bytes of the file, as stored, that were read for the block; only for progress.
         text_bytes: of a table: bytes of its rows as JSON; for progress and estimates.
     """
 
@@ -275,12 +274,12 @@ class Block:
 
     Attributes:
         origin: its source.
-        ledger: what became of each line.
+        ledger: the outcome of each line.
         line: int32 [rows], the line of each row that is still alive.
         row: int32 [rows], the number of each row in its record; None: every record has one row.
-        receipt: of a block that the token cache already has: then there are no rows, and steps do nothing.
-        made: how many records were made in which way ("encoded_by_gigatoken" ...), and how many were compared with the
-            reference. For `run.json`, and kept with cached blocks, but for what is `of_this_run`.
+        receipt: set if the token cache already has the block: then there are no rows, and steps do nothing.
+        made: counts of records by how they were made ("encoded_by_gigatoken" ...), and of those compared with the
+            reference. `run.json` sums them, and cached blocks keep them, except the entries that are `of_this_run`.
     """
 
     origin: Origin
@@ -295,7 +294,7 @@ class Block:
         return self.place(int(self.line[row]))
 
     def offset(self, line: int) -> int:
-        """Where a line begins in the file's content, in bytes; of a table: in rows."""
+        """Offset of a line in the file's content: bytes, or rows of a table."""
         return self.origin.first_byte + int(self.ledger.offsets([line])[0])
 
     def place(self, line: int) -> str:
@@ -303,7 +302,7 @@ class Block:
         return at_offset(self.origin.source.path, self.offset(line), self.ledger.by_row)
 
     def spent(self, step: str, seconds: float) -> None:
-        """Notes how long a step took, for `run.json`."""
+        """Adds the time of a step, for `run.json`."""
         name = MICROSECONDS + step
         self.made = {**self.made, name: self.made.get(name, 0) + int(seconds * 1e6)}
 
@@ -314,7 +313,7 @@ class Block:
             step: the step, for the message.
 
         Raises:
-            RunError: rows were lost or doubled, and the ledger does not say so.
+            RunError: rows were lost or duplicated, and the ledger does not say so.
         """
         living = np.flatnonzero(self.ledger.status == ALIVE)
         found = np.unique(self.line) if self.row is not None and (np.diff(self.line) >= 0).all() else self.line
@@ -323,14 +322,14 @@ class Block:
             where = f", the first at {self.place(int(differ[0]))}" if len(differ) else ", in another order or twice"
             raise RunError(
                 f"{step} a block of {len(self)} rows whose ledger has {len(living)} lines without an outcome{where}: "
-                "a step lost rows, or doubled them; take rows out by FilterRecords, Batch.drop or Batch.reject"
+                "a step lost or duplicated rows; take rows out with FilterRecords, Batch.drop or Batch.reject"
             )
         for name, count in self._lengths():
             if count != len(self):
-                raise RunError(f"{step} a block of {len(self)} rows with {count} of {name}: wanted as many of each")
+                raise RunError(f"{step} a block of {len(self)} rows with {count} of {name}: wanted one for each row")
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
-        """(name, length) of everything that has one entry a row."""
+        """(name, length) of each column with one entry a row."""
         return iter(())
 
     def __len__(self) -> int:
@@ -338,7 +337,7 @@ class Block:
 
 
 class Reject(Exception):
-    """Raised by a step: the record cannot be used. Not an error of the run. `reasons.REJECTED` says what it means."""
+    """Raised by a step for a record that cannot be used. It does not end the run. Reasons: `reasons.REJECTED`."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(reason, message)
@@ -352,7 +351,7 @@ P = ParamSpec("P")
 
 
 def step(work: Callable[Concatenate[B, P], C]) -> Callable[Concatenate[B, P], C]:
-    """Decorates a step of the chain: the block that it takes, maybe from a user's step, and its result are checked."""
+    """Decorates a step of the chain: checks the block that it takes (maybe from a user's step), and its result."""
 
     @functools.wraps(work)
     def checked(block: B, /, *args: P.args, **options: P.kwargs) -> C:

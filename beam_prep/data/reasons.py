@@ -1,4 +1,4 @@
-"""Why records are left out: the reasons that the package gives. A filter or a map of a user's may give any other.
+"""The reasons why the package leaves records out. A user's filter or map may give any other reason.
 
 `python -m tools.config_page` writes these tables into docs/formats.md; a test compares them with the code.
 """
@@ -26,9 +26,9 @@ REJECTED: dict[Reason, str] = {
     "line_too_long": "is longer than `--max_line_bytes`; at most 64 KB of it are read for `text`",
     "too_deep": "is nested deeper than 512 levels",
     "no_split_key": "has no `output.split_key`, which decides its split",
-    "no_key": "has none of the fields by which records are compared",
+    "no_key": "has none of the fields that deduplication compares",
     "not_an_object": "is JSON, but not an object",
-    "not_json": "has a value that JSON lacks (bytes, NaN), in a collection, or in a field of a table that is read",
+    "not_json": "has a value that JSON lacks (bytes, NaN), in a collection, or in a table's field that the run reads",
     "wrong_type": "has a field of the wrong type, for instance a number where a text is wanted",
     "bad_message": "has a message without a role",
     "bad_weight": "has a weight that is not 0 or 1, or contradicts `train`; with `loss_weights`: beyond 1e-12 to 1e12",
@@ -38,13 +38,13 @@ REJECTED: dict[Reason, str] = {
     "bad_kwargs": "has `chat_template_kwargs` that a template cannot take",
     "template_error": "has a message that the chat template refuses, or fails on",
     "not_rendered": "has a content or a call that the chat template does not write",
-    "bad_arguments": "has a call whose arguments are a string and no JSON object, for a template that takes objects",
-    "template_limit": "makes more of the chat template than a rendering may",
-    "control_token": 'has the text of a control token in a text, and `control_tokens` is `"reject"`; or one of FIM',
-    "turn_begin": "has a message to train of which it is not certain where it begins",
-    "turn_end": "has a message to train of which it is not certain where it ends",
+    "bad_arguments": "has a call whose arguments are a string but no JSON object, and the template takes objects",
+    "template_limit": "makes the chat template exceed the limits of a rendering",
+    "control_token": 'has the text of a control token in a text, and `control_tokens` is `"reject"`; or of FIM',
+    "turn_begin": "has a message to train whose begin is not certain",
+    "turn_end": "has a message to train whose end is not certain",
     "turn_apart": "has a message to train that the template does not write in one piece",
-    "turn_unplaced": "has a message to train of which it is not known where the template writes it",
+    "turn_unplaced": "has a message to train whose place in the rendering is not known",
     "last_not_assistant": "ends with another role than the assistant's",
     "no_prompt": "has no message before the answer",
     "no_answer": "has nothing after the prompt",
@@ -53,7 +53,7 @@ REJECTED: dict[Reason, str] = {
     "prompt_differs": "has a side that neither begins with the prompt nor holds an answer alone",
     "not_prompt_first": "has a token after the first trained one that is not trained (`prompt_completion`)",
     "count_mismatch": "has lists of different lengths (4 responses, 3 rewards; 9 ids, 8 log probabilities)",
-    "unknown_role": "has a message from somebody who is no role of its adapter",
+    "unknown_role": "has a message from a sender that its adapter has no role for",
     "missing_field": "lacks a field that its adapter needs",
     "field_taken": "has a field that its adapter would write",
     "no_place": "has a field for which a prompt of its adapter has no place",
@@ -63,7 +63,7 @@ REJECTED: dict[Reason, str] = {
     "too_short_to_shift": "has fewer than 2 tokens, and the labels are shifted",
     "rows_without_loss": 'has nothing to train on, and `rows_without_loss` is `"reject"`',
 }
-"""Reason to what is wrong with the record."""
+"""Reason -> what is wrong with the record."""
 
 DROPPED = {
     "empty": "has nothing left to encode",
@@ -75,7 +75,7 @@ DROPPED = {
     "not_sampled": "is left out by `output.mix`",
     "filtered": "is left out by a filter of your own, which gave `False`",
 }
-"""Reason to why the config, or a filter, leaves the record out."""
+"""Reason -> why the config or a filter leaves the record out."""
 
 ADVICE = {
     "bad_json": "write one JSON object on each line (json.dumps), and nothing else",
@@ -110,4 +110,4 @@ ADVICE = {
     "not_sampled": "raise output.mix",
     "filtered": "check the filters",
 }
-"""Reason to what a user can do, where more can be said than to mend the record as the message of the reject says."""
+"""Reason -> what a user can do, if there is more to say than the message of the reject."""

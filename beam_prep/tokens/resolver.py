@@ -1,4 +1,4 @@
-"""Resolves a tokenizer with transformers, and makes the files of the resolved one."""
+"""Resolves a tokenizer with transformers, and writes the files of the resolved tokenizer."""
 
 import codecs
 import contextlib
@@ -21,7 +21,7 @@ from beam_prep.tokens import tokenizer_cache
 if TYPE_CHECKING:
     import tokenizers
 
-# Parts of a tokenizer.json that say how offsets are made.
+# Parts of a tokenizer.json with settings of offsets.
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
 
 
@@ -34,10 +34,10 @@ _FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""A tokenizer's folder has one of these."""
+"""The folder of a tokenizer has one of these files."""
 _REASON = 300  # characters
 _SHOWN = 6
-_NO_LENGTH = 10**20  # what transformers has for "no limit" is larger
+_NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
 _SAVE_FAST = (
     "load it with transformers yourself, and give the folder that `save_pretrained` of a fast tokenizer writes "
     "(one with tokenizer.json)"
@@ -68,17 +68,17 @@ PROBES = (
     "don't I'm you're they've he'd she'll IT'S DON'T \u2019s \u2019t 12345 1,234 1 2 3 \u0661\u0662 1a2b3c",
     "\u01c5\u01f2 \u00aa\u00ba \u2160 \u0345 \u1f88 \u0130\u0131 CamelCaseXMLHttpRequest snake_case ALLCAPS",
 )
-"""Scripts, code, white space, emoji, control characters, long words. Control tokens are put between them."""
+"""Scripts, code, white space, emoji, control characters, long words. Control tokens come in between."""
 
 
 def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
-    """Asks transformers for a tokenizer, and writes its files.
+    """Loads a tokenizer with transformers, and writes its files.
 
     Args:
         path: a folder, or a name on the Hugging Face Hub.
 
     Raises:
-        TokenizerError: there is no tokenizer that can be used.
+        TokenizerError: there is no usable tokenizer.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
@@ -91,19 +91,19 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     offline = not looks_local and not hub_answers()
     try:
         found = AutoTokenizer.from_pretrained(path, local_files_only=offline, trust_remote_code=False)
-    except Exception as error:  # on other files, transformers and the Rust library raise exceptions of all kinds
+    except Exception as error:  # transformers and the Rust library raise exceptions of all kinds for other files
         hint = "a folder with tokenizer.json"
         if not looks_local:
             hint += ", or a name on the Hugging Face Hub"
         if offline:
             hint += " (which does not answer, and the name is not in the local cache)"
         if looks_local and not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-            # What transformers says is about other kinds of tokenizers, in many lines.
+            # The message of transformers is long, and about other kinds of tokenizers.
             raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}; found {_found_in(path)}") from None
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         if "trust_remote_code" in reason:
             raise TokenizerError(
-                f"the tokenizer in {path!r} is code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
+                f"the tokenizer in {path!r} has code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
             ) from None
         if looks_local and (bad := _bad_file(path)) is not None:
             raise TokenizerError(f"no tokenizer in {path!r}: {bad}") from None
@@ -115,7 +115,7 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(
-            f"the tokenizer in {path!r} ({type(found).__name__}) has no Rust tokenizer, which is what encodes here: "
+            f"the tokenizer in {path!r} ({type(found).__name__}) has no Rust tokenizer, which is needed to encode: "
             f"{_SAVE_FAST}"
         )
     if looks_local:
@@ -135,10 +135,10 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     _keep_offsets(source)
     if source["model"].get("dropout"):
         raise TokenizerError(
-            f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text has "
-            "other ids each time: set it to null"
+            f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text "
+            "would get other ids each time: set it to null"
         )
-    # transformers keeps a file's BOM, as text of every row.
+    # transformers would write a file's BOM into the text of every row.
     template, settings = found.chat_template, _settings(found)
     if isinstance(template, dict):
         found.chat_template = {name: text.removeprefix("\ufeff") for name, text in template.items()}
@@ -154,18 +154,18 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
 
 
 resolved_here: dict[str, Any] = {}
-"""sha256 of its tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
+"""sha256 of tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
 
 
 def _settings(found: Any) -> dict[str, Any]:
-    """Those of a tokenizer's settings that its tokenizer.json does not hold, where they are not the usual ones."""
+    """A tokenizer's unusual settings that its tokenizer.json does not hold."""
     settings: dict[str, Any] = {
         name: True for name in ("split_special_tokens", "clean_up_tokenization_spaces") if getattr(found, name, False)
     }
     most = found.model_max_length
     if not isinstance(most, int | float):
         raise TokenizerError(
-            f"tokenizer_config.json: model_max_length is {most!r}, with which transformers encodes nothing: write a "
+            f"tokenizer_config.json: model_max_length is {most!r}, and transformers cannot encode with that: write a "
             "number of tokens, without quotes"
         )
     if 0 < most < _NO_LENGTH:  # 0 and -1 are used for "no limit"
@@ -174,7 +174,7 @@ def _settings(found: Any) -> dict[str, Any]:
 
 
 def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
-    """The Rust tokenizer of a tokenizer.json, with the settings that transformers gives it besides."""
+    """The Rust tokenizer of a tokenizer.json, with the settings that transformers gives it."""
     import tokenizers
 
     made = tokenizers.Tokenizer.from_buffer(source)
@@ -183,9 +183,9 @@ def rust_tokenizer(source: bytes, settings: Mapping[str, Any]) -> "tokenizers.To
 
 
 def one_template(templates: Mapping[str, str]) -> str | None:
-    """The one template that renders what transformers renders with named ones; None without one named `default`.
+    """One template that renders like transformers' named ones; None without a template named `default`.
 
-    transformers takes `tool_use`, if there is one, where a conversation has tools, and else `default`.
+    transformers takes `tool_use`, if it exists, for a conversation with tools, and otherwise `default`.
 
     >>> one_template({"default": "{{ messages[0].content }}", "rag": "no"})
     '{{ messages[0].content }}'
@@ -193,8 +193,8 @@ def one_template(templates: Mapping[str, str]) -> str | None:
     default, with_tools = templates.get("default"), templates.get("tool_use")
     if default is None or with_tools is None:
         return default
-    # Both are read as if they stood alone: a line break behind a tag is not written (and counts as the beginning of
-    # a line), `+` keeps the blanks before a tag, and jinja ignores one line break at the end of a template.
+    # Both render as if they stood alone: a line break behind a tag is not written (and begins a line), `+` keeps the
+    # blanks before a tag, and jinja ignores one line break at the end of a template.
     parts = (_END_OF_LINE.sub("", each) for each in (with_tools, default))
     return "{% if tools is not none %}\n" + "{%+ else %}\n".join(parts) + "{%+ endif %}"
 
@@ -205,8 +205,8 @@ _END_OF_LINE = re.compile(r"(\r\n|\r|\n)\Z")
 def _check_named(folder: str, found: Any) -> None:
     """Raises `TokenizerError` if the settings, or the tokenizer's class, name a token that the vocabulary lacks.
 
-    transformers gives it an id behind the last one, for which a model has no row. What a class adds of its own, as
-    GemmaTokenizer its pad_token, is left alone where nothing writes it.
+    transformers gives such a token an id behind the last one, for which a model has no row. A token that only a class
+    adds (GemmaTokenizer's pad_token) is ignored if nothing writes it.
     """
     config, others, added, model = (
         _json_of(folder, name)
@@ -233,11 +233,11 @@ def _check_named(folder: str, found: Any) -> None:
 
 
 _WRITTEN = ("eos_token", "pad_token")
-"""Tokens that rows hold whatever template and post-processor write."""
+"""Tokens that rows may hold even if neither template nor post-processor writes them."""
 
 
 def _texts_of(value: Any) -> Iterator[str]:
-    """The tokens of a setting, in each of its forms: a text, an object, a list, an object by names."""
+    """The tokens of a setting, whose value is a text, an object, a list, or an object by names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict) and "content" in value:
@@ -248,7 +248,7 @@ def _texts_of(value: Any) -> Iterator[str]:
 
 
 def _json_of(folder: str, name: str) -> dict[str, Any]:
-    """A JSON object of a folder that transformers has read; {} where there is none."""
+    """A JSON object of a folder that transformers has read; {} if the file is missing or holds none."""
     try:
         with open(os.path.join(folder, name), encoding="utf-8") as file:
             read = json.load(file)
@@ -261,11 +261,11 @@ _OBJECTS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
     *("vocab.json", "tekken.json"),
 )
-"""Files of a folder that hold a JSON object, where they are there."""
+"""Files of a tokenizer's folder that hold a JSON object. Some may be missing."""
 
 
 def _bad_file(folder: str) -> str | None:
-    """The first file of a folder that nobody can read, and why; None: there is none."""
+    """The first file of a folder that cannot be read, and why; None: all can be read."""
     for name in [*_OBJECTS, *_template_files(folder)]:
         try:
             with open(os.path.join(folder, name), "rb") as file:
@@ -291,7 +291,7 @@ def _template_files(folder: str) -> list[str]:
 
 
 def templates_with_bom(folder: str) -> list[str]:
-    """The files of a folder with a chat template that begins with a byte order mark."""
+    """The files of a folder whose chat template begins with a byte order mark."""
     found = []
     for name in _template_files(folder):
         with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
@@ -304,7 +304,7 @@ def templates_with_bom(folder: str) -> list[str]:
 
 
 def _what_is_missing(folder: str) -> str:
-    """What lets transformers read the files of a folder without a tokenizer.json; "" where that is not known."""
+    """What transformers needs to read a folder without a tokenizer.json; "" if unknown."""
     names = {*os.listdir(folder)} if os.path.isdir(folder) else set()
     for name in sorted(names):
         if name.endswith((".model", ".tiktoken")) and "tokenizer.json" not in names:
@@ -322,7 +322,7 @@ _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*\Z")
 
 
 def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, special_tokens: dict[str, str]) -> None:
-    """Raises `TokenizerError` unless a copy gives transformers' ids and texts on probes."""
+    """Raises `TokenizerError` unless a copy gives transformers' ids and renderings for probes."""
     tokens = [*special_tokens.values(), *found.get_added_vocab()]
     tokens = [*dict.fromkeys(tokens[:_TOKENS] + tokens[-_TOKENS:])]
     compare_ids(found, mine, [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)])
@@ -332,7 +332,7 @@ def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, spe
         wanted, given = (_rendered(found, conversation, tools, source) for source in (None, template))
         if wanted != given:
             raise TokenizerError(
-                f"the named chat templates of this tokenizer do not go together: found {given!r}, wanted {wanted!r}; "
+                f"the named chat templates of this tokenizer cannot be merged: found {given!r}, wanted {wanted!r}; "
                 "name one in the config (input.chat_template)"
             )
 
@@ -341,22 +341,22 @@ def _rendered(found: Any, conversation: Any, tools: Any, chat_template: str | No
     try:
         text: str = found.apply_chat_template(conversation, tools=tools, chat_template=chat_template, tokenize=False)
         return text
-    except Exception:  # a template raises whatever it likes
+    except Exception:  # a template may raise anything
         return None
 
 
 def compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
-    """Raises `TokenizerError` unless a Rust tokenizer gives the ids of transformers' own object, `found`."""
+    """Raises `TokenizerError` unless a Rust tokenizer gives the same ids as transformers' own object, `found`."""
     for text in texts:
         for special in (False, True):
             try:
                 wanted = found(text, add_special_tokens=special)["input_ids"]
-            except ValueError:  # CodeLlama's class refuses its <FILL_ME> more than once in a text
+            except ValueError:  # CodeLlama's class refuses several <FILL_ME> in a text
                 continue
             except Exception as error:  # the Rust library raises nothing narrower
                 raise TokenizerError(
                     f"transformers cannot encode {text[:40]!r} with this tokenizer: {error}; mend its vocabulary, or "
-                    "name the token for what it lacks (unk_token)"
+                    "name a token for unknown text (unk_token)"
                 ) from None
             ids = mine.encode(text, add_special_tokens=special).ids
             if ids != wanted:
@@ -364,14 +364,14 @@ def compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) 
                 at = next(place for place, (one, other) in enumerate(pairs) if one != other)
                 theirs, ours = wanted[at : at + 12], ids[at : at + 12]
                 raise TokenizerError(
-                    f"transformers' ids of {text[:40]!r} are from the {at + 1}. on {theirs}, those of its "
-                    f"tokenizer.json {ours}: this tokenizer has a setting that is not known here, and cannot be used; "
+                    f"transformers and tokenizer.json differ on {text[:40]!r} from the {at + 1}. id on: found {ours}, "
+                    f"wanted {theirs}: this tokenizer has a setting that is not known here, and cannot be used; "
                     "tell us about it"
                 )
 
 
 def _keep_offsets(part: Any) -> None:
-    """Offsets that include white space: trimmed ones lose the tokens at the edge of a span. No id changes."""
+    """Makes offsets include white space: trimmed ones lose the tokens at the edge of a span. Changes no id."""
     for key, value in part.items() if isinstance(part, dict) else enumerate(part):
         if key == "trim_offsets":
             part[key] = False
@@ -380,7 +380,7 @@ def _keep_offsets(part: Any) -> None:
 
 
 def _found_in(folder: str) -> str:
-    """What is in a folder that is no tokenizer's: the folder below that is one, or else its first names."""
+    """What a folder without a tokenizer holds: a subfolder with a tokenizer, or its first names."""
     names = sorted(os.listdir(folder))
     for name in names:
         if os.path.isfile(os.path.join(folder, name, "tokenizer.json")):
@@ -390,7 +390,7 @@ def _found_in(folder: str) -> str:
 
 
 def hub_answers() -> bool:
-    """True if the Hugging Face Hub can be resolved. Its client would otherwise retry for a minute."""
+    """True if the host of the Hugging Face Hub can be resolved. Its client would otherwise retry for a minute."""
     host = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         return bool(socket.getaddrinfo(host, 443))
@@ -401,7 +401,7 @@ def hub_answers() -> bool:
 def write(
     source: str, special_tokens: dict[str, str], template: str | None, settings: Mapping[str, Any]
 ) -> tokenizer_cache.ResolvedTokenizer:
-    """Writes the files of a resolved tokenizer to where every process of this machine finds them."""
+    """Writes the files of a resolved tokenizer to a folder that every process of this machine finds."""
     texts = _files_of(source, special_tokens, template, settings)
     fingerprint: str = json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"]
     return tokenizer_cache.ResolvedTokenizer(
@@ -437,7 +437,7 @@ def _largest_id(source: Any) -> int:
 
 
 def expected_files(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
-    """The files as `write` would write them; None if they are not those of a resolved tokenizer."""
+    """The files as `write` would write them; None if they are not the files of a resolved tokenizer."""
     try:
         template, facts = contents.get("chat_template.jinja"), json.loads(contents[tokenizer_cache.FACTS_FILE])
         return _files_of(

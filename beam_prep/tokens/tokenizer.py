@@ -1,8 +1,8 @@
-"""Tokenizers, which transformers resolves once and the Rust library then uses alone.
+"""Tokenizers: transformers resolves one once, then the Rust library uses it alone.
 
-`Tokenizer.load` asks `transformers.AutoTokenizer` (the reference: what it gives is right) and writes the answer
-into a folder: the backend's `tokenizer.json`, the special tokens, the chat template. Workers read that folder with
-`tokenizers` and jinja2 and never import transformers. Every output keeps the folder, so that it can be decoded.
+`Tokenizer.load` asks `transformers.AutoTokenizer`, the reference, and writes a folder: the backend's `tokenizer.json`,
+the special tokens, the chat template. Workers read that folder with `tokenizers` and jinja2, and never import
+transformers. Every output keeps the folder, so that it can be decoded.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ log = logging.getLogger("beam_prep")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CharSpans:
-    """Spans of characters of some texts.
+    """Spans of characters in texts.
 
     Attributes:
         text: int64, ascending: index of the text.
-        start, stop: int64: first character and one past the last. Characters count in the text as given, whatever the
-            tokenizer's normaliser makes of it.
+        start, stop: int64: first character and one past the last. They count characters of the given text, before the
+            tokenizer's normaliser changes it.
     """
 
     text: Array
@@ -55,7 +55,7 @@ class CharSpans:
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int, int]]) -> "CharSpans":
-        """From (text, start, stop) of each."""
+        """From (text, start, stop) of each span."""
         return cls(*np.array(list(spans), np.int64).reshape(-1, 3).T)
 
     def __len__(self) -> int:
@@ -67,20 +67,20 @@ class TokenSpans:
     """The tokens that overlap each span of characters.
 
     Attributes:
-        start, stop: int64: first token and one past the last, counted in their text; equal where a span is empty.
+        start, stop: int64: first token and one past the last, counted in their text; equal if a span is empty.
     """
 
     start: Array
     stop: Array
 
     def to_list(self) -> list[tuple[int, int]]:
-        """(start, stop) of each; for tests and printing only."""
+        """(start, stop) of each span; only for tests and printing."""
         return list(zip(self.start.tolist(), self.stop.tolist(), strict=True))
 
 
 TEXTS_AT_ONCE, CHARACTERS_AT_ONCE = 512, 1 << 16
-"""Of a call of the Rust library, whose answer takes some 300 bytes a token."""
-_CUT = "\ufffd"  # what decoders give for bytes that are no character
+"""Most texts and characters in one call of the Rust library, whose answer takes about 300 bytes a token."""
+_CUT = "\ufffd"  # decoders give this for bytes that are no character
 _LONGEST_CUT = 16  # tokens
 
 
@@ -98,13 +98,13 @@ class Encoder(Protocol):
 
         Args:
             texts: what to encode.
-            add_special_tokens: with the tokenizer's own special tokens.
-            spans: of the texts.
+            add_special_tokens: add the tokenizer's special tokens.
+            spans: spans of the texts.
         """
         ...
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
-        """Ids of each text, each part of which is encoded alone."""
+        """Ids of each text; each part of a text is encoded alone."""
         ...
 
 
@@ -117,7 +117,7 @@ class TokenizerSource(Protocol):
         """Copies the files into an existing folder.
 
         Raises:
-            TokenizerError: they cannot be read; the message says where they should be.
+            TokenizerError: the files cannot be read; the message says where they should be.
         """
         ...
 
@@ -141,7 +141,7 @@ class AddedToken(NamedTuple):
     rstrip: bool
 
 
-# What a process has loaded of the tokenizers that it used last.
+# Caches of a process, for the tokenizers that it used last.
 
 
 @functools.lru_cache(maxsize=4)
@@ -179,7 +179,7 @@ def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
 
 
 def _without_prefix(state: Any) -> Any:
-    """The state of a normaliser or pre-tokenizer, or of a list of them, that puts nothing before a text."""
+    """The state of a normaliser or pre-tokenizer (or a list of states), changed to add no prefix to a text."""
     if isinstance(state, list):
         return [made for each in state if (made := _without_prefix(each)) is not None]
     kind = None if state is None else state["type"]
@@ -193,19 +193,19 @@ def _without_prefix(state: Any) -> Any:
 
 
 def state_of(part: Any) -> dict[str, Any] | None:
-    """The state of a normaliser or pre-tokenizer, as in `tokenizer.json`; None: there is none."""
+    """The state of a normaliser or pre-tokenizer, as in `tokenizer.json`; None without one."""
     state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
     return state
 
 
 @functools.lru_cache(maxsize=4)
 def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
-    """The folder on this machine of a tokenizer that a launcher elsewhere resolved; copied here once.
+    """The local folder of a tokenizer that a launcher on another machine resolved; copied here once.
 
-    The first process copies. A file gets its name only when it is complete, and a folder is used only if all of it
-    has the digest, so processes that copy at the same time do no harm.
+    The first process copies. A file gets its name only when it is complete, and a folder is used only if its contents
+    have the digest. So processes may copy at the same time.
     """
-    # On machines of workers every core has a process: threads of the Rust library would be more than there are cores.
+    # Workers have a process for each core: threads of the Rust library would outnumber the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
     folder = tokenizer_cache.bundles() / fingerprint
@@ -228,13 +228,13 @@ class Tokenizer:
     >>> tokenizer.decode(ids[0])
     'Hello there'
 
-    Its named special tokens, largest id and chat template are known without loading it.
+    Its special tokens, largest id and chat template are known without loading the Rust tokenizer.
 
     Args:
-        folder: where its files are.
+        folder: the folder of its files.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
-        digest: of the bytes of its files: see `tokenizer_cache.digest_of`. It is compared whenever they are read.
-        source: where processes on other machines get its files from; they are then in a folder of their own.
+        digest: of the bytes of its files: see `tokenizer_cache.digest_of`. Compared whenever the files are read.
+        source: where processes on other machines get the files from; None: from `folder`.
     """
 
     def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
@@ -258,10 +258,10 @@ class Tokenizer:
         return self._folder if self._source is None else _fetched(self.fingerprint, self._digest, self._source)
 
     def contents(self) -> dict[str, bytes]:
-        """Its files by name, as they were when it was resolved.
+        """Its files by name, unchanged since it was resolved.
 
         Raises:
-            TokenizerError: they were edited, or are damaged.
+            TokenizerError: the files were edited, or are damaged.
         """
         folder = self.folder
         try:
@@ -276,18 +276,18 @@ class Tokenizer:
         return found
 
     def from_source(self, source: TokenizerSource) -> "Tokenizer":
-        """This tokenizer for processes on other machines, which get its files from there."""
+        """This tokenizer for processes on other machines, which get its files from the source."""
         return Tokenizer(self._folder, self.fingerprint, self._digest, source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """A tokenizer folder (local), or a name on the Hugging Face Hub.
+        """Loads a tokenizer from a local folder, or by its name on the Hugging Face Hub.
 
-        Padding and truncation that are stored in a `tokenizer.json` are switched off. Tokens in an object
-        `special_tokens` of `tokenizer_config.json` count where the usual keys do not name them.
+        Padding and truncation stored in a `tokenizer.json` are switched off. Tokens in an object `special_tokens` of
+        `tokenizer_config.json` count if the usual keys do not name them.
 
         Raises:
-            TokenizerError: there is no tokenizer that can be used.
+            TokenizerError: there is no usable tokenizer.
         """
         if (kept := kept_in(Path(path))) is not None:
             return kept
@@ -301,23 +301,23 @@ class Tokenizer:
         return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
-        """Copies the tokenizer's files; `AutoTokenizer.from_pretrained(folder)` reads them too."""
+        """Copies the tokenizer's files to a folder, which `AutoTokenizer.from_pretrained` reads, too."""
         target = tokenizer_cache.put(Path(folder), self.contents())
         return Tokenizer(str(target), self.fingerprint, self._digest)
 
     def keep(self) -> "Tokenizer":
-        """Copies its files to the folder of this user's resolved tokenizers."""
+        """Copies the files to the folder of this user's resolved tokenizers."""
         folder = tokenizer_cache.keep(self.fingerprint, self.contents())
         return Tokenizer(str(folder), self.fingerprint, self._digest)
 
     def with_template(self, source: str) -> "Tokenizer":
-        """This tokenizer with another chat template; its fingerprint is another, too.
+        """This tokenizer with another chat template, and so with another fingerprint.
 
         Args:
             source: see `template_source`.
 
         Raises:
-            TokenizerError: there is none of this name.
+            TokenizerError: there is no template of this name.
         """
         text = self.template_source(source)
 
@@ -328,13 +328,13 @@ class Tokenizer:
         return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
 
     def template_source(self, given: str | None) -> str | None:
-        """The source of the chat template that a config asks for; None: it asks for none, and there is none.
+        """The source of the chat template that a config names; None: the config names none, and there is none.
 
         Args:
             given: the template itself, or the name of one of `chat_templates`; None: the tokenizer's own.
 
         Raises:
-            TokenizerError: there is none of this name.
+            TokenizerError: there is no template of this name.
         """
         if not given:
             return self.chat_template
@@ -343,7 +343,7 @@ class Tokenizer:
         if given in self.chat_templates:
             return self.chat_templates[given]
         raise TokenizerError(
-            f"input.chat_template: found {given!r}, which is no template, and {_named(self.chat_templates)} "
+            f"input.chat_template: found {given!r}, which is no template, but {_named(self.chat_templates)} "
             f"(a file beside the config has a dot in its path: {given}.jinja)"
         )
 
@@ -353,18 +353,18 @@ class Tokenizer:
         return facts_of(self).special_tokens
 
     def id_of(self, name: str) -> int | None:
-        """The id of a named special token (`bos_token` ...), None where it is not set."""
+        """The id of a named special token (`bos_token` ...); None if it is not set."""
         token = self.special_tokens.get(name)
         return None if token is None else self.reference.token_to_id(token)
 
     @property
     def bos_id(self) -> int | None:
-        """Id of the BOS token, None where there is none."""
+        """Id of the BOS token; None without one."""
         return self.id_of("bos_token")
 
     @property
     def pad_id(self) -> int | None:
-        """Id of the PAD token, or of EOS where there is no PAD; None where there is neither."""
+        """Id of the PAD token, or of EOS if there is no PAD; None without both."""
         pad = self.id_of("pad_token")
         return self.id_of("eos_token") if pad is None else pad
 
@@ -380,31 +380,31 @@ class Tokenizer:
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Named chat templates -> their sources; {} where it has only one, without a name.
+        """Named chat templates -> their sources; {} if there is only one, without a name.
 
-        `chat_template` renders as transformers does: with `tool_use` where a conversation has tools, else `default`.
+        `chat_template` renders like transformers: with `tool_use` for a conversation with tools, otherwise `default`.
         """
         found: dict[str, str] = facts_of(self).settings.get("chat_templates", {})
         return found
 
     @property
     def model_max_length(self) -> int | None:
-        """The most tokens that the model takes, as the tokenizer's settings say; None where they do not."""
+        """The most tokens that the model takes, by the tokenizer's settings; None if they do not say it."""
         return facts_of(self).settings.get("model_max_length")
 
     @property
     def resolved_here(self) -> bool:
-        """True if transformers loaded it in this process, and `check_texts` was not called since."""
-        # The files are read only where there is something to compare them with.
+        """True if transformers loaded it in this process, and `check_texts` was not called since then."""
+        # Read the files only if there is something to compare them with.
         return bool(resolved_here) and self._source_digest() in resolved_here
 
     def check_texts(self, texts: Iterable[str]) -> None:
-        """Compares the ids of texts with transformers' own, where it is `resolved_here`.
+        """Compares the ids of texts with transformers' own, if the tokenizer is `resolved_here`.
 
-        Where another run did, its probes and first texts had the same ids with these files and libraries.
+        If another run resolved it, its probes and first texts had the same ids with these files and libraries.
 
         Raises:
-            TokenizerError: they differ.
+            TokenizerError: the ids differ.
         """
         if (found := resolved_here.pop(self._source_digest(), None)) is not None:
             compare_ids(found, self.reference, texts)
@@ -414,29 +414,29 @@ class Tokenizer:
 
     @property
     def added(self) -> tuple[AddedToken, ...]:
-        """The tokens that were added to the vocabulary, by id."""
+        """The tokens that were added to the vocabulary, ordered by id."""
         return _added(self)
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """Texts of all tokens that are marked special, the longest first."""
+        """Texts of all special tokens, the longest first."""
         return tuple(sorted((token.content for token in self.added if token.special), key=len, reverse=True))
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of all tokens that are marked special."""
+        """Ids of all special tokens."""
         return frozenset(token.id for token in self.added if token.special)
 
     @property
     def reference(self) -> "tokenizers.Tokenizer":
-        """The Rust tokenizer, as transformers set it up. It is loaded into this process."""
+        """The Rust tokenizer with transformers' settings. Loads it into this process."""
         return reference_of(self)
 
     @property
     def inside(self) -> "tokenizers.Tokenizer":
-        """The Rust tokenizer for what is inside a document: it puts nothing before a text, as SentencePiece a space.
+        """The Rust tokenizer for text inside a document: it adds no prefix, such as SentencePiece's space.
 
-        The reference itself, if that puts nothing there.
+        It is the reference itself if that adds no prefix.
         """
         return _inside(self)
 
@@ -469,7 +469,7 @@ class Tokenizer:
         return Ragged.concat(rows), TokenSpans(starts, stops)
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
-        """Ids of each text, int32. Each part is encoded alone, all but the first one of the document by `inside`.
+        """Ids of each text, int32. Each part is encoded alone; `inside` encodes all but the document's first part.
 
         >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
         >>> from beam_prep.data.fim import Parts
@@ -480,7 +480,7 @@ class Tokenizer:
         import tokenizers
 
         inside = self.inside
-        if inside is self.reference:  # sentinels keep the parts apart
+        if inside is self.reference:  # sentinels separate the parts already
             return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
         rows = []
         for text in texts:
@@ -496,14 +496,14 @@ class Tokenizer:
         return str(self.reference.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """A text for each token; joined they are the text of all.
+        """A text for each token; joined, they are the text of all tokens.
 
-        A character that several tokens make belongs to the last of them. Bytes that never become one stay with their
-        own tokens, as U+FFFD. (Decoders with byte fallback give up an entire run of byte tokens for one cut character:
-        there the pieces show the complete characters of the run.)
+        A character of several tokens belongs to the last of them. Bytes that never form a character stay with their
+        tokens, as U+FFFD. (A decoder with byte fallback gives up an entire run of byte tokens for one incomplete
+        character. Then the pieces show the complete characters of the run.)
         """
         texts: list[str] = []
-        # Texts depend on neighbours, so each is what its token adds to the text of the last few.
+        # Texts depend on neighbours, so each piece is what its token adds to the text of the last few tokens.
         window: list[int] = []
         before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
         for token in ids:
@@ -511,7 +511,7 @@ class Tokenizer:
             text = self.decode(window)
             complete = len(text.rstrip(_CUT))
             if complete == len(text) and texts and text.startswith(before):
-                texts[-1] += before[shown:]  # what this token did not complete
+                texts[-1] += before[shown:]  # this token did not complete these characters
                 shown = max(shown, len(before))
             if complete < len(text) and len(window) - first < _LONGEST_CUT:
                 texts.append(text[shown:complete])
@@ -527,7 +527,7 @@ class Tokenizer:
 
 
 def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts, as many at once as one call of the Rust library should get; at least one list."""
+    """Lists of texts, each for one call of the Rust library; at least one list."""
     chunk: list[str] = []
     characters = 0
     for text in texts:
@@ -541,12 +541,12 @@ def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
 
 def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
     """The tokens that overlap the characters [start, stop)."""
-    # A normaliser may take characters away; then the nearest ones inside the span count.
+    # A normaliser may remove characters; then the nearest ones inside the span count.
     first = next((token for at in range(start, stop) if (token := encoding.char_to_token(at)) is not None), None)
     if first is None:
         return 0, 0
     last = next(token for at in range(stop - 1, start - 1, -1) if (token := encoding.char_to_token(at)) is not None)
-    # char_to_token gives the first token of a character; its other bytes may be tokens of their own.
+    # char_to_token gives the first token of a character; its other bytes may have tokens of their own.
     while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
         last += 1
     return int(first), int(last) + 1
@@ -558,7 +558,7 @@ def _named(templates: Iterable[str]) -> str:
 
 
 def kept_in(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder that `save` wrote; None for other folders, or if the files were edited."""
+    """The tokenizer of a folder that `save` wrote; None for other folders, and if the files were edited."""
     try:
         contents = tokenizer_cache.read(folder)
     except OSError:

@@ -38,12 +38,12 @@ from beam_prep.transforms.deduplicate import ViewBlocks
 from beam_prep.transforms.merge_runs import MergeShards
 
 _CHECK_EVERY = 20.0
-"""Seconds between two looks of a worker at the claim, well below the shortest lease."""
+"""Seconds between two checks of the claim by a worker, well below the shortest lease."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class CacheBlocks(beam.DoFn):
-    """Writes each block to the token cache; only its receipt goes on."""
+    """Writes each block to the token cache, and passes on only its receipt."""
 
     token_cache: TokenCache
     publisher: Publisher
@@ -58,7 +58,7 @@ class CacheBlocks(beam.DoFn):
     def process(self, batch: Batch) -> Iterable[BlockReceipt]:
         started = time.perf_counter()
         if self.publisher.launched and time.monotonic() - self._checked > _CHECK_EVERY:
-            self.publisher.target.check_claim()  # a job that has lost its claim stops here; one that lives renews it
+            self.publisher.target.check_claim()  # raises if the job has lost its claim; otherwise renews the claim
             self._checked = time.monotonic()
         receipt, reused = batch.receipt, batch.receipt is not None
         done = Counts(batch.origin.bytes, stored=batch.origin.stored)
@@ -91,7 +91,7 @@ class CacheBlocks(beam.DoFn):
 
 
 def _trained(batch: Batch) -> tuple[int, int]:
-    """(trained tokens, tokens of the same columns) of a block that has masks or labels, otherwise (0, 0)."""
+    """(trained tokens, all tokens of the same columns) of a block with masks or labels; otherwise (0, 0)."""
     trained = count_tokens([*batch.schema.values()], batch.columns)["trained"]
     return sum(trained.values()), sum(len(batch[name].flat) for name in trained)
 
@@ -100,10 +100,10 @@ PARTS = 32
 
 
 class PackReceipts(beam.DoFn):
-    """Receipts -> (part, many receipts as bytes): 1.2 million receipts would take gigabytes as objects.
+    """Receipts -> (part, many receipts as bytes): 1.2 million receipts as objects would take gigabytes.
 
-    They are grouped into parts, which the plan reads one by one. All receipts of 10 TB are 130 MB, and a Flink
-    TaskManager does not have the memory to send that at once.
+    The plan reads the parts one by one. All receipts of 10 TB are 130 MB, and a Flink TaskManager does not have the
+    memory to send them at once.
     """
 
     MOST = 2_000
@@ -130,7 +130,7 @@ class PackReceipts(beam.DoFn):
 class MakePlan(beam.DoFn):
     """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish.
 
-    Of a shuffle the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of each run `groups`.
+    With a shuffle, the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of runs `groups`.
     """
 
     arranger: Arranger
@@ -162,7 +162,7 @@ class MakePlan(beam.DoFn):
             shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
             yield from keyed(shards, keys, earlier)
         yield from plan.rejects
-        # Publish knows from the counts which shards there must be.
+        # The counts tell Publish which shards there must be.
         small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
         if plan.runs is None or not goes_on:
             yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(small, runs=None))
@@ -203,7 +203,7 @@ class Publish(beam.DoFn):
         self.publisher.staging.options.activate()
 
     def process(self, written: list[WrittenShard | WrittenFile], plan: Plan) -> Iterable[str]:
-        from beam_prep.report_page import page  # one worker alone needs it, at the end
+        from beam_prep.report_page import page  # only one worker needs it, at the end
 
         yield self.publisher.publish(
             plan,
@@ -215,39 +215,39 @@ class Publish(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class Shard(beam.PTransform):
-    """`Batch` -> the output's path: rows in input order are cut into shards, written once, and published at the end.
+    """`Batch` -> the output's path: cuts rows in input order into shards, writes each once, publishes all at the end.
 
     Shard borders are those of a sequential program: all domains are flushed when the tokens since the last flush
-    reach `max_tokens`. The same input gives the same bytes on every runner, with any workers and retries.
+    reach `max_tokens`. The same input gives the same bytes on every runner, with any number of workers and retries.
 
     Attributes:
         output: the directory to make: a local path, or one on gs:// or s3://.
-        max_tokens: tokens of a shard, over all domains, before it is flushed.
+        max_tokens: tokens of a shard over all domains, after which it is flushed.
         formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`, `parquet`, `npy`, `array_record`. Records are
             tokenised once for all of them.
         max_items: the largest number of kept records.
-        pack: how rows are packed or padded, and which position ids they get; by default neither. A row that is too
-            long for a packed row is cut or dropped (`too_long`), or fails the run: see its `truncation_mode`.
-        rows_without_loss: what becomes of rows without a trained token: `drop`, `keep` or `reject`.
-        dtype: column -> dtype, if it is not the default (ids, masks and labels int32, values float32).
+        pack: how rows are packed or padded, and which position ids they get; by default neither. Its `truncation_mode`
+            says whether a row that is too long for a packed row is cut, dropped (`too_long`), or fails the run.
+        rows_without_loss: rows without a trained token: `drop`, `keep` or `reject`.
+        dtype: column -> dtype, if not the default (ids, masks and labels int32, values float32).
         names: column -> the name under which it is written, in every format. `dtype` uses the column's own name.
         max_reject_rate: a larger share of rejected records fails the run.
-        max_no_loss_rate: so does a larger share of records that are dropped with nothing to train on (`empty`,
-            `rows_without_loss`).
-        max_reject_chars: characters of a rejected record that are kept; 0 keeps texts out.
+        max_no_loss_rate: a larger share of records that are dropped without loss (`empty`, `rows_without_loss`) fails
+            the run.
+        max_reject_chars: most characters kept of a rejected record; 0: no text.
         tokenizer: kept in the output, so that its rows can be decoded.
         overwrite: replace an earlier output.
         token_cache, staging: the folders of blocks and of unfinished files; by default next to the output. Both are for
-            launchers: one that gives `staging` claims the output (`Claims.take`) and removes the folder at the end.
-        keep_versions: the output is a version, `OUT/<name>`, and this many are kept.
+            launchers: a launcher that gives `staging` claims the output (`Claims.take`), and removes the folder.
+        keep_versions: the output is a version, `OUT/<name>`, and this many versions are kept.
         progress: the folder of the workers' reports; for launchers.
         compose: shuffle, splits, mix and deduplication: see `Compose`.
-        facts: what else the output depends on, for the manifest.
+        facts: other facts that the output depends on, for the manifest.
         run: facts about this run, for `run.json`.
 
     Raises:
-        ConfigError: `names` gives a name that a column cannot have; a format needs a library that is not there; (when
-            run) a column of `names` is not written.
+        ConfigError: `names` gives a name that a column cannot have; a library of a format is missing; (when run) a
+            column of `names` is not written.
         OutputError: the output exists and `overwrite` is not set, or it is not an output of ours.
         LockedError: (when run) another job is writing the output.
         RunError: (when run) too many rejects or drops, nothing kept, nothing trained. Rejects are in `OUTPUT.failed/`.
@@ -302,11 +302,11 @@ class Shard(beam.PTransform):
         if self.rows_without_loss not in ("drop", "keep", "reject"):
             raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
         self.pack = dataclasses.replace(self.pack, names={**self.pack.names, **self.names})
-        self.pack.check_names([*self.pack.names])  # the columns are known when there are blocks
+        self.pack.check_names([*self.pack.names])  # the columns are known only with the first block
         launched = self.staging is not None  # by a launcher, which claims, shows progress and cleans up
         self.staging = self.staging or Staging.beside(self.output)
         if self.token_cache is None:
-            # The steps before are unknown, so no other run may use these blocks.
+            # The earlier steps are unknown, so no other run may use these blocks.
             self.token_cache = TokenCache(self.staging.path("token_cache"), uuid.uuid4().hex)
         self.publisher = Publisher(
             self.output,

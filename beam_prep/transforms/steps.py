@@ -1,4 +1,4 @@
-"""The steps of a chain: a PTransform for each function on blocks. What a step does is the function of the same name."""
+"""The steps of a chain: one PTransform for each function on blocks. The function of the same name does the work."""
 
 import dataclasses
 import logging
@@ -35,18 +35,18 @@ log = logging.getLogger("beam_prep")
 
 
 class Tokenize(BlockStep):
-    """`Rendered` -> `Batch`: every piece of text encoded, the pieces of a sequence joined, ids in flat arrays.
+    """`Rendered` -> `Batch`: encodes every piece of text, and joins the pieces of a sequence: ids in flat arrays.
 
     Attributes:
         tokenizer: the tokenizer. Each process loads it once, at its first block.
-        backend: `auto`: gigatoken, many times faster, where it gives the same ids as transformers (see
-            `tokens.backends`); `transformers`: always the reference; `gigatoken`: that, or an error.
-            `reference`, for checks: ids and offsets of the library that transformers uses, and nothing else.
+        backend: `auto`: gigatoken, many times faster, if it gives the same ids as transformers (see `tokens.backends`);
+            `transformers`: always the reference; `gigatoken`: gigatoken, or an error. `reference`, for checks: only the
+            ids and offsets of the library that transformers uses.
         sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
-            difference in a text outside the sample is not seen: `Pipeline(check="full")` compares all texts instead.
+            difference outside the sample goes unnoticed: `Pipeline(check="full")` compares all texts instead.
 
     Raises:
-        TokenizerError: gigatoken was asked for, and cannot be used.
+        TokenizerError: the backend is `gigatoken`, and cannot be used for this tokenizer.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> block = bp.testing.records([{"text": "Hello"}])
@@ -79,7 +79,7 @@ class Tokenize(BlockStep):
 
 
 class FilterByChars(BlockStep):
-    """`Records` -> `Records`: a text field outside the limits counts as absent; a record with nothing left is dropped.
+    """`Records` -> `Records`: removes text fields outside the limits; drops a record with no text field left.
 
     Attributes:
         min_chars, max_chars: code points, both inclusive.
@@ -105,7 +105,7 @@ class FilterByChars(BlockStep):
 class FilterRecords(BlockStep):
     """`Records` -> `Records`: keeps the records for which `function(record)` is True.
 
-    False drops the record (counted as `filtered`); a string rejects it, with that string as the reason.
+    False drops the record (counted as `filtered`); a string rejects the record, and is the reason.
     An exception in `function` ends the run and names the record.
 
     >>> block = bp.testing.records([{"text": "one", "score": 0.2}, {"text": "two", "score": 0.9}])
@@ -124,7 +124,7 @@ class FilterRecords(BlockStep):
 class MapRecords(BlockStep):
     """`Records` -> `Records`: replaces each record by `function(record)`, a dict.
 
-    A string rejects the record, with that string as the reason. An exception ends the run and names the record.
+    A string rejects the record, and is the reason. An exception ends the run and names the record.
 
     >>> block = bp.testing.records([{"text": "  one "}])
     >>> bp.testing.to_rows(bp.MapRecords(lambda record: {"text": record["text"].strip()}).step()(block))
@@ -140,7 +140,7 @@ class MapRecords(BlockStep):
 
 
 class AdaptRecords(BlockStep):
-    """`Records` -> `Records`: converts records of another shape (ShareGPT, Alpaca) to the fields that sections read.
+    """`Records` -> `Records`: converts records of another form (ShareGPT, Alpaca) to the fields that sections read.
 
     Attributes:
         adapter: see `beam_prep.reading.adapters.adapter`.
@@ -157,14 +157,14 @@ class AdaptRecords(BlockStep):
 
 
 class KeyRecords(BlockStep):
-    """`Records` -> `Records`: notes the digests by which `Shard` splits and deduplicates.
+    """`Records` -> `Records`: computes the digests by which `Shard` splits and deduplicates.
 
-    It goes before everything that changes records. Without it, `Shard` cannot do either.
+    Put it before every step that changes records. Without it, `Shard` can neither split nor deduplicate.
 
     Attributes:
-        split: digest records for splits: `split_key`, a field, or the entire record.
-        split_key: the field; records without it are rejected (`no_split_key`), unless `reject_missing` is False.
-        duplicate: fields; records are equal if the values of all of these are. (): records are not compared.
+        split: True: digest records for splits, by `split_key` or by the entire record.
+        split_key: a field; records without it are rejected (`no_split_key`), unless `reject_missing` is False.
+        duplicate: fields; records with equal values in all of them are duplicates. (): no deduplication.
         normalize: `none`, `whitespace` or `nfkc_casefold`: see `normalized`.
 
     >>> block = bp.testing.records([{"id": 1, "text": "one"}, {"text": "two"}])
@@ -185,16 +185,16 @@ class KeyRecords(BlockStep):
         return {"keys": Keys(self.split, self.split_key, self.reject_missing, tuple(self.duplicate), self.normalize)}
 
     def check(self) -> None:
-        self.settings()  # which `Keys` checks
+        self.settings()  # `Keys` checks its arguments
 
 
 class CountBadAnswers(BlockStep):
-    """`Records` -> the same `Records`: counts those whose answers a field of theirs marks as bad, and drops none.
+    """`Records` -> the same `Records`: counts records with a field that marks the answer as bad. Drops none.
 
-    It goes before everything that changes records. The counts are `bad_answers` in `run.json`, by field.
+    Put it before every step that changes records. `run.json` has the counts as `bad_answers`, by field.
 
     Attributes:
-        use: which fields are trained, and which of the others are kept or read: see `FieldUse`.
+        use: which fields are trained, and which others are kept or read: see `FieldUse`.
 
     >>> use = bp.FieldUse(trained=frozenset({"completion"}))
     >>> block = bp.testing.records([{"completion": "2", "label": True}, {"completion": "3", "label": False}])
@@ -208,14 +208,14 @@ class CountBadAnswers(BlockStep):
 
 
 class KeepFields(BlockStep):
-    """`Records` -> the same `Records`: fields are noted, and become columns of the rows that `Shard` writes.
+    """`Records` -> the same `Records`: keeps fields as metadata columns of the rows that `Shard` writes.
 
-    It belongs right after the records are read: what steps before it changed is kept as metadata as they changed it.
+    Put it right after the records are read: metadata columns hold the values as earlier steps left them.
     See `beam_prep.reading.keep_fields.keep_fields` for what fields may hold.
 
     Attributes:
         fields: field -> `string`, `int32`, `int64`, `float32`, `float64` or `bool`; or only the fields, as strings.
-            A field is the name of its column; `names` of `Shard` gives another.
+            A column has the name of its field, unless `names` of `Shard` gives another.
 
     >>> block = bp.testing.records([{"id": "a1", "text": "one"}, {"id": 7, "text": "two"}])
     >>> kept = bp.KeepFields(["id"]).step()(block).ledger.metadata
@@ -236,20 +236,20 @@ class KeepFields(BlockStep):
 
 
 class Decontaminate(BlockStep):
-    """`Records` -> `Records`: a record that shares an n-gram of words with evaluation data is dropped or marked.
+    """`Records` -> `Records`: drops or marks records that share an n-gram of words with evaluation data.
 
-    See docs/decontaminate.md for what a word is. The evaluation data is read when the step is made, and is a part of
-    the pipeline: a `Pipeline` with `preprocessing.decontaminate` sends it to the workers as a file.
+    See docs/decontaminate.md for what a word is. The evaluation data is read when the step is made, and becomes a part
+    of the pipeline. A `Pipeline` with `preprocessing.decontaminate` sends it to the workers as a file instead.
 
     Attributes:
         against: paths and globs of the evaluation data.
-        field: the fields of its records that are looked for; None: all texts.
-        fields: the fields of the records that are looked at; None: all texts.
+        field: the compared fields of the evaluation data; None: all texts.
+        fields: the compared fields of the records; None: all texts.
         ngram: words of an n-gram, 1 or more.
-        mode: `drop`: such records are dropped (`contaminated`); `mark`: they are kept, counted and listed.
+        mode: `drop`: drop such records (`contaminated`); `mark`: keep, count and list them.
 
     Raises:
-        InputError: a file of the evaluation data cannot be read, or has nothing to look for.
+        InputError: a file of the evaluation data cannot be read, or has no n-gram.
 
     >>> block = bp.testing.records([{"text": "THERE is - a particular Silence"}, {"text": "There is silence"}])
     >>> step = bp.Decontaminate("examples/data/text.jsonl", field="text", ngram=5)
@@ -284,23 +284,23 @@ class Decontaminate(BlockStep):
 
 
 class ApplyTemplate(BlockStep):
-    """`Records` -> `Rendered`: each record as pieces of text with their roles, by the sections of each output.
+    """`Records` -> `Rendered`: renders each record as pieces of text with roles, by the sections of each output.
 
     Records that cannot be used are rejected. Records without any text are dropped (`empty`).
 
     Attributes:
-        outputs: what each row consists of, or a config's `input`, whose `date` then is that of `rules`.
+        outputs: the outputs of each record, or a config's `input`, whose `date` then becomes the date of `rules`.
         tokenizer: its chat template renders messages.
-        domain_key: the record's key that names its domain.
+        domain_key: the field of a record that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
-        compared: of so many conversations of each block the text is compared with transformers' own, and what is
-            trained with renderings of prefixes; if one differs, the block is rendered in the plain way. A difference
-            in a record outside the sample is not seen: None compares all, as `Pipeline(check="full")` does, and a
-            difference ends the run.
+        compared: number of conversations of each block that are compared with transformers: the texts with its
+            rendering, the trained spans with renderings of prefixes. If one differs, the block is rendered again, by
+            transformers' own function. A difference outside the sample goes unnoticed. None compares all, as
+            `Pipeline(check="full")` does; then a difference ends the run.
 
     Raises:
-        TokenizerError: a section wants a template, or a rule a special token, that the tokenizer does not have; or
-            the template would give another text in another run: see `ChatTemplate`.
+        TokenizerError: the tokenizer lacks a template that a section needs, or a special token that a rule needs; or
+            the template would give other texts in another run: see `ChatTemplate`.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
@@ -329,12 +329,12 @@ class ApplyTemplate(BlockStep):
 
 
 class FromTokens(BlockStep):
-    """`Records` -> `Batch`: records that are tokenised already, in place of ApplyTemplate, Tokenize and BuildMask.
+    """`Records` -> `Batch`: takes tokenised records, in place of ApplyTemplate, Tokenize and BuildMask.
 
     Attributes:
         output: the names of the columns.
-        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
-        domain_key: the record's key that names its domain.
+        tokenizer: the tokenizer that made the ids. Records with larger ids than it has are rejected.
+        domain_key: the field of a record that names its domain.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> row = bp.Output("input_ids", "ids", (), "loss_mask")
@@ -354,12 +354,12 @@ class FromTokens(BlockStep):
 
 
 class FromRollouts(BlockStep):
-    """`Records` -> `Batch`: rollouts that are ids already, in place of ApplyTemplate, Tokenize and BuildMask.
+    """`Records` -> `Batch`: takes rollouts of token ids, in place of ApplyTemplate, Tokenize and BuildMask.
 
     Attributes:
-        fields: where a record has what.
-        tokenizer: the one that made the ids. Records with larger ids than it has are rejected.
-        domain_key: the record's key that names its domain.
+        fields: the names of a record's fields.
+        tokenizer: the tokenizer that made the ids. Records with larger ids than it has are rejected.
+        domain_key: the field of a record that names its domain.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> fields = bp.RolloutFields(logprobs="logprobs", rewards="rewards")
@@ -379,10 +379,10 @@ class FromRollouts(BlockStep):
 
 
 class InDomain(BlockStep):
-    """`Batch` -> `Batch`: all rows are of one domain.
+    """`Batch` -> `Batch`: puts all rows into one domain.
 
     Attributes:
-        domain: its name.
+        domain: the name of the domain.
     """
 
     domain: str
@@ -391,13 +391,13 @@ class InDomain(BlockStep):
 
 
 class BuildMask(BlockStep):
-    """`Batch` -> `Batch`: adds the mask column of each output that has one: 1 where the loss is taken.
+    """`Batch` -> `Batch`: adds the loss mask column of each output that has one: 1 for trained tokens.
 
     Attributes:
         policy: a config's `mask` (role -> `train`, `mask` or `last`), or a function on `Segments` that returns
             bool [segments]: True for the segments that are trained.
-        default: the rule of roles that a mapping does not name.
-        options: with a mapping: what is trained within messages. `ApplyTemplate` needs the same, in its rules.
+        default: the rule of roles that a mapping leaves out.
+        options: for a mapping: what is trained within messages. The rules of `ApplyTemplate` need the same options.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> row = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "loss_mask")
@@ -428,13 +428,13 @@ class BuildMask(BlockStep):
 
 
 class Truncate(BlockStep):
-    """`Batch` -> `Batch`: no sequence longer than `max_seq_len` tokens; in lists, no element.
+    """`Batch` -> `Batch`: cuts sequences to `max_seq_len` tokens; of lists, each element.
 
     Attributes:
         max_seq_len: tokens.
-        mode: a longer sequence is cut (`keep_start`, `keep_end`), its record is dropped (`drop`, counted as
-            `too_long`), or the run fails (`error`).
-        eos_id: the token that ends an answer, or a tokenizer, which means its EOS token. Rows that lose it are counted.
+        mode: `keep_start` and `keep_end` cut a longer sequence, `drop` drops its record (counted as `too_long`),
+            `error` fails the run.
+        eos_id: the token that ends an answer, or a tokenizer (its EOS token). Rows that lose this token are counted.
 
     >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
     >>> block = bp.testing.records([{"input_ids": [7, 8, 9], "loss_mask": [0, 1, 1]}])
@@ -461,11 +461,11 @@ class Truncate(BlockStep):
 class SplitPrompt(BlockStep):
     """`Batch` -> `Batch`: `chosen_ids`, `rejected_ids` and `prompt_ids`, as TRL's preference collator reads them.
 
-    The prompt is what comes before the first trained token of both sides. Rejects: `equal_sides`, `prompt_differs`,
+    The prompt is the ids before the first trained token of both sides. Rejects: `equal_sides`, `prompt_differs`,
     `not_prompt_first`.
 
     Attributes:
-        rows_without_loss: what becomes of rows without a completion: `drop` (and `keep`) or `reject`.
+        rows_without_loss: `reject` rejects rows without a completion; `drop` and `keep` drop them.
 
     >>> tokenizer = bp.Tokenizer.load("examples/tokenizer")
     >>> texts = [("prompt", "mask"), ("chosen", "train")], [("prompt", "mask"), ("rejected", "train")]
@@ -504,7 +504,7 @@ class Labels(BlockStep):
 class Shift(BlockStep):
     """`Batch` -> `Batch`: `input_ids` without the last token, `labels` without the first: label i follows input i.
 
-    Use it for trainers that do not shift; the models of transformers do. Rows of fewer than 2 tokens are
+    Use it for trainers that do not shift labels; the models of transformers shift them. Rows of fewer than 2 tokens are
     rejected (`too_short_to_shift`).
 
     >>> tokenizer, row = bp.Tokenizer.load("examples/tokenizer"), bp.Output("ids", "ids", (), "loss_mask")
@@ -521,15 +521,15 @@ class Shift(BlockStep):
 
 
 class Pad(BlockStep):
-    """`Batch` -> `Batch`: every row padded at its end to a multiple of `multiple`, with an `attention_mask`.
+    """`Batch` -> `Batch`: pads every row at its end to a multiple of `multiple`, and adds an `attention_mask`.
 
-    `Layout.padding` does the same while shards are written, which takes far less memory where rows are short.
+    `Layout.padding` does the same while shards are written, which takes far less memory if rows are short.
 
     >>> pad = bp.Pad(2048, pad_id=0)
 
     Attributes:
-        multiple: tokens; the maximum length for rows of one length.
-        pad_id: the id of the tokens that are added.
+        multiple: tokens; the maximum length makes all rows equally long.
+        pad_id: the id of the added tokens.
     """
 
     multiple: int
@@ -538,7 +538,7 @@ class Pad(BlockStep):
     work, gives = pad, Batch
 
     def check(self) -> None:
-        Padding(self.multiple, self.pad_id)  # which checks them
+        Padding(self.multiple, self.pad_id)  # it checks them
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -280,7 +280,7 @@ def test_an_escape_that_the_tokenizer_takes_away_is_an_error(tmp_path: Path) -> 
         token["normalized"] = True
     (folder / "tokenizer.json").write_text(json.dumps(made))
     tokenizer = Tokenizer.load(folder)
-    with pytest.raises(TokenizerError, match="because its normalizer takes the escape away: use 'reject'"):
+    with pytest.raises(TokenizerError, match="because its normalizer removes the escape: use 'reject'"):
         chat_format_of((TEXT,), tokenizer, TextRules(control_tokens="escape"))
 
 
@@ -311,7 +311,7 @@ def test_a_token_that_the_normaliser_makes_is_rejected(kind: str, text: str, rul
     assert counts(tokens(tokenizer, TEXT, rows, "keep"), np.array([number])) == [0, 1]
     batch = tokens(tokenizer, TEXT, rows, rule)
     assert testing.rejects(batch) == [(1, "control_token")]
-    assert "the tokenizer's normaliser makes the control token '<find>'" in batch.ledger.messages[1]
+    assert "the tokenizer's normaliser turns into the control token '<find>'" in batch.ledger.messages[1]
 
 
 JOINT = Output("sequence", "ids", (Section("prompt", "mask"), Section("completion", "train")), "loss_mask", joint=True)

@@ -268,7 +268,7 @@ def test_first_texts_are_compared_once_where_transformers_loaded_the_folder(
     source = tokenizer.contents()["tokenizer.json"]
     lowers = json.dumps({**json.loads(source), "normalizer": {"type": "Lowercase"}}).encode()
     monkeypatch.setattr(Tokenizer, "reference", resolver.rust_tokenizer(lowers, {}))
-    with pytest.raises(TokenizerError, match=r"transformers' ids of 'Hello' are from the 1\. on"):
+    with pytest.raises(TokenizerError, match=r"transformers and tokenizer.json differ on 'Hello' from the 1\. id on"):
         tokenizer.check_texts(["Hello"])
     assert not tokenizer.resolved_here
     tokenizer.check_texts(["Hello"])

@@ -22,7 +22,7 @@ variable "output_dir" {
 }
 
 variable "config" {
-  description = "The config, a JSON file; give this or config_json. Example: gs://bucket/configs/sft_chat.json"
+  description = "The config, a JSON file; give either this or config_json. Example: gs://bucket/configs/sft_chat.json"
   type        = string
   default     = null
 
@@ -33,7 +33,7 @@ variable "config" {
 }
 
 variable "config_json" {
-  description = "The config itself; give this or config. Example: {\"input\": {\"sections\": [{\"field\": \"text\", \"action\": \"train\"}]}}"
+  description = "The config as JSON; give either this or config. Example: {\"input\": {\"sections\": [{\"field\": \"text\", \"action\": \"train\"}]}}"
   type        = string
   default     = null
 
@@ -44,7 +44,7 @@ variable "config_json" {
 }
 
 variable "tokenizer_path" {
-  description = "A tokenizer's folder; on the command line also its Hugging Face name. Example: gs://bucket/tokenizers/qwen3"
+  description = "A tokenizer's folder; on the command line or its Hugging Face name. Example: gs://bucket/tokenizers/qwen3"
   type        = string
 
   validation {
@@ -76,7 +76,7 @@ variable "keep_versions" {
 }
 
 variable "version_name" {
-  description = "With --keep_versions: its name, by default the time of the launch in UTC; versions are in order of their names. Example: 20261122"
+  description = "With --keep_versions: the version's name (default: the launch time in UTC); versions are in order of their names. Example: 20261122"
   type        = string
   default     = null
 
@@ -109,7 +109,7 @@ variable "max_no_loss_rate" {
 }
 
 variable "max_reject_chars" {
-  description = "Characters of a rejected record that are kept; 0 keeps texts out. Example: 0"
+  description = "Most characters kept of a rejected record; 0: no text. Example: 0"
   type        = string
   default     = null
 
@@ -131,7 +131,7 @@ variable "max_line_bytes" {
 }
 
 variable "cache_dir" {
-  description = "Keep tokenised blocks here for later runs; without it they are kept until this run succeeds. Example: gs://bucket/token_cache"
+  description = "Keep tokenised blocks here for later runs; by default they are removed when this run succeeds. Example: gs://bucket/token_cache"
   type        = string
   default     = null
 
@@ -142,7 +142,7 @@ variable "cache_dir" {
 }
 
 variable "staging" {
-  description = "The folder of unfinished files; without it .beam_prep next to the output. Example: gs://bucket/unfinished"
+  description = "The folder of unfinished files; by default .beam_prep next to the output. Example: gs://bucket/unfinished"
   type        = string
   default     = null
 
@@ -153,7 +153,7 @@ variable "staging" {
 }
 
 variable "lease" {
-  description = "A launch that was killed holds the output for this time, if nobody can see that it is gone. Example: 120"
+  description = "How long a killed launch keeps its claim on the output, if no process can see that it ended. Example: 120"
   type        = string
   default     = null
 
@@ -164,7 +164,7 @@ variable "lease" {
 }
 
 variable "block_bytes" {
-  description = "Bytes of input worked on at a time, a multiple of 65536; changes no byte of the output. Example: 4194304"
+  description = "Bytes of input in a block, a multiple of 65536; does not change the output. Example: 4194304"
   type        = string
   default     = null
 
@@ -175,7 +175,7 @@ variable "block_bytes" {
 }
 
 variable "tokenizer_backend" {
-  description = "What encodes; what is not the reference is compared with it, see check. Example: transformers"
+  description = "The library that encodes; gigatoken is compared with the reference, see check. Example: transformers"
   type        = string
   default     = null
 
@@ -186,7 +186,7 @@ variable "tokenizer_backend" {
 }
 
 variable "check" {
-  description = "What is compared with transformers: of each block a sample, or everything. Example: full"
+  description = "What is compared with transformers: a sample of each block, or everything. Example: full"
   type        = string
   default     = null
 
