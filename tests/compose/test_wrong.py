@@ -171,7 +171,7 @@ def test_a_run_whose_mix_cannot_be_made_publishes_nothing(tmp_path: Path) -> Non
 def test_blocks_without_digests_are_refused() -> None:
     nothing = np.zeros(0, np.int64)
     with pytest.raises(
-        ConfigError, match=r"Shard has splits, and the blocks no digests .* put KeyRecords\(split=True\)"
+        ConfigError, match=r"Shard has splits, but the blocks have no digests: put KeyRecords\(split=True\)"
     ):
         view(RowIndex(nothing, nothing, nothing, nothing, [], {}), Copies(), Splits.of({"a": 1.0}))
 
