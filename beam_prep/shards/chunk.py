@@ -1,12 +1,11 @@
-"""Rows of the token cache that become several rows of a shard: chunks, and turns apart.
+"""Cuts one row of the token cache into several rows of a shard: chunks, and turns apart.
 
-Chunks: a document that is longer than a row may be becomes several rows. With a stride, each chunk but the first begins
-with the last tokens of the one before, as context. The name and its meaning (tokens that overlap) are those of `stride`
-in Hugging Face's tokenizers.
+Chunks: a document longer than the row limit becomes several rows. With a stride, each later chunk begins with the last
+tokens of the previous chunk, as context. `stride` means the same as in Hugging Face's tokenizers: tokens that overlap.
 
-Turns apart: a record that is several rows is one row of the token cache, with their lengths beside it. So whatever
-takes or places records (the plan, splits, deduplication, mixes, a shuffle) has a record's rows together. They become
-rows again when a shard is written.
+Turns apart: the token cache holds a record of several rows as one row, with the row lengths beside it. So the plan,
+splits, deduplication, mixes and the shuffle keep the rows of a record together. They become rows again when a shard is
+written.
 """
 
 from collections.abc import Mapping
@@ -26,11 +25,11 @@ class ChunkStats(Stats):
 
     Attributes:
         rows: rows that came in.
-        rows_split: of these, in several chunks.
+        rows_split: rows that became several chunks.
         chunks: chunks that were made.
-        chunks_untrained: of these, without a trained token, and therefore not written.
-        tokens_repeated: tokens that a written chunk has again, from the one before.
-        tokens_left_out: tokens of chunks that are not written, without those that they had again.
+        chunks_untrained: chunks without a trained token, which are not written.
+        tokens_repeated: tokens that a written chunk repeats from the previous chunk.
+        tokens_left_out: tokens of chunks that are not written, repeated tokens not counted.
     """
 
     rows: int = 0
@@ -43,7 +42,7 @@ class ChunkStats(Stats):
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Cuts rows into chunks, of which the last may be shorter.
+    """Cuts rows into chunks of `size` tokens. The last chunk of a row may be shorter.
 
     >>> chunking = bp.Chunking(size=4, stride=1)
     >>> ids, mask = bp.Column("sequence", "int32", 1, "ids"), bp.Column("loss_mask", "int32", 1, "mask", "sequence")
@@ -55,8 +54,8 @@ class Chunking:
 
     Attributes:
         size: tokens of a chunk.
-        stride: tokens of its predecessor with which a chunk begins. They are not trained a second time, if the output
-            has a mask or labels.
+        stride: tokens that a chunk repeats from the previous chunk. They are not trained again if the output has a
+            mask or labels.
         keep_rows_without_loss: write chunks without a trained token.
 
     Raises:
@@ -74,16 +73,16 @@ class Chunking:
             raise ValueError(f"stride is {self.stride}, wanted 0 to {self.size - 1}, less than a chunk")
 
     def counts(self, lengths: Array) -> Array:
-        """int64 [rows]: the chunks of rows of these lengths, at least one each."""
+        """int64 [rows]: the number of chunks of each row, at least 1; `lengths`: tokens of each row."""
         return np.asarray(1 - (-np.maximum(lengths - self.size, 0) // (self.size - self.stride)))
 
     def lengths(self, lengths: Array) -> tuple[Array, Array]:
-        """The chunks of rows of these lengths: int64 [chunks] each, (tokens, row)."""
+        """(tokens of each chunk, the row it is cut from), int64 [chunks] each; `lengths`: tokens of each row."""
         row, start, stop = self._pieces(lengths)
         return stop - start, row
 
     def _pieces(self, lengths: Array) -> tuple[Array, Array, Array]:
-        """int64 [chunks] each: the row, and the tokens [start, stop) of it."""
+        """int64 [chunks] each: row, start, stop. A chunk is the tokens [start, stop) of its row."""
         first = offsets_of(self.counts(lengths))
         row = np.repeat(np.arange(len(lengths)), np.diff(first))
         start = (np.arange(first[-1]) - first[row]) * (self.size - self.stride)
@@ -93,9 +92,9 @@ class Chunking:
         """The chunks of all rows, in order.
 
         Args:
-            columns: name -> one list of values a row, of equal lengths in all columns; not empty. What is carried
-                along is repeated in every chunk of its row.
-            schema: of these columns, by name.
+            columns: name -> one list of values a row, of equal lengths in all columns; not empty. Metadata columns
+                are repeated in every chunk of their row.
+            schema: name -> column.
 
         Raises:
             ValueError: a column has other lengths than the first, or is a list of lists.
@@ -105,7 +104,7 @@ class Chunking:
         columns = {name: rows for name, rows in columns.items() if name not in beside}
         for name, rows in columns.items():
             if rows.depth != 1 or not np.array_equal(rows.lengths, lengths):
-                raise ValueError(f"column {name!r} is not one value a token; only one output can be cut into chunks")
+                raise ValueError(f"column {name!r} does not have one value a token: only one output can be chunked")
         row, start, stop = self._pieces(lengths)
         starts, sizes = offsets_of(lengths)[row] + start, stop - start
         repeated = np.where(start > 0, self.stride, 0)
@@ -114,7 +113,7 @@ class Chunking:
             chunk = Ragged(join_pieces(rows.flat, starts, sizes), offsets_of(sizes))
             if (nothing := NO_LOSS.get(schema[name].role)) is not None:
                 chunk = chunk.with_flat(_without_repeated(chunk, repeated, nothing))
-                if schema[name].role != "weights":  # of 0 is a token that is trained all the same
+                if schema[name].role != "weights":  # a token with weight 0 still counts as trained
                     trained |= chunk.sums(chunk.flat != nothing) > 0
             chunks[name] = chunk
         chunks |= {name: rows.take(row) for name, rows in beside.items()}
@@ -138,7 +137,7 @@ class Chunking:
 
 
 def _without_repeated(chunks: Ragged, repeated: Array, nothing: int) -> Array:
-    """The values, with `nothing` in place of the first `repeated` ones of each chunk."""
+    """The values of all chunks. The first `repeated` values of each chunk become `nothing`."""
     if not repeated.any():
         return chunks.flat
     place = np.arange(len(chunks.flat)) - np.repeat(chunks.offsets[:-1], chunks.lengths)
@@ -148,7 +147,7 @@ def _without_repeated(chunks: Ragged, repeated: Array, nothing: int) -> Array:
 # Turns apart
 
 ROW_LENGTHS = Column("row_lengths", "int32", 1, "rows")
-"""The column of the token cache that has the tokens of each row of a record."""
+"""The column of the token cache that holds the length of each row of a record, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class TurnStats(Stats):
 
     Attributes:
         rows: records that came in.
-        turns: rows that were made of them.
+        turns: rows that they became.
     """
 
     rows: int = 0
@@ -165,10 +164,10 @@ class TurnStats(Stats):
 
 
 def join_rows(batch: Batch) -> Batch:
-    """One row for each record: its rows, one after the other, with `ROW_LENGTHS`. Counters are added up.
+    """Joins the rows of each record into one row, and adds `ROW_LENGTHS`. Counters are added up.
 
     Raises:
-        ValueError: a column is not one value a token.
+        ValueError: a column does not have one value a token.
     """
     lengths = batch.tokens
     if not all(rows.depth == 1 and np.array_equal(rows.lengths, lengths) for rows in batch.columns.values()):
@@ -188,11 +187,11 @@ def join_rows(batch: Batch) -> Batch:
 
 
 def lengths_of(columns: Mapping[str, Ragged], tokens: Array) -> tuple[Array, Array]:
-    """(tokens of each row to write, the row of the token cache that it is of), int64 [rows] each.
+    """(tokens of each row to write, its row in the token cache), int64 [rows] each.
 
     Args:
-        columns: of rows of the token cache.
-        tokens: int64, of each.
+        columns: rows of the token cache, by column.
+        tokens: int64, the tokens of each of these rows.
     """
     rows = columns.get(ROW_LENGTHS.name)
     if rows is None:
@@ -203,12 +202,14 @@ def lengths_of(columns: Mapping[str, Ragged], tokens: Array) -> tuple[Array, Arr
 def split_rows(
     columns: Mapping[str, Ragged], schema: Mapping[str, Column], cut: Array | None
 ) -> tuple[dict[str, Ragged], Array | None, TurnStats]:
-    """The rows of records, and for each the tokens that were cut from it (of a record: from its first row).
+    """Splits records into their rows: (columns, tokens cut from each row, statistics).
+
+    Tokens that were cut from a record count for its first row.
 
     Args:
-        columns: of rows of the token cache, with `ROW_LENGTHS`.
-        schema: of the others, by name.
-        cut: int64 [rows of the token cache]; None: none were.
+        columns: rows of the token cache, with `ROW_LENGTHS`.
+        schema: name -> column, without `ROW_LENGTHS`.
+        cut: int64 [rows of the token cache], tokens that were cut; None: no token was cut.
     """
     lengths, record = lengths_of(columns, np.zeros(0, np.int64))
     offsets = offsets_of(lengths)

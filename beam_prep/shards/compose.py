@@ -1,4 +1,4 @@
-"""What is made of the rows of all blocks: which are written, in which split, how often, and in which order."""
+"""Decides which rows of all blocks are written, in which split, how often, and in which order."""
 
 import itertools
 import os
@@ -21,16 +21,16 @@ from beam_prep.shards.row_index import Copies, RowIndex, View
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """A record keeps its split when others are added or go, and on every runner.
+    """Assigns records to splits. A record keeps its split when other records are added or removed, on every runner.
 
     >>> splits = bp.Splits.of({"train": 0.9, "test": 0.1}, seed=0)
     >>> splits.names
     ('train', 'test')
 
     Attributes:
-        names: of the splits.
-        shares: of each, as they are given; they add up to 1.
-        seed: another one puts other records into each split.
+        names: the names of the splits.
+        shares: the share of each split; they add up to 1.
+        seed: another seed puts other records into each split.
         missing: the split of records without a key.
     """
 
@@ -41,7 +41,7 @@ class Splits:
 
     @classmethod
     def of(cls, shares: Mapping[str, float], seed: int = 0, missing: str | None = None) -> "Splits":
-        """Name to share, in order."""
+        """Splits from a mapping of name to share, in order."""
         return cls(tuple(shares), tuple(shares.values()), seed, missing)
 
     def codes(self, digests: Array) -> Array:
@@ -61,25 +61,25 @@ class Splits:
 
 
 def split_of(part: str, splits: Splits | None) -> int:
-    """The number of the split of a part, by its name; 0 without splits."""
+    """The number of the split in a part's name; 0 without splits."""
     return 0 if splits is None else splits.names.index(part.partition("/")[0])
 
 
 def domain_of(part: str, splits: Splits | None) -> str:
-    """The domain of a part, by its name."""
+    """The domain in a part's name."""
     return part if splits is None else part.partition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """How large the parts of a shuffle are. The bytes of an output do not depend on it.
+    """The sizes of what a shuffle sorts and merges. The bytes of an output do not depend on them.
 
     Attributes:
-        run: tokens of a run, about, with labels 40 MB, which a worker holds three times while it sorts them. More in
-            a large job: twice as many, and of 10 TB 50 million.
-        bin: tokens of a bin, which are sorted in memory.
-        batches: record batches of a run, at most: smaller ones cost more to find than to read.
-        runs: that are merged at a time: as many files are open.
+        run: tokens of a run, about: with labels 40 MB, of which a worker holds three copies while it sorts. A large
+            job has larger runs: twice as many tokens, at 10 TB 50 million.
+        bin: tokens of a bin. A bin is sorted in memory.
+        batches: most record batches of a run. Smaller batches cost more to find than to read.
+        runs: most runs that are merged at a time. Each is an open file.
     """
 
     run: int = 8_000_000
@@ -90,7 +90,7 @@ class RunSizes:
 
 @dataclass(frozen=True, slots=True)
 class Compose:
-    """How the rows of all blocks become an output. By default: all of them, in the order of the input.
+    """How the rows of all blocks become an output. By default all rows are written, in input order.
 
     >>> compose = bp.Compose(shuffle=17, splits=bp.Splits.of({"train": 0.9, "test": 0.1}))
     >>> compose.splits.names
@@ -98,11 +98,11 @@ class Compose:
 
     Attributes:
         shuffle: the seed of a permutation of all rows, over all shards; None: input order.
-        splits: which rows are in which split; None: there are none.
-        mix: how much of each domain is written, of the first split; needs `shuffle`.
-        deduplicate: of records with the same digest the first is kept. `KeyRecords` makes the digests.
-        buckets: into which digests are grouped to find equal ones; each should have about a million.
-        sizes: of what a shuffle sorts and merges at a time. The bytes are the same.
+        splits: assigns rows to splits; None: no splits.
+        mix: how much of each domain is written to the first split; needs `shuffle`.
+        deduplicate: keeps only the first record of those with the same digest. `KeyRecords` makes the digests.
+        buckets: groups of digests in which equal ones are searched; each should have about a million digests.
+        sizes: see `RunSizes`.
 
     Raises:
         ValueError: there is a mix without a shuffle.
@@ -117,21 +117,21 @@ class Compose:
 
     def __post_init__(self) -> None:
         if self.mix and self.shuffle is None:
-            raise ValueError("there is a mix without a shuffle, which draws its rows: give shuffle, too")
+            raise ValueError("there is a mix without a shuffle; the shuffle draws the rows of a mix: give shuffle, too")
 
     @property
     def views(self) -> bool:
-        """True if the plan sees blocks otherwise than the token cache has them, see `shards.compose`."""
+        """True if the plan sees a view of each block: without duplicates, or by split (see `view`)."""
         return self.splits is not None or self.deduplicate
 
     @property
     def composes(self) -> bool:
-        """True if an output is more than all rows in the order of the input."""
+        """True if the output is not simply all rows in input order."""
         return self.views or self.shuffle is not None
 
     @property
     def split_count(self) -> int:
-        """The number of splits; 1 where there are none."""
+        """The number of splits; 1 without splits."""
         return 1 if self.splits is None else len(self.splits.names)
 
 
@@ -139,11 +139,11 @@ class Place(NamedTuple):
     """Where a block's rows come from: file, first line, copies.
 
     Attributes:
-        name: in the token cache.
+        name: the block's name in the token cache.
         copies: the file of its copies, see `STATISTICS`.
-        file, first_byte, first_line: of its first line in the input.
+        file, first_byte, first_line: the place of its first line in the input.
         parts: the code of each of its parts in the plan.
-        rows: of its rows the first so many.
+        rows: how many of its rows are read, from the first.
     """
 
     name: str
@@ -157,12 +157,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arranged(Aligned):
-    """Rows of a block in a shuffle, in the order of its lines; those that are written several times as often.
+    """Rows of a block in a shuffle, by line. A row that is written n times is here n times.
 
     Attributes:
         part: int32, the code of each row's part.
-        key: uint64, its place in the order.
-        sample: uint64, where the row is drawn for a mix, its sample key; 0: it is taken whatever the mix decides.
+        key: uint64, the row's place in the shuffled order.
+        sample: uint64, the sample key of a row that may be drawn for a mix; 0: the row is written in any case.
         row: int64, the row's number in the view.
     """
 
@@ -177,8 +177,8 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
 
     Args:
         view, place: the block.
-        seed: of the shuffle.
-        taken: part to what is taken of its rows; of others all are taken, once.
+        seed: the seed of the shuffle.
+        taken: part -> which of its rows are written, and how often. Other parts are written once, completely.
     """
     count = place.rows
     line = view.row_index.line[:count].astype(np.int64) + place.first_line
@@ -199,7 +199,7 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
         rows = rows[drawn]
         found.append(Arranged(part[rows], keys[drawn], samples[drawn], rows))
     made = Arranged.concat(found)
-    # Rows with the same key stay in this order, which no border of a block may change: by line, then by copy.
+    # Rows with the same key stay in the order of line, then copy: it does not depend on where blocks end.
     return made.take(np.argsort(made.row, kind="stable"))
 
 
@@ -207,8 +207,8 @@ def ranges_of(keys: Array, part: Array, counts: Array) -> Array:
     """int64 [rows]: the number of each row's range of keys.
 
     Args:
-        keys, part: of each row.
-        counts: int64 [parts], into how many equal ranges all keys are cut.
+        keys, part: the key and the part of each row.
+        counts: int64 [parts], into how many equal ranges the keys of a part are cut.
     """
     found = np.zeros(len(keys), np.int64)
     of_rows = counts[part]
@@ -227,7 +227,7 @@ _SAMPLE = 0xD1B54A32D192ED03
 
 
 def mixed(values: Array) -> Array:
-    """uint64 [n]: a permutation of all 64-bit numbers in which no bit of the result shows a pattern of the values."""
+    """uint64 [n]: hashes of the values (splitmix64). Different values have different hashes."""
     found = values.astype(np.uint64) + np.uint64(_STEP)
     found = (found ^ (found >> np.uint64(30))) * np.uint64(_FIRST)
     found = (found ^ (found >> np.uint64(27))) * np.uint64(_SECOND)
@@ -236,7 +236,7 @@ def mixed(values: Array) -> Array:
 
 
 def mixed_number(*values: int) -> int:
-    """A 64-bit number that mixes several."""
+    """A 64-bit hash of several numbers."""
     found = 0
     for value in values:
         found = int(mixed(np.array([(found ^ value) & _MASK], np.uint64))[0])
@@ -244,30 +244,30 @@ def mixed_number(*values: int) -> int:
 
 
 def shuffle_keys(seed: int, file: int, lines: Array, copy: int = 0) -> Array:
-    """uint64 [rows]: the keys of the rows of a file, in a shuffle.
+    """uint64 [rows]: the shuffle keys of rows of one file.
 
     Args:
-        seed: of the shuffle.
+        seed: the seed of the shuffle.
         file: the number of the file in the list of inputs.
-        lines: int64 [rows], the line of each in the file, from 0.
-        copy: of a row that is repeated, which of its copies.
+        lines: int64 [rows], the line of each row in the file, from 0.
+        copy: the number of the copy, for a row that is written several times.
     """
     first, second = (np.uint64(mixed_number(seed, file, copy, part)) for part in (1, 2))
     return mixed(mixed(lines.astype(np.uint64) + first) ^ second)
 
 
 def sample_keys(keys: Array) -> Array:
-    """uint64 [rows]: the order in which rows are drawn for a mix, from 1; it follows from that of the shuffle."""
+    """uint64 [rows], from 1: rows are drawn for a mix by rising sample key. It is a hash of the shuffle key."""
     found: Array = np.maximum(mixed(keys ^ np.uint64(_SAMPLE)), np.uint64(1))
     return found
 
 
 def scaled(keys: Array, ranges: int) -> Array:
-    """int64 [rows]: the range of each key, of so many equal ones of all keys: floor(key * ranges / 2^64), exactly.
+    """int64 [rows]: the range of each key: floor(key * ranges / 2^64), exactly.
 
     Args:
         keys: uint64 [rows].
-        ranges: less than 2^32.
+        ranges: the number of equal ranges of all keys, less than 2^32.
     """
     count = np.uint64(ranges)
     high, low = keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)
@@ -276,7 +276,7 @@ def scaled(keys: Array, ranges: int) -> Array:
 
 
 def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
-    """A row index without copies, by split.
+    """The view of a block: its row index without copies, its domains cut by split.
 
     Raises:
         ConfigError: the block has no digests for splits.
@@ -310,7 +310,7 @@ def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
         )
     if splits is not None:
         if SPLIT not in row_index.digests:
-            raise ConfigError("Shard has splits, and the blocks no digests for them: put KeyRecords(split=True) first")
+            raise ConfigError("Shard has splits, but the blocks have no digests: put KeyRecords(split=True) first")
         part = row_index.domain * len(splits.names) + splits.codes(row_index.digests[SPLIT])
         row_index = replace(row_index, domain=part.astype(np.int32))
     return View(row_index, rank, copies)
@@ -321,7 +321,7 @@ def _drop(row_index: RowIndex, line: int) -> Drop:
 
 
 def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
-    """The names of the parts of a block, in the order of their numbers."""
+    """The names of the parts of a block, by number."""
     names: Sequence[str | None] = [None] if splits is None else splits.names
     return [part_of(split, domain) for domain in domains for split in names]
 
@@ -329,7 +329,7 @@ def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
 def view_receipt(
     receipt: BlockReceipt, row_index: RowIndex, copies: Copies, file: str, splits: Splits | None
 ) -> BlockReceipt:
-    """The statistics of a block as the plan sees it; `file`: of its copies."""
+    """The statistics of a block's view; `file`: the file of its copies."""
     seen = view(row_index, copies, splits).row_index
     names = parts_of([domain for domain, _, _ in receipt.domains], splits)
     return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=os.fsencode(file))

@@ -1,4 +1,4 @@
-"""Domain names as folder names: no way out of the output, no two domains in one folder on any file system."""
+"""Folder names for domains: never outside the output, and never shared by two domains on any file system."""
 
 import hashlib
 import re
@@ -18,18 +18,18 @@ _TAKEN = {
     "dataset_dict.json",
 }
 _TAKEN_IN_SPLITS = {"dataset_info.json", "state.json"}
-"""Files of `datasets` beside the folders of domains, where there are splits."""
+"""With splits, files of `datasets` lie beside the folders of domains."""
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")  # on Windows, with any ending
 
 
 def folder_of(domain: str, in_splits: bool = False) -> str:
-    """The folder of a domain: its own name where that is plain lower case, else a slug and a hash of the name.
+    """The folder of a domain: its name if that is plain lower case, else a slug and a hash of the name.
 
-    Upper case takes the hash too: some file systems ignore case.
+    Upper case gets a hash, too: some file systems ignore case.
 
     Args:
         domain: its name.
-        in_splits: the folder is in those of splits.
+        in_splits: the folder lies in the folder of a split.
     """
     if _SAFE.fullmatch(domain) and not (
         domain in _TAKEN
@@ -58,5 +58,5 @@ def folders(domains: Iterable[str], in_splits: bool = False) -> dict[str, str]:
 
 
 def part_of(split: str | None, domain: str) -> str:
-    """The name of the rows of a domain in a split, as the plan has them."""
+    """The name of a part in the plan: the rows of a domain in a split."""
     return domain if split is None else f"{split}/{domain}"

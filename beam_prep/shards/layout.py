@@ -1,4 +1,4 @@
-"""The layout of a shard: its rows are written as they are, packed, or padded; with position ids; with other names."""
+"""The layout of a shard: packing, padding, position ids, names of columns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,13 +30,13 @@ from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, trunc
 
 @step
 def add_metadata(batch: Batch, provenance: bool = False) -> Batch:
-    """Adds a column for each field that `keep_fields` noted; without it there are none.
+    """Adds a metadata column for each field of `keep_fields`; none without `keep_fields`.
 
     Rows with a value that cannot be carried are rejected (`keep_fields`).
 
     Args:
         batch: the rows.
-        provenance: adds `FILE` and `OFFSET`, too, counted from the block.
+        provenance: also adds `FILE` and `OFFSET`, counted from the block's first line.
     """
     metadata = batch.ledger.metadata
     if metadata is not None:
@@ -57,7 +57,7 @@ def add_metadata(batch: Batch, provenance: bool = False) -> Batch:
 def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: Mapping[str, str]) -> Batch:
     """The last step before rows are stored: drops pairs with equal sides and rows without loss, then casts the columns.
 
-    Rows that the ledger marks are counted.
+    It counts the rows that the ledger marks.
     """
     stored = store_as(drop_rows_without_loss(reject_equal_sides(batch), rows_without_loss), dtypes)
     if notes := stored.ledger.notes:
@@ -66,9 +66,9 @@ def finalize_columns(batch: Batch, rows_without_loss: RowsWithoutLoss, dtypes: M
 
 
 def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
-    """Every column in its dtype: the one in `dtypes`, else the one of its schema.
+    """Casts every column to its dtype in `dtypes`, else to the dtype of its schema.
 
-    Rows with a number that its dtype cannot hold are rejected (`bad_number`); fractions do not fit integers.
+    Rows with a number that its dtype cannot hold are rejected (`bad_number`), and fractions in integer columns, too.
 
     Raises:
         ValueError: a token id (or a label) does not fit its dtype.
@@ -89,7 +89,7 @@ def store_as(batch: Batch, dtypes: Mapping[str, str]) -> Batch:
 
 
 def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
-    """(values in `dtype`, bool: which of them it holds). bool stays uint8, as Arrow would pack bits."""
+    """(values in `dtype`, bool: which values fit). A bool column is stored as uint8, as Arrow would pack bits."""
     target = np.dtype(np.uint8 if dtype == "bool" else dtype)
     if values.dtype == target:
         return values, np.ones(1, bool)
@@ -101,7 +101,7 @@ def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
 Rows = Mapping[str, Ragged]
 
 CUT = "truncated_to_pack"
-"""The counter of tokens that were cut because a packed row cannot hold them."""
+"""The counter of tokens that were cut because their row is longer than a packed row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +120,15 @@ class Layout:
     Attributes:
         packing: see `plan_packs`; `none`: one document a row.
         capacity: tokens of a packed row.
-        group: consecutive rows of the shard that are packed together. Over rows in input order, so that the result
-            depends on neither workers nor blocks.
+        group: how many consecutive rows of the shard are packed together. Rows are grouped in input order, so the
+            result depends on neither workers nor blocks.
         position_ids: see `pack_columns`.
-        dtype: of the columns that are added; int32 by default.
-        names: column -> the name under which it is written, if that differs.
+        dtype: column -> dtype, for columns that are added here; int32 by default.
+        names: column -> the name under which it is written, if it differs.
         truncation_mode: what `simple` and `bfd` do with a row of more than `capacity` tokens: see `truncate`.
         padding: pads each row, and adds an `attention_mask`; None: no padding. Not with packing.
-        chunking: cuts rows into chunks before they are packed or padded, and no row is cut to its first tokens; None:
-            no chunks.
-        provenance: adds columns that say where the line of each row is, see `placed`.
+        chunking: cuts rows into chunks before they are packed or padded; then `fit` cuts no row. None: no chunks.
+        provenance: adds columns with file and offset of each row's line, see `add_metadata`.
 
     Raises:
         ValueError: a value is not one of those allowed, or there is both packing and padding.
@@ -162,12 +161,12 @@ class Layout:
         return cuts_rows(self.packing) and self.chunking is None
 
     def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
-        """Cuts rows to the length of a packed row. Before the plan, which depends on the lengths of rows.
+        """Cuts rows to the length of a packed row. It runs before the plan, which depends on the lengths of rows.
 
-        Counts what `truncate` counts, and `truncated_to_pack`: the tokens cut from a row here.
+        It counts what `truncate` counts, and `truncated_to_pack`: the tokens that it cut.
 
         Raises:
-            RunError: a row is longer, and the mode is `error`.
+            RunError: a row is longer than `capacity`, and the mode is `error`.
         """
         if not self.cuts:
             return batch
@@ -182,13 +181,13 @@ class Layout:
     ) -> Batch:
         """The rows that the token cache holds: cut to the length of a packed row (`fit`), then finalized.
 
-        Metadata of them is added last (see `add_metadata`).
+        Metadata columns are added last (see `add_metadata`).
         """
         rows = finalize_columns(self.fit(batch, eos_id), rows_without_loss, dtype)
         return add_metadata(rows if rows.row is None else join_rows(rows), self.provenance)
 
     def tokens(self, batch: Batch) -> Array:
-        """int64 [rows]: tokens that are written of each row: with its padding, and with what its chunks repeat."""
+        """int64 [rows]: the tokens of each row in a shard, with padding and with the tokens that chunks repeat."""
         lengths, row = lengths_of(batch.columns, batch.tokens)
         if self.chunking is not None:
             lengths, of = self.chunking.lengths(lengths)
@@ -197,11 +196,11 @@ class Layout:
         return np.bincount(row, padded, len(batch)).astype(np.int64)
 
     def columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """The columns that are written, by the names under which they are.
+        """The columns that are written, with the names under which they are written.
 
         Raises:
-            ValueError: rows of lists cannot be packed or padded, nor have positions.
-            ConfigError: `names` has a column that is not written, or gives a name that cannot be.
+            ValueError: rows are lists of lists: they cannot be packed, padded or given position ids.
+            ConfigError: `names` has a column that is not written, or gives a column a name that is not allowed.
         """
         added, packed = [], self.packing != "none"
         metadata = [replace(column, depth=int(packed)) for column in columns if column.metadata]
@@ -225,7 +224,7 @@ class Layout:
         )
 
     def check_names(self, columns: Sequence[str]) -> None:
-        """Raises ConfigError if `names` has another column than these, or gives one a name that it cannot have."""
+        """Raises ConfigError if `names` has a column that is not in `columns`, or a name that is not allowed."""
         if problems := list(name_problems(self.names, columns)):
             raise ConfigError("\n".join(f"names: {column}: {text}" for column, text in problems))
 
@@ -235,11 +234,11 @@ class Layout:
     def rows(
         self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
     ) -> Iterator[tuple[Rows, Sequence[Stats]]]:
-        """The rows to write, and statistics of the turns, the chunks and the packing of each group.
+        """The rows to write, and statistics of turns, chunks and packing, group by group.
 
         Args:
-            parts: the shard's rows in order; for each part, int64 [rows]: tokens that `fit` cut (None: of none any).
-            columns: what is written, see `columns`.
+            parts: the shard's rows in order, and int64 [rows], the tokens that `fit` cut from each (None: none).
+            columns: the columns to write, see `columns`.
         """
         written = {column.name: column for column in columns}
         made: list[Stats] = []
@@ -252,7 +251,7 @@ class Layout:
     def _turns(
         self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
     ) -> Iterator[tuple[Rows, Array | None]]:
-        """The parts, with a row for each one of a record. Statistics are added to `found`."""
+        """Splits records into their rows (turns apart). Appends statistics to `found`."""
         for part, cut in parts:
             if ROW_LENGTHS.name not in part:
                 yield part, cut
@@ -265,7 +264,7 @@ class Layout:
     def _chunks(
         self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
     ) -> Iterator[tuple[Rows, Array | None]]:
-        """The parts, cut into chunks. Statistics are added to `found`."""
+        """Cuts rows into chunks. Appends statistics to `found`."""
         if self.chunking is None:
             yield from parts
             return
@@ -277,7 +276,7 @@ class Layout:
     def _rows(
         self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column]
     ) -> Iterator[tuple[Rows, PackStats | None]]:
-        """The same, by the columns' own names."""
+        """Packs or pads rows. Columns have their names before renaming."""
         if self.packing == "none":
             for part, _ in parts:
                 for rows in self._padded(part, written):
@@ -309,7 +308,7 @@ def _with_positions(part: Rows) -> Rows:
 
 
 def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[tuple[Rows, Array]]:
-    """Rows, and the tokens that each lost, in groups of `size`; the last one may be smaller."""
+    """Regroups rows, and the tokens cut from each, into groups of `size` rows. The last group may be smaller."""
     held: list[tuple[Rows, Array]] = []
     count = 0
     for part, lost in parts:

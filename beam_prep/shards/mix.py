@@ -1,4 +1,4 @@
-"""A mix: how many tokens of each domain are written, and which rows these are."""
+"""A mix: how many tokens of each domain are written, and which rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from beam_prep.errors import RunError
 
 @dataclass(frozen=True, slots=True)
 class DomainMix:
-    """How much of a domain is written: one of tokens, share and epochs.
+    """How much of a domain is written. Give one of tokens, share and epochs.
 
     >>> mix = {"math": bp.DomainMix(tokens=2e9), "web": bp.DomainMix(share=0.3), "code": bp.DomainMix(epochs=2)}
     >>> compose = bp.Compose(shuffle=17, mix=tuple(mix.items()))
 
     Attributes:
-        tokens: a budget.
-        share: of all tokens of the output.
+        tokens: how many tokens are written.
+        share: share of all tokens of the output.
         epochs: how often each record is written.
-        repeat: with tokens or share: records are repeated where there are too few.
+        repeat: with tokens or share: repeats records if the domain has too few.
     """
 
     tokens: float | None = None
@@ -32,9 +32,9 @@ class DomainMix:
 
 
 MOST_EPOCHS = 1000
-"""How often a record is written, at most: a budget that asks for more has a zero too many."""
+"""Most times that a record is written. A budget that needs more probably has a zero too many."""
 Mix = tuple[tuple[str, DomainMix], ...]
-"""(domain, what is wanted of it)."""
+"""(domain, how much of it is written)."""
 
 
 ALL = 2**64 - 1
@@ -43,11 +43,11 @@ ALL = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The rows of a domain that are written: each of them `copies` times, and some of them once more.
+    """Which rows of a domain are written: each row `copies` times, and some rows once more.
 
     Attributes:
-        copies: of every row.
-        most: of one more copy, the rows whose sample key is not greater; None: no row.
+        copies: how often every row is written.
+        most: rows with a sample key up to this are written once more; None: no row.
     """
 
     copies: int = 1
@@ -55,19 +55,19 @@ class Taken:
 
 
 def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
-    """Domain to the tokens that are wanted of it, for the domains of a mix.
+    """Domain -> tokens to write, for the domains of a mix.
 
-    Domains that the mix does not name are written whole. Shares are of all that is written: what is wanted as tokens or
-    epochs, and whole domains, is what the shares leave. If shares are all that there is, the whole is as large as the
-    domain that is the first to run out allows; of those that may be repeated none is.
+    Domains that the mix does not name are written once, completely. A share is a share of the whole output. Domains
+    with tokens or epochs, and domains not named, fill the rest that the shares leave. If every domain has a share, the
+    output is as large as the scarcest domain without `repeat` allows.
 
     Args:
-        mix: what is wanted.
-        there: domain to the tokens that it has.
+        mix: the mix.
+        there: domain -> tokens that it has.
 
     Raises:
-        RunError: a domain is not there, has too few tokens and is not to be repeated, or is to be repeated more than
-            `MOST_EPOCHS` times; or the shares leave nothing for the others, or something that no other fills.
+        RunError: a domain has no rows, or too few tokens without `repeat`, or would be repeated more than
+            `MOST_EPOCHS` times; or the shares add up to 1 beside other domains, or to less than 1 without any.
     """
     wanted = dict(mix)
     for domain in wanted:
@@ -117,11 +117,11 @@ def _exact(number: float | None) -> Fraction:
 
 
 def cutoff(keys: Array, tokens: Array, wanted: int) -> int | None:
-    """The sample key of the last row that is taken: by rising key, rows are taken until they have the tokens wanted.
+    """The sample key of the last row that is written. Rows are drawn by rising key until they have the wanted tokens.
 
     Args:
-        keys, tokens: uint64 and int64 [rows].
-        wanted: tokens; None of 0.
+        keys, tokens: uint64 and int64 [rows], the sample key and the tokens of each row.
+        wanted: tokens; for 0 the result is None.
     """
     if wanted <= 0 or not len(keys):
         return None
@@ -132,13 +132,13 @@ def cutoff(keys: Array, tokens: Array, wanted: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class MixedDomain:
-    """What a mix takes of a domain.
+    """How much of a domain a mix writes.
 
     Attributes:
         domain: its name.
-        wanted, tokens: tokens that were wanted, and that are written.
-        there, records: records that there are, and of which any is written.
-        rows: that are written: a record that is repeated is one row more each time.
+        wanted, tokens: tokens that were wanted, and tokens that are written.
+        there, records: records that the domain has, and records that are written at least once.
+        rows: rows that are written. A record that is written n times counts n times.
     """
 
     domain: str
@@ -149,12 +149,12 @@ class MixedDomain:
     rows: int
 
     def as_dict(self) -> dict[str, int]:
-        """As a manifest has it."""
+        """The entry of the domain in the manifest."""
         return {"wanted_tokens": self.wanted, "tokens": self.tokens, "records": self.records, "rows": self.rows}
 
 
 def mix_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """What a mix wanted and got of each domain, by a manifest, a line each."""
+    """A line for each domain of a mix: tokens wanted and written, from a manifest."""
     return [
         f"mix of {domain!r}: {found['tokens']:,} tokens, {found['wanted_tokens']:,} wanted; "
         f"{found['records']:,} records in {found['rows']:,} rows"
@@ -163,4 +163,4 @@ def mix_lines(manifest: Mapping[str, Any]) -> list[str]:
 
 
 NOT_SAMPLED = "not_sampled"
-"""The reason for which a mix leaves records out."""
+"""The drop reason of records that a mix leaves out."""

@@ -1,9 +1,10 @@
 """Packing: several short rows become one row of at most `capacity` tokens.
 
-Best-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", MIT 1973): longest first, each into the pack
-with the least room that still holds it; never more than 11/9 of the fewest possible packs, plus a constant. For
-training data, long documents cut into pieces first: Ding et al., "Fewer Truncations Improve Language Modeling", ICML
-2024. Of packs with equal room the one that came to it first is taken, as in TRL's `pack_dataset`.
+Best-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", MIT 1973): rows are placed longest first,
+each into the pack with the least room that still holds it. It needs at most 11/9 of the fewest possible packs, plus a
+constant. For training data with long documents cut into pieces first, see Ding et al., "Fewer Truncations Improve
+Language Modeling", ICML 2024. Among packs with equal room, the first that reached this room is taken, as in TRL's
+`pack_dataset`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +24,7 @@ POSITION_IDS = "position_ids"
 
 
 class Stats:
-    """The base of dataclasses of counts, which add up over parts of a shard."""
+    """The base class of dataclasses of counts. Counts of parts of a shard can be added."""
 
     __slots__ = ()
 
@@ -38,13 +39,13 @@ class PackStats(Stats):
 
     Attributes:
         rows: rows that came in.
-        rows_empty: of these, without a token: in no pack.
-        rows_cut: of these, in a pack with only a part of their tokens.
-        rows_split: of these, in several packs.
-        packs: rows that went out.
-        packs_untrained: of these, without a trained token; 0 in the statistics of a plan, which does not know masks.
-        tokens: in packs.
-        tokens_cut: in no pack.
+        rows_empty: rows without a token; they are in no pack.
+        rows_cut: rows that lost tokens.
+        rows_split: rows in several packs.
+        packs: packed rows that went out.
+        packs_untrained: packs without a trained token; 0 in the statistics of a plan, which does not know masks.
+        tokens: tokens in packs.
+        tokens_cut: tokens in no pack.
     """
 
     rows: int = 0
@@ -63,9 +64,9 @@ class PackPlan:
 
     Attributes:
         lengths: int64 [rows], tokens of each row as it came.
-        cut: int64 [rows], tokens that were cut before, because no pack can hold them.
+        cut: int64 [rows], tokens that were cut from each row before the plan, because no pack can hold them.
         piece_row, piece_start, piece_stop: int64 [pieces], in output order.
-        packs: int64 [packs + 1], borders of the packs, counted in pieces.
+        packs: int64 [packs + 1], offsets of the packs, in pieces.
     """
 
     lengths: Array
@@ -76,7 +77,7 @@ class PackPlan:
     packs: Array
 
     def __len__(self) -> int:
-        """Packs."""
+        """The number of packs."""
         return len(self.packs) - 1
 
     @property
@@ -112,10 +113,10 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
         capacity: tokens that a pack may hold.
         cut: integers [rows], tokens that were cut from each row before, because no pack can hold them; None: none.
 
-    Time O(n log n) for n pieces, whatever the capacity; no loop over tokens.
+    It takes O(n log n) time for n pieces, for any capacity; it has no loop over tokens.
 
     Raises:
-        ValueError: a capacity that is not from 1 to 2**31 - 1, an unknown strategy.
+        ValueError: the capacity is not from 1 to 2**31 - 1, or the strategy is unknown.
     """
     if not 1 <= capacity < 2**31:
         raise ValueError(f"capacity is {capacity}, wanted 1 to {2**31 - 1} tokens")
@@ -128,7 +129,7 @@ def plan_packs(lengths: Array, strategy: Strategy, capacity: int, cut: Array | N
 
 
 class _Pieces(NamedTuple):
-    """Pieces of rows: int64 [pieces] each. Tokens [start, stop) of a row."""
+    """Pieces of rows: tokens [start, stop) of a row. int64 [pieces] each."""
 
     row: Array
     start: Array
@@ -143,16 +144,18 @@ class _Pieces(NamedTuple):
 
 
 def _heads(lengths: Array, capacity: int) -> _Pieces:
-    """The first tokens of each row."""
+    """The first `capacity` tokens of each row that has tokens."""
     row = np.flatnonzero(lengths)
     return _Pieces(row, np.zeros_like(row), np.minimum(lengths[row], capacity))
 
 
 def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[_Pieces, Array]:
-    """(pieces, int64 [pieces] the multiple of `capacity` at which each was cut).
+    """(pieces, int64 [pieces] the number of the window that holds each).
+
+    Windows have `capacity` tokens each, one after the other.
 
     Args:
-        begin: int64 [rows], where each row begins on a line that is cut at all multiples of `capacity`.
+        begin: int64 [rows], the position of each row's first token, counted from the first window.
         lengths: int64 [rows].
         capacity: tokens.
     """
@@ -167,11 +170,11 @@ def _splits(begin: Array, lengths: Array, capacity: int) -> tuple[_Pieces, Array
 
 
 def _best_fit_decreasing(pieces: _Pieces, key: Array, capacity: int) -> tuple[_Pieces, Array]:
-    """(pieces in output order, borders of the packs).
+    """(pieces in output order, offsets of the packs).
 
     Args:
         pieces: none longer than `capacity`.
-        key: int64 [pieces], what is sorted by. A greater key never has a shorter piece.
+        key: int64 [pieces], the sort key; the greatest is placed first. A greater key never has a shorter piece.
         capacity: tokens that a pack may hold.
     """
     pieces = pieces.take(np.argsort(-key, kind="stable"))
@@ -182,14 +185,15 @@ def _best_fit_decreasing(pieces: _Pieces, key: Array, capacity: int) -> tuple[_P
 def _best_fit(sizes: Array, capacity: int) -> Array:
     """int64 [pieces]: the pack of each piece, in order of opening. `sizes` must not rise.
 
-    As sizes never rise, a pack that fits once fits until it is filled, and one that begins to fit later has less room
-    than all that fit already. So a stack keeps them sorted, and nothing is searched. Pieces of one size fill packs of
-    one room alike, so ranges of packs are filled at once: a loop over sizes and rooms, not over pieces.
+    Sizes never rise, so a pack that fits the next piece fits every later one until it is filled. A pack that begins to
+    fit later has less room than the packs that already fit. So a stack keeps packs sorted by room, without a search.
+    Pieces of one size fill packs of one room in the same way, so whole ranges of packs are filled at once: the loop is
+    over sizes and rooms, not over pieces.
     """
     pack_of = np.empty(len(sizes), np.int64)
-    fitting: list[tuple[int, int, int]] = []  # room and range of packs that hold the next piece, the tightest on top
-    waiting: dict[int, list[tuple[int, int]]] = {}  # room -> ranges that do not, in the order in which they came to it
-    rooms: list[int] = []  # heap of the rooms of `waiting`, negated: the most room on top
+    fitting: list[tuple[int, int, int]] = []  # (room, range of packs) that can hold the next piece, least room on top
+    waiting: dict[int, list[tuple[int, int]]] = {}  # room -> ranges with too little room, in order of arrival
+    rooms: list[int] = []  # heap of the rooms of `waiting`, negated: most room on top
     packs = at = 0
     starts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)] if len(sizes) else [0]
     for end in starts[1:]:
@@ -206,7 +210,7 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
             each = room // size
             full = min(stop - first, (end - at) // each)
             if full:
-                if full == 1:  # of most sizes there is one piece
+                if full == 1:  # most sizes have one piece
                     pack_of[at : at + each] = first
                 else:
                     pack_of[at : at + full * each] = np.repeat(np.arange(first, first + full), each)
@@ -217,7 +221,7 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
                         heappush(rooms, -left)
                     waiting[left].append((first, first + full))
                 first += full
-            if first < stop and at < end:  # fewer pieces than one more pack holds
+            if first < stop and at < end:  # the last pieces do not fill one more pack
                 last, rest = first, end - at
                 pack_of[at:end] = last
                 at = end
@@ -236,35 +240,35 @@ def _simple(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
 
 
 def _bfd(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
-    """Rows are cut to their first `capacity` tokens. The longest row is placed first, by its length before that cut
-    and before `cut`; equal ones in input order. Without `cut`, and with rows that were cut to `capacity` before, the
-    order is that of TRL."""
+    """Rows are cut to their first `capacity` tokens. The longest row is placed first, by its length before any cut;
+    equal rows in input order. Without `cut`, and with rows that were cut to `capacity` before, the order is the same as
+    in TRL."""
     pieces = _heads(lengths, capacity)
     return _best_fit_decreasing(pieces, (lengths + cut)[pieces.row], capacity)
 
 
 def _bfd_split(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
-    """Rows are cut into pieces of `capacity`, the last one shorter; `bfd` of the pieces. Nothing is lost."""
+    """Cuts rows into pieces of `capacity` tokens, the last may be shorter; `bfd` packs them. No token is lost."""
     pieces, _ = _splits(np.zeros_like(lengths), lengths, capacity)
     return _best_fit_decreasing(pieces, pieces.lengths, capacity)
 
 
 def _wrapped(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]:
-    """All rows one after the other, cut at every multiple of `capacity`; the last pack may be shorter. Nothing is lost,
-    but any row may be split."""
+    """Joins all rows and cuts at every multiple of `capacity`; the last pack may be shorter. No token is lost, but any
+    row may be split."""
     pieces, pack = _splits(offsets_of(lengths)[:-1], lengths, capacity)
     return pieces, offsets_of(np.bincount(pack))
 
 
 @dataclass(frozen=True, slots=True)
 class PackingStrategy:
-    """All in which strategies differ.
+    """What differs between strategies.
 
     Attributes:
-        place: (lengths, cut, capacity), see `plan_packs` -> the pieces in output order, and the borders of the packs,
-            counted in pieces.
-        cuts: a row is cut to one packed row, before the plan (`Layout.fit`), so that cached blocks depend on the
-            capacity. Else every token is kept.
+        place: (lengths, cut, capacity), see `plan_packs` -> the pieces in output order, and the offsets of the packs,
+            in pieces.
+        cuts: each row is cut to `capacity` before the plan (`Layout.fit`), so cached blocks depend on the capacity.
+            Otherwise every token is kept.
     """
 
     place: Callable[[Array, Array, int], tuple[_Pieces, Array]]
@@ -280,15 +284,15 @@ STRATEGIES: dict[str, PackingStrategy] = {
 
 
 def cuts_rows(packing: str | None) -> bool:
-    """True if a row is cut to one packed row; False of `none`, and of a name that is not known."""
+    """True if the strategy cuts each row to one packed row. False for `none` and unknown names."""
     return packing in STRATEGIES and STRATEGIES[packing].cuts
 
 
 def longest_row(preprocessing: Mapping[str, Any]) -> int | None:
-    """Tokens to which rows are cut before they are cached; None: none is cut.
+    """Tokens to which rows are cut before they are cached; None: no row is cut.
 
     Args:
-        preprocessing: of a config: `truncation_mode`, `packing_strategy`, `max_packed_len`, `max_seq_len`.
+        preprocessing: this section of a config.
     """
     if preprocessing["truncation_mode"] == "chunk":
         return None
@@ -300,20 +304,20 @@ def longest_row(preprocessing: Mapping[str, Any]) -> int | None:
 def pack_columns(
     columns: Mapping[str, Ragged], plan: PackPlan, position_ids: Positions = "none", metadata: Collection[str] = ()
 ) -> dict[str, Ragged]:
-    """The packed rows of every column, and where the documents lie in them.
+    """The packed rows of every column, with the lengths of the documents in them.
 
     Adds `seq_lens` (int32: the lengths of the pieces of each pack, never 0) and, unless `none`, `position_ids` (int32):
     `doc_reset` begins at 0 at every entry of `seq_lens`, `continuous` at every pack. All columns are cut and moved
-    alike, so a mask or labels stay with their ids; nothing is shifted.
+    in the same way, so a mask or labels stay with their ids; nothing is shifted.
 
     Args:
         columns: name -> one list of values a row, each as long as `plan.lengths` says; any dtype, which is kept.
         plan: of these rows.
         position_ids: see above.
-        metadata: columns of which a pack has a list: the value of each of its pieces, as the row has it.
+        metadata: metadata columns. A pack has a list of their values, one for each piece.
 
     Raises:
-        ValueError: a column has other lengths, or is a list of lists, or has a name of those that are added.
+        ValueError: a column has other lengths, or is a list of lists, or has the name of a column that is added.
     """
     beside = {name: rows for name, rows in columns.items() if name in metadata}
     columns = {name: rows for name, rows in columns.items() if name not in metadata}
@@ -332,7 +336,7 @@ def pack_columns(
 
 
 def metadata_lists(rows: Ragged, packs: Array) -> Ragged:
-    """Metadata of each piece, as lists: of strings (uint8), or of numbers, of which a row is one."""
+    """Metadata of each pack, as a list with a value for each piece: strings (uint8), or numbers."""
     return Ragged(rows if rows.flat.dtype == np.uint8 else rows.flat, packs)
 
 
@@ -342,4 +346,4 @@ def _check_column(name: str, rows: Ragged, plan: PackPlan) -> None:
     if rows.depth != 1:
         raise ValueError(f"column {name!r}: each row is a list of lists, which cannot be packed")
     if not np.array_equal(rows.lengths, plan.lengths):
-        raise ValueError(f"column {name!r}: its rows have other lengths than those of the plan")
+        raise ValueError(f"column {name!r}: its rows have other lengths than the plan")

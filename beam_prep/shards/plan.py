@@ -1,7 +1,7 @@
-"""The plan: which rows of which cached blocks make which shard, as a sequential program would decide it.
+"""The plan: which rows of which cached blocks go into which shard. A sequential program would decide the same.
 
-Records are taken in input order. When the tokens of all domains since the last flush reach `max_tokens`, every domain
-that has rows since then gets a shard. `max_items` ends the input after that many kept records.
+Records are taken in input order. When all domains together have `max_tokens` tokens since the last flush, each domain
+with new rows gets a shard. `max_items` ends the input after that many kept records.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ from beam_prep.shards.slices import (
 )
 
 REASONS_SHOWN = 32
-"""The reasons of which a report quotes records: the most frequent. A user's function may give thousands."""
+"""For how many reasons, the most frequent, a report quotes records. A user's function may give thousands."""
 SAMPLES = 6
-"""Rows that a report shows."""
+"""How many rows a report shows."""
 REJECTS_SHOWN = 3
-"""The rejects of each reason that a report quotes: the first ones."""
+"""How many rejects of each reason a report quotes, from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class LedgerTotals:
 
     @property
     def read(self) -> int:
-        """Records looked at: kept, dropped or rejected."""
+        """How many records were read: kept, dropped or rejected."""
         return self.kept + sum(self.dropped.values()) + sum(self.rejected.values())
 
     @property
@@ -82,10 +82,10 @@ class LedgerTotals:
 
 
 class Dropped(NamedTuple):
-    """A record that was dropped: its file, its offset there in bytes, its line from 1, and what was found.
+    """A record that was dropped: its file, its offset in bytes, its line from 1, and the drop.
 
-    `same_as` is the place of the earlier record that it is equal to: its file, offset and line. `file` is the number of
-    the file in the input.
+    `same_as` is the place of the earlier, equal record: file, offset and line. `file` is the number of the file in the
+    input.
     """
 
     path: str
@@ -97,7 +97,7 @@ class Dropped(NamedTuple):
 
 
 def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
-    """The first drops of a block, of each reason; lines are counted from its first. For `text_limit` see `drops`."""
+    """The first drops of each reason in a block; lines count from its first line. For `text_limit` see `drops`."""
     path, first = block.origin.source.path, block.origin.first_byte
     return [
         Dropped(path, first + drop.offset, drop.line + 1, drop, file=block.origin.file)
@@ -107,31 +107,31 @@ def dropped_in(block: Block, text_limit: int) -> list[Dropped]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that the second phase does.
+    """What the job has to write, and the counts for its report. Workers write the shards of the plan.
 
     Attributes:
-        shards, rejects: the work to do.
-        ledger: exact counts.
-        counters: other counts over kept rows.
-        inputs: per file: path, size and digest.
-        columns: what each row has.
+        shards, rejects: the files to write.
+        ledger: counts of the lines of the input.
+        counters: other counts, over kept rows.
+        inputs: path, size and digest of each input file.
+        columns: the columns of each row.
         domains: domain -> folder.
         shards_of: part -> how many shards it has; a part is a domain, or its rows in a split (`part_of`).
-        blocks, reused: how many blocks there are, and how many of them were in the token cache already.
-        made: how many records were made in which way, those of reused blocks too.
+        blocks, reused: how many blocks there are, and how many were already in the token cache.
+        made: way (which encoder, which renderer ...) -> records made in this way, in reused blocks, too.
         roles: role -> counts of `ROLE_COUNTS`, over all records that were rendered.
-        drops: the first records that were dropped, of each reason.
+        drops: the first dropped records of each reason.
         marks: the first records that are kept and marked (`contaminated`).
-        lengths: of kept rows, see `Batch.lengths`; and what they were before they were cut.
-        first_rejected: the rejects of the blocks in which the first of each reason are.
+        lengths: histograms of the lengths of kept rows (see `Batch.lengths`), after and before they were cut.
+        first_rejected: the rejects of the blocks that hold the first rejects of each reason.
         first_rejects: the first rejects of each reason, as in the files of rejects.
-        drawn: (domain, where it is) of some rows, for the report.
+        drawn: (domain, slice) of a few rows for the report.
         samples: these rows.
-        splits: names of the splits; () without.
-        mix: what the manifest says of a mix, see `mix_report`.
-        repeated: rows that are written beyond one of each record, for a mix.
-        of_files: int64 [files, 2], records that were read of each file, and those that are kept; () if not known.
-        runs, groups: the work that has to be done before the shards of a shuffle are known; None: they are.
+        splits: names of the splits; () without splits.
+        mix: the entry of a mix in the manifest, see `with_mix`.
+        repeated: rows that a mix writes beyond one for each record.
+        of_files: int64 [files, 2], records read and records kept of each file; () if not known.
+        runs, groups: of a shuffle, the runs to sort before its shards are known; None: the shards are known.
     """
 
     shards: Iterable[ShardPlan]
@@ -166,7 +166,7 @@ class Plan:
         return CUT in self.counters
 
     def with_shards(self, shards_of: dict[str, int], splits: Splits | None) -> "Plan":
-        """The plan of an output that has these shards."""
+        """The plan with these shards: part -> how many shards it has."""
         return dataclasses.replace(self, shards_of=shards_of, domains=_folders(shards_of, splits), runs=None)
 
 
@@ -188,15 +188,15 @@ def make_plan(
     """Decides everything that depends on more than one block.
 
     Args:
-        receipts: all blocks.
+        receipts: the block statistics of all blocks.
         fetch: reads row indexes.
-        max_tokens: a shard is flushed when the tokens since the last flush reach this.
-        max_items: kept records, at most, before a mix.
-        compose: what is made of the rows.
+        max_tokens: shards are flushed when the tokens since the last flush reach this.
+        max_items: most kept records, before a mix.
+        compose: how the rows become an output.
         copies: reads a file of copies, see `STATISTICS`.
 
     Raises:
-        RunError: a mix cannot be made of what is there.
+        RunError: the input has too few tokens for the mix.
     """
 
     def see(row_index: RowIndex, name: str) -> View:
@@ -244,7 +244,7 @@ def make_plan(
 def _in_input_order(
     receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, splits: Splits | None
 ) -> list[Shards]:
-    """The shards of rows in input order, by split. The borders of each split are those of its rows alone."""
+    """The shards of rows in input order, by split. The shard borders of a split depend only on its own rows."""
     if splits is None:
         return [Shards(receipts, shard_borders(receipts, row_indexes, max_tokens))]
     found = []
@@ -256,7 +256,7 @@ def _in_input_order(
 
 
 def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
-    """The digest of all that decides which rows a job has, and how they are composed."""
+    """A digest of everything that decides which rows a job has and how they are composed."""
     what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
     digest = hashlib.sha256(repr(what).encode())
     for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
@@ -265,7 +265,7 @@ def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
 
 
 def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
-    """A plan with what a mix takes. Records that it leaves out are dropped (`not_sampled`)."""
+    """Adds the result of a mix to a plan. Records that the mix leaves out count as dropped (`not_sampled`)."""
     if not mixed:
         return plan
     left_out = sum(each.there - each.records for each in mixed)
@@ -279,7 +279,7 @@ def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
 
 
 def _ledger(receipts: Receipts, lines: int) -> tuple[LedgerTotals, dict[str, int]]:
-    """The ledger of an input of so many lines, and the counters of kept rows."""
+    """The ledger of an input, and the counters of kept rows; `lines`: all lines of the input."""
     blank, dropped, rejected = (receipts.counts(kind) for kind in ("blank", "dropped", "rejected"))
     kept, not_read = int(receipts.rows.sum()), lines - int(receipts.lines.sum())
     ledger = LedgerTotals(lines, blank.get("", 0), kept, dropped, rejected, not_read)
@@ -299,7 +299,7 @@ def _roles(receipts: Receipts) -> dict[str, dict[str, int]]:
 
 
 def _drawn(receipts: Receipts, splits: Splits | None) -> tuple[tuple[str, Slice], ...]:
-    """`Plan.drawn`: rows drawn from all that are kept, the same ones each time."""
+    """`Plan.drawn`: rows drawn from all kept rows; each run draws the same rows."""
     counts, offsets = receipts.entry_rows.flat, receipts.entry_rows.offsets
     until = np.cumsum(counts)
     found = []
@@ -319,9 +319,9 @@ _MARKS = {CONTAMINATED}
 
 
 def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int]) -> tuple[Dropped, ...]:
-    """`Plan.drops`, or `Plan.marks` (`counter`): of each reason the first `SHOWN`, in input order.
+    """`Plan.drops`, or `Plan.marks` (`counter`): the first `SHOWN` records of each reason, in input order.
 
-    At most as many blocks are read.
+    It reads at most `SHOWN` blocks a reason.
     """
     blocks = first_blocks(receipts, kind, counts, SHOWN).tolist()
     before, found = first_lines(receipts), []
@@ -342,7 +342,7 @@ def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapp
 
 
 def _same_as(drop: Drop, copies: Copies, receipts: Receipts, before: Array) -> tuple[str, int, int] | None:
-    """The place of the record that a copy is equal to; None of a record that a step dropped for this reason."""
+    """The place of the record that a copy is equal to; None if a step, not deduplication, dropped the record."""
     place = int(np.searchsorted(copies.line, drop.line))
     if place == len(copies) or copies.line[place] != drop.line:
         return None
@@ -358,11 +358,11 @@ def _equal_to(path: str, offset: int, line: int) -> str:
 
 
 def reasons_shown(counts: Mapping[str, int]) -> list[str]:
-    """The reasons of which records are quoted: the most frequent, at most `REASONS_SHOWN`."""
+    """The reasons for which a report quotes records: the most frequent, at most `REASONS_SHOWN`."""
     return sorted(counts, key=lambda reason: (-counts[reason], reason))[:REASONS_SHOWN]
 
 
 def first_blocks(receipts: Receipts, kind: str, counts: Mapping[str, int], count: int) -> Array:
-    """The first blocks that have each of the most frequent reasons before the end, int64, ascending."""
+    """int64, ascending: the first `count` blocks with each of the most frequent reasons."""
     found = [np.flatnonzero(receipts.counted(kind, [reason]))[:count] for reason in reasons_shown(counts)]
     return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))

@@ -1,4 +1,4 @@
-"""The block statistics of all blocks of a job: packed as Arrow blobs for the way to the plan, there one table."""
+"""The block statistics of a job: workers send them to the plan as Arrow blobs, and the plan joins them to one table."""
 
 import copy
 import itertools
@@ -26,10 +26,10 @@ def placed(
     """The statistics of a block in this run.
 
     Args:
-        receipt: of its content.
-        origin: its place in the input.
+        receipt: the statistics of the block's content.
+        origin: the block's place in the input.
         name, reused: see `STATISTICS`.
-        made: how many of its records were made in which way, in whichever run; None: as the receipt has it.
+        made: way -> records of the block that were made in this way; None: as the receipt says.
     """
     source = origin.source
     counts = [(each["what"], each["count"]) for each in receipt["counts"]]
@@ -52,10 +52,10 @@ def placed(
 
 
 def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
-    """Statistics as one Arrow blob: a stream of one batch, zstd."""
+    """Statistics as one Arrow blob: a stream of one batch, compressed with zstd."""
     sink = pa.BufferOutputStream()
     table = pa.Table.from_batches([receipt.row for receipt in receipts], STATISTICS).combine_chunks()
-    # The schema is compressed too: it is most of a blob of few receipts.
+    # The whole stream is compressed: with few receipts most of it is the schema.
     with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, STATISTICS) as writer:
         writer.write_table(table)
     return bytes(memoryview(sink.getvalue()))
@@ -66,27 +66,27 @@ def _unpacked(blob: bytes) -> pa.Table:
 
 
 class Receipts:
-    """The statistics of all blocks of a job, in input order.
+    """The block statistics of a job, in input order.
 
     Args:
         blobs: see `pack_receipts`.
-        lengths_by_block: keep the lengths of the rows of each block, as `until` needs them. Those of 1.2 million blocks
-            take 700 MB.
+        lengths_by_block: keep the histograms of row lengths of each block, which `until` needs. They take 700 MB for
+            1.2 million blocks.
 
     Attributes:
         names: Arrow strings [blocks], files in the token cache.
         file, start, size, first_byte, lines: int64 [blocks], see `STATISTICS`.
-        reused: how many blocks were in the token cache already.
-        columns: what each row has; the same in every block.
+        reused: how many blocks were already in the token cache.
+        columns: the columns of each row; the same in every block.
         domains: names by code, sorted.
-        entry_domain: codes, one row a block: its domains in their order there.
+        entry_domain: codes, one row a block: the domains of the block, in the block's order.
         entry_rows, entry_tokens: int64, aligned with `entry_domain`.
         rows, tokens: int64 [blocks], over all domains.
-        lengths: of the rows of all blocks, `kept` and `uncut`: see `STATISTICS`.
+        lengths: `kept` and `uncut` over all blocks, see `STATISTICS`.
 
     Raises:
-        EngineError: a block is missing or there twice: a defect of the runner. (That the last blocks of a compressed
-            file, or all of the last file's, are missing cannot be seen here.)
+        EngineError: a block is missing, or is there twice: a defect of the runner. (Missing last blocks
+            of a compressed file, and a last file without any block, cannot be seen here.)
         ValueError: blocks differ in their columns.
     """
 
@@ -135,7 +135,7 @@ class Receipts:
         return BlockReceipt(self._table.slice(block, 1).combine_chunks().to_batches()[0])
 
     def until(self, block: int, last: BlockReceipt) -> "Receipts":
-        """Those of an input that ends within a block, of which `last` is what is read."""
+        """The statistics of an input that ends within `block`; `last`: the statistics of its lines that are read."""
         found = copy.copy(self)
         found._read(pa.concat_tables([self._table.slice(0, block), pa.Table.from_batches([last.row])]).combine_chunks())
         return found
@@ -149,7 +149,7 @@ class Receipts:
         return len(self.file)
 
     def _check(self) -> None:
-        """The blocks of each file join, from its first byte to its last."""
+        """Raises EngineError unless the blocks of each file follow each other, from its first byte to its last."""
         stops = self.start + self.size
         same_file = self.file[1:] == self.file[:-1]
         apart = same_file & ((self.start[1:] != stops[:-1]) | (self.start[1:] == self.start[:-1]))
@@ -171,7 +171,7 @@ class Receipts:
         return itertools.pairwise([*changes(self.file).tolist(), len(self)])
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Per file: path, size in the store, digest of its content."""
+        """Path, size in the store and digest of the content of each file."""
         result = []
         for first, stop in self._files():
             nodes = self._nodes.slice(first, stop - first).flatten().flatten()
@@ -188,7 +188,7 @@ class Receipts:
         return _path(self._copies[block])
 
     def of_parts(self, wanted: Array) -> "Receipts":
-        """The same blocks with some of their domains alone; `wanted`: bool [domains]."""
+        """The same blocks with only the domains in `wanted`, bool [domains]."""
         found = copy.copy(self)
         here = wanted[self.entry_domain.flat]
         lengths = self.entry_domain.sums(here)
@@ -203,7 +203,7 @@ class Receipts:
         return {what: int(count) for (of, what), count in zip(self._keys, sums, strict=True) if of == kind and count}
 
     def counted(self, kind: str, of: Sequence[str] | None = None) -> Array:
-        """int64 [blocks]: what each counts of a kind; `of`: of these alone."""
+        """int64 [blocks]: the count of a kind in each block; `of`: only these names."""
         wanted = np.array([found == kind and (of is None or what in of) for found, what in self._keys], bool)
         return self._counts.sums(np.where(wanted[self._counted.flat], self._counts.flat, 0))
 
@@ -214,7 +214,7 @@ def _sum(histograms: Ragged) -> Histogram:
 
 
 def _path(name: pa.Scalar) -> str:
-    """Equal names are the same object, so that a pickle has each once."""
+    """The path. Equal paths are the same object, so a pickle holds each once."""
     return sys.intern(os.fsdecode(name.as_py()))
 
 
@@ -223,7 +223,7 @@ def _values(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _ragged(rows: pa.ListArray, field: str = "") -> Ragged:
-    """Lists of numbers, or a field of lists of structs: numbers, or codes of a dictionary."""
+    """Lists of numbers as `Ragged`; with `field`, that field of lists of structs. A dictionary becomes its codes."""
     flat = rows.flatten()
     values = flat.field(field) if field else flat
     if pa.types.is_dictionary(values.type):

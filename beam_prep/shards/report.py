@@ -1,4 +1,4 @@
-"""The report of a run or a preview: which roles are trained, what is cut, and why it fails."""
+"""The report of a run or a preview: which roles are trained, what is cut, and why a run fails."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def check_rates(max_reject_rate: float, max_no_loss_rate: float) -> None:
 
 
 CUT_SHARE = 0.05
-"""A larger share of tokens that are cut off is worth a warning."""
+"""The report warns if more than this share of tokens is cut off."""
 
 OFTEN_MASKED = ("system", "developer", "user", "tool", "function")
 _ALIASES = {
@@ -43,7 +43,7 @@ _LIKE_FIELDS = (
 )
 """Names that one field has in different data sets."""
 _KEEPS_TEXT = "input.not_text: 'drop_parts' keeps their text"
-_ROLES = 8  # that are listed
+_ROLES = 8  # most roles that are listed
 _FIELDS = 12
 _MESSAGE = 300  # characters of a reject's message
 
@@ -59,10 +59,10 @@ class ConfigView:
         fields: the fields of a record that are read.
         mask: role -> rule; None: no section has the action `$role`.
         mask_default: the rule of other roles.
-        longest: tokens of the longest row that is not cut; None: not known.
-        limit: the field of `preprocessing` that sets it.
+        longest: rows with more tokens are cut; None: not known.
+        limit: the field of `preprocessing` that sets `longest`.
         packs: True if rows can be packed instead of cut.
-        groups: of groups of inputs, the fields of each, and how many files it has.
+        groups: (fields, number of files) of each group of inputs.
     """
 
     fields: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class ConfigView:
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None, group_files: Sequence[int] = ()) -> "ConfigView":
-        """From the config in a manifest; None: it is not known. `group_files`: how many files each group has."""
+        """From the config in a manifest; None: no config is known. `group_files`: how many files each group has."""
         if config is None:
             return cls()
         given, step = config["input"], config["preprocessing"]
@@ -94,7 +94,7 @@ class ConfigView:
         )
 
     def asked(self, file: int) -> tuple[str, ...]:
-        """The fields that are read of the records of a file, by its number in the input."""
+        """The fields that are read from records of a file; `file`: its number in the input."""
         for fields, count in self.groups:
             if file < count:
                 return fields
@@ -144,8 +144,8 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
 
 
 def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
-    """The problem if a group of inputs has records, and none of them is kept: others may be so many more that no rate
-    of the whole says so."""
+    """The problem if a group of inputs has records and none is kept. The rates of the whole run do not show it if other
+    groups are much larger."""
     if not len(plan.of_files):
         return None
     start = 0
@@ -177,7 +177,7 @@ def too_many_lost(ledger: LedgerTotals, max_no_loss_rate: float) -> str | None:
 
 
 def nothing_trained(plan: Plan, config: ConfigView) -> str:
-    """The problem if rows are kept and no token of them is trained."""
+    """The problem of a run whose kept rows have no trained token."""
     problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
     return _with_causes(problem, plan, config)
 
@@ -187,7 +187,7 @@ def _reasons(counts: Mapping[str, int]) -> str:
 
 
 def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
-    """With what is known of the records that are missing: in one line, as runners pass on no more."""
+    """The problem with its probable causes, in one line: runners pass on only the first line."""
     causes = [*lost_causes(plan.drops, config), *map(_first_reject, plan.first_rejects[:1])]
     if plan.roles:
         causes += role_warnings(plan.roles, config)
@@ -204,7 +204,7 @@ def _first_reject(reject: Mapping[str, Any]) -> str:
 
 
 def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:
-    """For each reason, the fields of the first record that was dropped, beside those that the config asks for.
+    """For each reason, compares the fields of the first dropped record with the fields that the config asks for.
 
     Args:
         drops: see `Plan`.
@@ -255,14 +255,14 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def _alike(name: str, known: Sequence[str]) -> str | None:
-    """The only one of the known fields that has the same meaning as a rule."""
+    """The known field that usually has the same meaning; None if there is none, or more than one."""
     group = next((names for names in _LIKE_FIELDS if name.lower() in names), ())
     found = [other for other in known if other.lower() in group]
     return found[0] if len(found) == 1 else None
 
 
 def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
-    """Roles of `mask` that no message has, and roles of messages that `mask` does not name and may be meant to."""
+    """Warns of roles in `mask` that no message has, and of roles of messages that `mask` does not name."""
     if config.mask is None:
         return []
     found = _listed([f"{role!r} ({_messages(counts['messages'])})" for role, counts in _by_messages(roles)])
@@ -311,17 +311,17 @@ def empty_splits(manifest: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The counts that a report is about: of an output, by its manifest, or of the rows of a preview.
+    """The counts in a report: of an output (from its manifest), or of the rows of a preview.
 
     Attributes:
         roles: see `RoleTable`.
-        tokens, trained: of all columns.
+        tokens, trained: sums over all columns.
         cut: tokens of kept records that were cut off.
         kept: records that are written.
         empty: splits without a record.
-        counters: of kept records, as in the manifest.
+        counters: counters of kept records, as in the manifest.
         not_text: records that are rejected for their images, audio or video.
-        bad_answers: field -> records that were read, and whose answers it marks as bad.
+        bad_answers: field -> records whose answers this field marks as bad.
     """
 
     roles: RoleTable = field(default_factory=dict)
@@ -342,7 +342,7 @@ class Findings:
             manifest.get("roles", {}),
             sum(totals["tokens"].values()),
             sum(totals["trained"].values()),
-            manifest["counters"].get(CUT_TOKENS, 0),  # what packing cuts is among them
+            manifest["counters"].get(CUT_TOKENS, 0),  # includes the tokens that packing cuts
             manifest.get("ledger", {}).get("kept", 0),
             empty_splits(manifest),
             manifest["counters"],
@@ -351,7 +351,7 @@ class Findings:
 
     @property
     def cut_share(self) -> float:
-        """Tokens that were cut off, as a share of all."""
+        """The share of all tokens that was cut off."""
         return self.cut / (self.tokens + self.cut) if self.cut else 0.0
 
 
@@ -393,7 +393,7 @@ _OF_TEMPLATES = {
 
 
 def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
-    """What the chat template leaves out of records, and what its marks do."""
+    """Warns of text that the chat template leaves out, and of misplaced {% generation %} marks."""
     for name, text in _OF_TEMPLATES.items():
         if counters.get(name):
             yield text.format(_places(name, counters[name]))
@@ -403,14 +403,14 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
 
 
 def _places(name: str, count: int) -> str:
-    # Each side of a pair, and each of sampled responses, is a conversation of its own.
+    # Each side of a pair, and each sampled response, counts as one conversation.
     kinds = {"marks": "turn", "texts": "message", "tools": "conversation"}
     what = kinds.get(name.partition("_")[0], "record")
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def lines(found: Findings, config: ConfigView) -> list[str]:
-    """The trained tokens of each role, a line a role; and the tokens that were cut."""
+    """A line for each role with its trained tokens, then lines for other counts, such as tokens that were cut."""
     texts = []
     for role, counts in _by_messages(found.roles)[:_ROLES]:
         text = f"{role!r}: {_messages(counts['messages'])}"
@@ -454,5 +454,5 @@ _WAYS = {
 
 
 def how_made(run: Mapping[str, Any]) -> str:
-    """How many records each backend and renderer made, from a `run.json`: so a slower path is never hidden."""
+    """How many records each backend and renderer made, from a `run.json`. It shows the use of a slower path."""
     return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))

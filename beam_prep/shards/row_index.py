@@ -1,4 +1,4 @@
-"""Row indexes: what the plan reads of single blocks, fetched ahead of its need."""
+"""Row indexes: the lengths, domains and outcomes of a block's rows, which the plan reads for a few blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from beam_prep.tokens.batch import CUT_TOKENS
 from beam_prep.tokens.segments import RoleCounts
 
 PREFETCH_ROWS = 8_000_000
-"""Rows and lines of the row indexes that are held at a time: about 250 MB."""
+"""Most rows and lines of the row indexes in memory at a time: about 250 MB."""
 
 
 def _none() -> Array:
@@ -25,22 +25,22 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """The rows and lines of one block, which the plan needs where a shard, or the input, ends in the block.
+    """The rows and lines of one block. The plan needs them if a shard, or the input, ends within the block.
 
     Attributes:
         line: int32 [rows], the line of each kept row, ascending.
         domain: int32 [rows], index into the receipt's domains.
         tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
         status: uint8 [lines], see `Ledger`; int16 in a view.
-        outcomes: what the codes of `status` mean.
+        outcomes: the meaning of the codes of `status`.
         counters: name -> int64 [rows].
         roles: messages and tokens by role.
-        drops: the first records that were dropped, of each reason.
+        drops: the first dropped records of each reason.
         marks: the first records that are kept and marked.
         length: int64 [rows], see `Batch.lengths`.
-        digests: of each row, see `Ledger.digests`.
-        offset: int64 [rows], where the line of each row begins, from the block's first line on; with digests of
-            duplicates alone.
+        digests: name -> digest of each row, see `Ledger.digests`.
+        offset: int64 [rows], where the line of each row begins, in bytes from the block's first line; only with
+            digests of duplicates.
     """
 
     line: Array
@@ -57,7 +57,7 @@ class RowIndex:
     offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def head(self, rows: int) -> "RowIndex":
-        """The same up to a row, which is the last line that is read."""
+        """The row index up to the `rows`-th row. The line of that row is the last line that is read."""
         return replace(
             self,
             line=self.line[:rows],
@@ -69,10 +69,10 @@ class RowIndex:
         )
 
     def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
-        """The columns of `STATISTICS` for these rows and lines, but for `columns`.
+        """The values of `STATISTICS` for these rows and lines, without `columns`.
 
         Args:
-            domains: what the codes of `domain` mean.
+            domains: the name of each code of `domain`.
             made: see `BlockReceipt.counts`.
         """
         outcomes, roles = count_outcomes(self.status, self.outcomes), self.roles.sums(len(self.status))
@@ -95,7 +95,7 @@ class RowIndex:
 
 
 FetchRowIndexes = Callable[[list[str]], list[RowIndex]]
-"""Names of cached blocks -> their row indexes, in that order."""
+"""Names of cached blocks -> their row indexes, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class Copies(Aligned):
     """The rows of a block that are copies of an earlier record, which is kept.
 
     Attributes:
-        line: int32 [copies], of the copy in its block, ascending.
-        file, start, kept_line, offset: int64 [copies]: the record that is kept: its file, where its block begins, and
-            its line and first byte in that block, from the block's first line on.
+        line: int32 [copies], the line of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies], the place of the record that is kept: its file, the start of its
+            block, and its line and first byte, counted from the first line of that block.
     """
 
     line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -120,9 +120,9 @@ class View:
     """A block's row index as the plan sees it.
 
     Attributes:
-        row_index: its rows; `domain` is the number of the part: domain * splits + split.
+        row_index: the rows without copies; `domain` is the number of the part: domain * splits + split.
         row: int64 [rows], the row's number in its domain in the token cache.
-        copies: its rows that are not seen.
+        copies: the rows that are left out.
     """
 
     row_index: RowIndex
@@ -131,11 +131,11 @@ class View:
 
 
 class RowIndexes:
-    """Row indexes by block, fetched ahead of the borders that will need them.
+    """Row indexes by block. It fetches several blocks at a time, ahead of need.
 
     Args:
-        fetch: reads them.
-        receipts: of all blocks.
+        fetch: reads row indexes.
+        receipts: the statistics of all blocks.
         see: (row index, file of copies) -> the view of a block.
     """
 
@@ -151,7 +151,7 @@ class RowIndexes:
         return block in self._found
 
     def get(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
-        """A block's row index. When it is fetched, so are those of the blocks `ahead`, as far as memory allows."""
+        """A block's row index. A fetch also brings the blocks `ahead`, up to `PREFETCH_ROWS`."""
         return self.view(block, ahead).row_index
 
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:

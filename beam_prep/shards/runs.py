@@ -1,10 +1,10 @@
-"""Runs: the plan of a shuffle. Its rows may be too many to be known in one place.
+"""Runs: the plan of a shuffle. The rows may be too many for the memory of one machine.
 
-Groups of consecutive blocks are sorted by part and key, each into a *run*, by as many workers as there are. Then a
-shard merges its range of keys out of all runs, bin by bin: a *bin* is an equal range of keys, small enough to be sorted
-in memory. Where there would be too many bins in a run, it is cut into wider ranges, and a second level merges these of
-some runs at a time into files that have bins. It is an external merge sort (Knuth, The Art of Computer Programming,
-volume 3, 5.4), with equal ranges of a uniform key in place of samples.
+Workers sort groups of consecutive blocks by part and key, each group into a *run*. Then each shard merges its range of
+keys from all runs, bin by bin. A *bin* is a range of keys that can be sorted in memory; all bins are equally wide. If a
+run had too many bins, it is cut into wider ranges, and a second level merges a wide range of several runs into a file
+of bins. This is an external merge sort (Knuth, The Art of Computer Programming, volume 3, 5.4), with equal ranges of a
+uniform key in place of samples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,17 +20,17 @@ from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.slices import Merge, ShardPlan, first_lines, folders_of
 
 HISTOGRAM = 16
-"""Bits of the sample keys that a histogram tells apart."""
+"""How many leading bits of a sample key select its bin in a histogram."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a shuffle makes of the parts of a job.
+    """The parts of a job in a shuffle: their sizes, and how much of each is written.
 
     Attributes:
-        ranges: int64 [parts], into how many ranges of keys the rows of each are cut: those of one split have as many.
-        rows, tokens: int64 [parts], that there are.
-        wanted: part to the tokens that the mix wants of it; others are written whole, once.
+        ranges: int64 [parts], into how many ranges of keys each part is cut; the same for all parts of a split.
+        rows, tokens: int64 [parts], that each part has.
+        wanted: part -> tokens that the mix wants of it. Other parts are written once, completely.
     """
 
     ranges: Array
@@ -40,7 +40,7 @@ class Parts:
 
     @classmethod
     def of(cls, receipts: Receipts, compose: Compose, max_tokens: int) -> "Parts":
-        """Of all rows.
+        """The parts of all rows.
 
         Raises:
             RunError: see `budgets`.
@@ -63,7 +63,7 @@ class Parts:
         return cls(ranges[split], rows, tokens, wanted)
 
     def taken(self) -> dict[int, Taken]:
-        """Part to what is taken of its rows, where it is not yet known how many of one more copy: all of these."""
+        """Part -> which rows are written. The cutoff of one more copy is not yet known: all rows count as drawn."""
         found = {}
         for code, wanted in self.wanted.items():
             copies, more = divmod(wanted, int(self.tokens[code]))
@@ -72,19 +72,19 @@ class Parts:
 
     @property
     def copies(self) -> Array:
-        """int64 [parts]: how often a row of each is written, at most."""
+        """int64 [parts]: how often a row of each part is written at most."""
         found = np.ones(len(self.rows), np.int64)
         for code, taken in self.taken().items():
             found[code] = taken.copies + (taken.most is not None)
         return found
 
     def more(self, part: int) -> int:
-        """The tokens that are wanted of one more copy of a part."""
+        """The tokens that a part needs beyond its complete copies."""
         return self.wanted[part] % int(self.tokens[part])
 
 
 def places(receipts: Receipts) -> Callable[[int], Place]:
-    """Makes the place of a block."""
+    """A function that gives the place of a block."""
     before = first_lines(receipts)
 
     def place(block: int) -> Place:
@@ -101,15 +101,15 @@ class Runs:
     """What every worker knows of the shuffle.
 
     Attributes:
-        compose: what is made of the rows.
-        names: of the parts.
-        parts: see there.
-        bins: int64 [parts], bins of a part's keys: a multiple of its shards.
-        width: int64 [parts], bins of a batch of a run; where it is more than 1 there are two levels.
+        compose: how the rows become an output.
+        names: the names of the parts.
+        parts: see `Parts`.
+        bins: int64 [parts], bins of each part: a multiple of its shards.
+        width: int64 [parts], how many bins a record batch of a run holds; above 1 there are two levels.
         runs: how many runs there are.
-        together: of the second level, how many runs are merged at a time.
-        columns: of the rows.
-        facts: digest of all that decides which rows there are.
+        together: how many runs the second level merges at a time.
+        columns: the columns of the rows.
+        facts: a digest of everything that decides which rows there are.
     """
 
     compose: Compose
@@ -124,7 +124,7 @@ class Runs:
 
     @property
     def levels(self) -> int:
-        """1, or 2."""
+        """How many times rows are merged: 1 or 2."""
         return 2 if (self.width > 1).any() else 1
 
     @property
@@ -133,13 +133,13 @@ class Runs:
         return -(-self.runs // self.together)
 
     def tasks(self) -> Iterator[tuple[int, int]]:
-        """(group of runs, wide range of keys) of the second level."""
+        """The tasks of the second level: (group of runs, wide range of keys)."""
         wide = int((-(-self.bins // self.width)).max(initial=0))
         for group in range(self.merged if self.levels == 2 else 0):
             yield from ((group, each) for each in range(wide))
 
     def merge(self, part: int, number: int, most: int) -> Merge:
-        """What is merged for a shard; `number`: its range of keys. For `most` see `Merge`."""
+        """The merge that makes a shard; `number`: its range of keys. For `most` see `Merge`."""
         bins = int(self.bins[part] // self.parts.ranges[part])
         files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
         first, every = number * bins, int(self.bins[part])
@@ -151,9 +151,9 @@ class RunGroup:
     """The blocks of a run.
 
     Attributes:
-        index: of the run.
+        index: the number of the run.
         places: the blocks.
-        runs: see there.
+        runs: see `Runs`.
     """
 
     index: int
@@ -169,7 +169,7 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
     used = np.flatnonzero(receipts.rows > 0)
     before = np.cumsum(tokens[used]) - tokens[used]
     total = int(tokens[used].sum())
-    # Larger runs where that saves a level; and beyond what two levels merge.
+    # Runs are larger if that saves a level, or if there would be more runs than two levels can merge.
     size = max(sizes.run, min(total // sizes.runs, 2 * sizes.run), total // sizes.runs**2)
     _, group = np.unique(before // size, return_inverse=True)
     count = int(group[-1]) + 1 if len(group) else 0
@@ -180,10 +180,10 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
     most = max(1, sizes.batches // max(1, len(bins)))
     width = np.ones(len(bins), np.int64)
     if (bins > most).any() or count > sizes.runs:
-        # As many wide ranges as make both levels read pieces of about the same size.
+        # With this many wide ranges both levels read pieces of about the same size.
         width = -(-bins // min(most, int(np.sqrt(bins.max())) + 1))
     wide = int((-(-bins // width)).max(initial=1))
-    together = min(max(2, wide), sizes.runs)  # then a task of the second level has about as many tokens as a run
+    together = min(max(2, wide), sizes.runs)  # a task of the second level then has about the tokens of a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
     return runs, _groups(runs, used, group, receipts)
@@ -199,7 +199,7 @@ def _groups(runs: Runs, used: Array, group: Array, receipts: Receipts) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Part to tokens by the first bits of the sample key, int64 [2^16]; of the parts of which some rows are drawn."""
+    """Part -> tokens by the first bits of the sample key, int64 [2^16], for parts of which a mix draws rows."""
 
     tokens: Mapping[int, Array] = field(default_factory=dict)
 
@@ -208,7 +208,7 @@ class SampleCounts:
 
     @classmethod
     def of(cls, made: Arranged, tokens: Array, parts: Parts) -> "SampleCounts":
-        """Of rows that were arranged; `tokens`: of each."""
+        """From arranged rows; `tokens`: the tokens of each row."""
         found = {}
         for code, taken in parts.taken().items():
             if taken.most is not None:
@@ -218,7 +218,7 @@ class SampleCounts:
         return cls(found)
 
     def limits(self, parts: Parts) -> dict[int, "Limit"]:
-        """Part to how far its sample keys go."""
+        """Part -> the bin of the histogram in which its cutoff lies."""
         found = {}
         for code, counts in self.tokens.items():
             until = np.cumsum(counts)
@@ -229,10 +229,10 @@ class SampleCounts:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How far the sample keys of a part go: to somewhere in a bin of a histogram.
+    """The bin of a histogram in which the cutoff of a part lies.
 
     Attributes:
-        bin: its number.
+        bin: the number of the bin.
         before: tokens of the bins before it.
     """
 
@@ -251,7 +251,7 @@ class Limit:
 
 
 def limited(parts: Parts, limits: Mapping[int, Limit]) -> dict[int, Taken]:
-    """What is taken of parts, the entire last bin included."""
+    """Part -> which rows are written, with the complete bin in which the cutoff lies."""
     found = parts.taken()
     return {
         code: replace(taken, most=limits[code].last) if taken.most is not None and code in limits else taken
@@ -261,14 +261,13 @@ def limited(parts: Parts, limits: Mapping[int, Limit]) -> dict[int, Taken]:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """What is in runs.
+    """Counts of the rows in runs.
 
     Attributes:
-        runs: how many.
-        rows: part to int64 [shards]: rows that are certainly written.
-        tokens: part to their tokens, and the rows among them that were drawn: int64 [2].
-        border: part to the others, in the last bin of the sample keys: uint64 [rows, 3], the sample key, tokens and
-            shard of each.
+        runs: how many runs are counted.
+        rows: part -> int64 [shards], rows that are written in any case.
+        tokens: part -> int64 [2], tokens of those rows, and how many of those rows were drawn for a mix.
+        border: part -> uint64 [rows, 3], sample key, tokens and shard of the rows in the bin of the cutoff.
     """
 
     runs: int = 0
@@ -285,7 +284,7 @@ class RunCounts:
 
     @classmethod
     def of(cls, made: Arranged, number: Array, tokens: Array, parts: Parts, limits: Mapping[int, Limit]) -> "RunCounts":
-        """Of one run; `number`: the shard of each row."""
+        """Counts of one run; `number`: the shard of each row."""
         rows, sums, border = {}, {}, {}
         for code in np.unique(made.part).tolist():
             here = made.part == code
@@ -309,13 +308,13 @@ def _sum(mine: Mapping[int, Array], theirs: Mapping[int, Array]) -> dict[int, Ar
 
 @dataclass(frozen=True, slots=True)
 class MergedShards:
-    """The shards of a shuffle, merged from runs: the ranges of keys that have rows, in the order of writing.
+    """The shards of a shuffle: the ranges of keys that have rows, in the order of writing.
 
     Attributes:
-        runs: see there.
-        part, number, rows: int64 [shards], the part, the range of keys, and how many rows.
-        most: part to the largest sample key that is written.
-        written: part to its (rows, tokens, rows that are drawn of one more copy).
+        runs: see `Runs`.
+        part, number, rows: int64 [shards], part, range of keys, and number of rows.
+        most: part -> the largest sample key that is written.
+        written: part -> (rows, tokens, rows drawn for one more copy).
     """
 
     runs: Runs
@@ -327,7 +326,7 @@ class MergedShards:
 
     @classmethod
     def of(cls, runs: Runs, counts: RunCounts, limits: Mapping[int, Limit]) -> "MergedShards":
-        """From what is in the runs."""
+        """From the counts of all runs."""
         most, written, found = {}, {}, [np.zeros((3, 0), np.int64)]
         for code in sorted({*counts.rows, *counts.border}):
             rows, (tokens, drawn) = counts.rows[code].copy(), counts.tokens[code].tolist()
@@ -354,7 +353,7 @@ class MergedShards:
 
     @property
     def mixed(self) -> tuple[MixedDomain, ...]:
-        """What a mix takes."""
+        """How much of each domain the mix writes."""
         found, parts, splits = [], self.runs.parts, self.runs.compose.splits
         for code, taken in parts.taken().items():
             rows, tokens, drawn = self.written.get(code, (0, 0, 0))
@@ -364,8 +363,8 @@ class MergedShards:
         return tuple(found)
 
     def plans(self) -> Iterator[ShardPlan]:
-        """The shards, with what is merged for each: those of a range of keys together, as those of a flush are in input
-        order."""
+        """The shards with their merges. The shards of one range of keys follow each other, as the shards of a flush do
+        in input order."""
         runs, splits, shards_of = self.runs, self.runs.compose.splits, self.shards_of
         folders = folders_of(shards_of, splits)
         seen = dict.fromkeys(shards_of, 0)
@@ -384,7 +383,7 @@ class MergedShards:
 
 
 def batches_of(part: Array, keys: Array) -> list[tuple[int, int, int]]:
-    """(part, range of keys, rows) of rows that lie by these two."""
+    """(part, range of keys, number of rows) of each batch; rows are sorted by part and range."""
     first = changes(part, keys)
     rows = np.diff(np.append(first, len(part)))
     return list(zip(part[first].tolist(), keys[first].tolist(), rows.tolist(), strict=True))

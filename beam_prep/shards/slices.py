@@ -1,4 +1,4 @@
-"""Slices: the rows of blocks that make each shard, the rejects of blocks that make each file of rejects."""
+"""Slices: which rows of which blocks make each shard, and which rejects make each file of rejects."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import RowIndexes
 
 PREFETCH = 512
-"""Borders whose blocks are fetched at a time."""
+"""For how many borders blocks are fetched at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Border:
 
 
 def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | None) -> Receipts:
-    """The statistics up to where `max_items` is reached: what is after that row is not read; else those of all."""
+    """The statistics of the input up to the `max_items`-th kept row; of all blocks if there are fewer rows."""
     kept = np.cumsum(receipts.rows)
     if max_items is None or not len(kept) or kept[-1] < max_items:
         return receipts
@@ -46,7 +46,7 @@ def first_items(receipts: Receipts, row_indexes: RowIndexes, max_items: int | No
 def shard_borders(
     receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, split: int = 0, splits: int = 1
 ) -> list[Border]:
-    """Every flush but the last one, at the end, of the rows of one split of so many; `receipts` are of these alone."""
+    """The borders between flushes, without the end; `receipts` has only the rows of number `split` of `splits`."""
     ends = np.cumsum(receipts.tokens)
     borders: list[Border] = []
     over: list[int] = []
@@ -69,8 +69,8 @@ def shard_borders(
 def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
     """Blocks that probably hold the next borders.
 
-    The place of a border depends on all before it: each flush takes a few tokens more than it must, up to the end of a
-    record.
+    The place of a border depends on all earlier borders: a flush ends at the end of a record, a few tokens after
+    `max_tokens`.
     """
     mean = np.mean(over) if over else ends[-1] / max(1, receipts.rows.sum())
     blocks = np.searchsorted(ends, goal + np.arange(PREFETCH) * (max_tokens + mean))
@@ -82,10 +82,10 @@ REJECTS_PER_FILE = 100_000
 
 
 class Slice(NamedTuple):
-    """Rows [start, stop) of one domain of a cached block; or of one part of a view of it.
+    """Rows [start, stop) of one domain of a cached block, or of one part of the block's view.
 
-    With provenance it has its place in the input, see `placed`; the block in the token cache does not. `copies` is the
-    file of the block's copies, see `STATISTICS`.
+    With provenance, `file` and `first_byte` are the block's place in the input; the token cache does not hold it.
+    `copies` is the file of the block's copies, see `STATISTICS`.
     """
 
     name: str
@@ -98,12 +98,12 @@ class Slice(NamedTuple):
 
 
 def run_name(index: int) -> str:
-    """The name of a run."""
+    """The file name of a run."""
     return f"runs/{index:07d}"
 
 
 def merged_name(group: int, wide: int) -> str:
-    """The name of what the second level makes of a group of runs, for a wide range of keys."""
+    """The file name of a merge of the second level: a wide range of keys from a group of runs."""
     return f"merged/{group:05d}-{wide:05d}"
 
 
@@ -114,9 +114,9 @@ class Merge:
     Attributes:
         columns, facts: see `runs.Runs`.
         files: how many files may have rows of a bin.
-        width: bins of a file, if the second level made it; 0: they are runs.
-        part, first, stop, bins: the part, and its bins [first, stop) of so many.
-        most: of rows that have a sample key the largest that is written.
+        width: bins of a file of the second level; 0: the files are runs.
+        part, first, stop, bins: the part, and its bins [first, stop) out of `bins`.
+        most: the largest sample key that is written. Rows without one are written in any case.
     """
 
     columns: tuple[Column, ...]
@@ -141,14 +141,14 @@ class ShardPlan:
     """One shard: its rows in order.
 
     Attributes:
-        domain, folder: its domain and that domain's folder.
-        shard, shards: its number, and how many its domain has.
+        domain, folder: its domain, and the folder of the domain.
+        shard, shards: its number, and the number of shards of its domain.
         slices: its rows in input order; () in a shuffle.
-        last: no other shard reads the blocks that this one uses completely.
-        cut: rows of the plan lost tokens to `Layout.fit`.
-        split: its split, if there are any.
-        merge: what is merged to have them, in a shuffle.
-        count: its rows, if there are no slices.
+        last: no other shard reads the blocks that this shard uses completely.
+        cut: `Layout.fit` cut rows of the plan.
+        split: the name of its split; None without splits.
+        merge: the merge that gives its rows, in a shuffle.
+        count: how many rows it has, in a shuffle.
     """
 
     domain: str
@@ -164,12 +164,12 @@ class ShardPlan:
 
     @property
     def rows(self) -> int:
-        """How many it has."""
+        """How many rows the shard has."""
         return sum(piece.stop - piece.start for piece in self.slices) or self.count
 
 
 class RejectSlice(NamedTuple):
-    """Rejects [start, stop) of a block, and what makes their file, offset and line absolute."""
+    """Rejects [start, stop) of a block, with the path, first byte and first line of the block in the input."""
 
     name: str
     start: int
@@ -188,7 +188,7 @@ class RejectsPlan:
 
 
 class Shards:
-    """The shards of a plan, in order of flush, then of domain, each made when it is asked for: those of 10 TB have
+    """The shards of a plan, by flush, then by domain. Each is made during iteration: the shards of 10 TB have
     millions of slices.
 
     Attributes:
@@ -237,7 +237,7 @@ class Shards:
 
 
 def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
-    """Part -> folder, sorted by part. That of a split holds those of its domains."""
+    """Part -> folder, sorted by part. The folder of a split holds the folders of its domains."""
     if splits is None:
         return folders(parts)
     of_domains = folders({domain_of(part, splits) for part in parts}, in_splits=True)
@@ -245,7 +245,7 @@ def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
 
 
 def places_of(receipts: Receipts) -> tuple[Array, ...]:
-    """int64 [blocks] each: the file, and the first byte there; of rows without provenance neither."""
+    """int64 [blocks] each: file and first byte of each block; () without provenance."""
     provenance = any(column.role == FILE.role for column in receipts.columns)
     return (receipts.file, receipts.first_byte) if provenance else ()
 
@@ -253,11 +253,11 @@ def places_of(receipts: Receipts) -> tuple[Array, ...]:
 def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
     """int64 [slices] each: flush, domain, block, place of the domain in the block, start, stop; in input order."""
     cuts = Ragged.from_lists([border.cut for border in borders], np.int64)
-    # A block in which n flushes end is cut into n + 1 pieces, of each of its domains.
+    # If n flushes end in a block, each of its domains is cut into n + 1 pieces.
     domains = receipts.entry_domain.lengths
     ending = np.bincount(np.array([border.block for border in borders], np.int64), minlength=len(receipts))
     pieces = np.repeat(ending + 1, domains)
-    first = np.repeat(np.cumsum(ending) - ending, domains)  # the flush to which the first of them belongs
+    first = np.repeat(np.cumsum(ending) - ending, domains)  # the flush of the first piece
     entry = np.repeat(np.arange(len(pieces)), pieces)
     piece = np.arange(len(entry)) - offsets_of(pieces)[entry]
     flush = first[entry] + piece
@@ -282,7 +282,7 @@ def first_lines(receipts: Receipts) -> Array:
 
 
 class Rejects:
-    """The files of rejects of a plan, each of at most REJECTS_PER_FILE, in input order."""
+    """The files of rejects of a plan, in input order, each with at most REJECTS_PER_FILE rejects."""
 
     def __init__(self, receipts: Receipts, rejected: Array) -> None:
         self._receipts, self._offsets = receipts, offsets_of(rejected)
@@ -295,7 +295,7 @@ class Rejects:
             yield RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
 
     def of(self, blocks: Array, first: int = 0, last: int | None = None) -> tuple[RejectSlice, ...]:
-        """The rejects of blocks: those from number `first` of the plan to before number `last`."""
+        """The rejects of blocks, from number `first` of the plan up to, not including, number `last`."""
         starts, stops = self._offsets[blocks], self._offsets[blocks + 1]
         used = starts < stops
         blocks, starts, stops = blocks[used], starts[used], stops[used]

@@ -129,7 +129,7 @@ def test_compose_refuses_what_it_cannot_do() -> None:
 def test_blocks_without_digests_are_refused() -> None:
     nothing = np.zeros(0, np.int64)
     with pytest.raises(
-        ConfigError, match=r"Shard has splits, and the blocks no digests .* put KeyRecords\(split=True\)"
+        ConfigError, match=r"Shard has splits, but the blocks have no digests: put KeyRecords\(split=True\)"
     ):
         view(RowIndex(nothing, nothing, nothing, nothing, [], {}), Copies(), Splits.of({"a": 1.0}))
 
