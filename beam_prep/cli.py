@@ -234,6 +234,8 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     """A hint at the option or field of a config that a name may mean."""
     word = name.lstrip("-").replace("-", "_").lower()
     known = [*ours, *beams]
+    if word.startswith("s3_") and not beams:
+        return f"; set boto3's variables for beam-prep {command}: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ..."
     if (what_to_do := renamed.instead(word, "--")) is not None:
         return f"; {what_to_do}"
     if (option := option_of(word)) is not None and f"--{option}" in known:

@@ -346,7 +346,7 @@ def test_the_verdict_on_each_line(name: str, config: str) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "line", "message"),
     [
-        ("missing_field.jsonl", "sft_chat", 3, "'messages[0]' has no role, wanted a string"),
+        ("missing_field.jsonl", "sft_chat", 3, "'messages[0]' has no role (keys: 'content'), wanted 'role' (a string)"),
         ("missing_field.jsonl", "sft_chat", 4, "'messages[0]' has no content: the chat template raised: "),
         ("wrong_types.jsonl", "sft_chat", 3, "'messages[0].content' is a number (5), wanted a string"),
         ("wrong_types.jsonl", "sft_chat", 9, "field 'messages' is a string (\"a string\"), wanted a list of messages"),

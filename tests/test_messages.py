@@ -195,6 +195,7 @@ CALLS: list[tuple[tuple[str, ...], str]] = [
     (("verify", "out", "--record=3"), "it is an option of inspect"),
     (("gc", "cache_dir", "--older_than=3 days"), "found '3 days', wanted a time such as 90s, 30m, 12h or 7d"),
     (("presets", "--list"), "unknown option '--list'"),
+    (("inspect", "s3://b/out", "--s3_endpoint_url=http://x"), "set boto3's variables for beam-prep inspect: AWS_"),
     (("rnu", "x.jsonl"), "unknown command 'rnu'; did you mean 'run'? known: run, "),
     ((), "the following arguments are required: COMMAND"),
 ]

@@ -24,6 +24,7 @@ HEAD = "| path | type | default | meaning |\n|---|---|---|---|"
 _TABLE = re.compile(r"(<!-- table: (?P<objects>.*) -->\n)(?:\|.*\n)*")
 _DEFS = PipelineConfig.json_schema()["$defs"]
 SEE = {
+    "bad_message": ("other shapes", "which_config.md#records-of-another-shape"),
     "keep_fields": ("ids", "config.md#ids-beside-the-tokens"),
     "no_split_key": ("splits", "compose.md#splits"),
     "no_key": ("deduplication", "compose.md#deduplication"),

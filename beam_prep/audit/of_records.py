@@ -200,6 +200,8 @@ def empty_turns(sample: Sample) -> Iterator[Finding]:
     """Messages that say nothing: no text, no reasoning, no tool call."""
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in _messages(sample):
+        if not isinstance(message.get("role"), str):
+            continue  # it is rejected as no message
         calls = any(message.get(key) for key in ("tool_calls", "function_call", "reasoning_content", "thinking"))
         if not text_of(message).strip() and not calls:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({message.get('role')}) is empty")

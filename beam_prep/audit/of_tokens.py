@@ -98,7 +98,7 @@ _LITTLE = 0.02
 def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
     """Roles that `mask` trains, and that no message has."""
     view = sample.view
-    roles = {str(m.get("role")) for chat in sample.conversations for m in chat.messages}
+    roles = {m["role"] for chat in sample.conversations for m in chat.messages if isinstance(m.get("role"), str)}
     if view.mask is None or not roles:
         return
     for role, rule in view.mask.items():

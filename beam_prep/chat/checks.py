@@ -103,8 +103,10 @@ def check_message(message: Any, where: str, loss_weights: bool = False) -> None:
         raise Reject("wrong_type", f"{where!r} is {describe(message)}, wanted a message (an object)")
     role = message.get("role")
     if not isinstance(role, str):
-        found = "no role" if role is None else f"a role that is {describe(role)}"
-        raise Reject("bad_message", f"{where!r} has {found}, wanted a string")
+        if role is None:
+            keys = ", ".join(repr(key[:40]) for key in list(message)[:8]) or "none"
+            raise Reject("bad_message", f"{where!r} has no role (keys: {keys}), wanted 'role' (a string) and 'content'")
+        raise Reject("bad_message", f"{where!r} has a role that is {describe(role)}, wanted a string")
     content = message.get("content")
     if isinstance(content, list):
         for place, part in enumerate(content):

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from beam_prep.formats.manifest import ShardReceipt
 
 OpenFile = Callable[[str], BinaryIO]
-"""Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made."""
+"""Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made.
+
+The file has `write` and `close` only: its bytes are hashed as they come. A library that seeks writes a temporary file
+first, inside `in_temporary_folder`, which is then copied: `hdf5.py` does so.
+"""
 
 Row = dict[str, Any]
 """Column name to a row's values: an array [length], or a `Ragged` (its lists) where the column's depth is 2.

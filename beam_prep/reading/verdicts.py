@@ -101,7 +101,8 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
         bad = [each for each, is_bad in zip(said, seen.bad, strict=True) if is_bad]
         of_answers = look not in _OF_RECORDS and not seen.are_answers
         if not (bad and of_answers and _are_classes(said, records, use)):
-            found.append(_verdict(field, seen, bad, use))
+            in_all = len({place for place, _ in said}) == len(records)
+            found.append(_verdict(field, seen, bad, use, in_all))
     return found
 
 
@@ -356,7 +357,7 @@ def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse) -> Verdict:
+def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse, in_all: bool) -> Verdict:
     does = _UNREAD
     if seen.are_answers:
         does = "trains it" if field.name in use.trained else "does not read it"
@@ -368,10 +369,10 @@ def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse) -> Verdict
     values = list(dict.fromkeys(_shown(value) for _, value in bad))
     shown = "all of it" if seen.are_answers else ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
     places = tuple(dict.fromkeys(place for place, _ in bad))  # several messages of a record
-    return Verdict(field.name, seen.means, does, places, shown, _mend(field, seen, bad))
+    return Verdict(field.name, seen.means, does, places, shown, _mend(field, seen, bad, in_all))
 
 
-def _mend(field: _Field, seen: _Seen, bad: _Values) -> str:
+def _mend(field: _Field, seen: _Seen, bad: _Values, in_all: bool) -> str:
     key, look = json.dumps(field.name, ensure_ascii=False), _look_of(field)
     if seen.are_answers:
         return "train 'chosen'; or both as a pair, by input.sources 'chosen' and 'rejected'"
@@ -387,6 +388,8 @@ def _mend(field: _Field, seen: _Seen, bad: _Values) -> str:
     if list in kinds:
         return _OUT
     kind = "bool" if kinds == {bool} else "float32" if kinds <= {bool, int, float} else "string"
+    if kind != "string" and not in_all:
+        return _OUT  # a typed column rejects the records that lack the field
     return f'{_OUT}; or "output": {{"keep_fields": {{{key}: "{kind}"}}}} for a trainer that reads the field (as KTO)'
 
 

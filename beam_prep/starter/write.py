@@ -124,12 +124,19 @@ def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -
         outcomes = [reason for block in drawn.blocks for kind, reason in block.ledger.outcomes if kind == "rejected"]
         why = f": its lines are rejected as {outcomes[0]}" if outcomes else ""
         return f"{files[0].path} has no record that can be read{why}; wanted one JSON object on each line"
-    names = {name: describe(value) for record in records for name, value in record.items()}
+    names = {name: _described(value) for record in records for name, value in record.items()}
     told = ", ".join(f"{name!r} ({kind})" for name, kind in list(names.items())[:12])
     return (
-        f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Write the sections "
-        "yourself: docs/which_config.md lists the shapes, docs/config.md the fields of a config"
+        f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Convert them to a shape "
+        "of docs/which_config.md, for instance 'messages' of 'role' and 'content': the page has a script under "
+        '"Records of another shape"'
     )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"a list of objects with {', '.join(map(repr, list(value[0])[:8]))}"
+    return describe(value)
 
 
 def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:

@@ -165,7 +165,7 @@ class Claims:
             other = found.claim
             self._check_ended(other, is_locked)
             if write_if(self.path, dump(asdict(replace(mine, version_name=other.version_name))), found.version):
-                log.info("%s was claimed by launch %s, which did not end well", self._output, other.launch)
+                log.info("%s: launch %s failed or was killed; this run takes over", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
 

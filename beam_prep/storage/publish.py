@@ -280,7 +280,8 @@ class Publisher:
                 "choose another -o, or remove it"
             )
         if not self.overwrite:
-            advice = "choose another -o, or pass --overwrite (overwrite=True)"
+            other = "-o" if self.keep_versions is None else "--version_name"
+            advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds the output of another job: {advice}"
         return None
 

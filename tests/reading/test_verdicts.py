@@ -133,6 +133,12 @@ def test_the_warning_is_one_line_with_the_mend() -> None:
     )
 
 
+def test_a_number_that_some_records_lack_is_no_typed_column() -> None:
+    """Such a column rejects them."""
+    (found,) = verdicts(answered("rating", 1, None, 5), bp.PipelineConfig.from_dict(PAIR).field_use)
+    assert found.mend == "leave these records out before the run"
+
+
 def test_a_run_says_it_before_it_starts(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "beam_prep"):
         done = run(PAIR, answered("label", True, False))

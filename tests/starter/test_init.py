@@ -344,6 +344,7 @@ def test_neither_the_reasons_nor_an_input_are_overwritten(tmp_path: Path, capsys
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
+        ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
     ],
 )
 def test_what_is_no_jsonl_or_fits_nothing_is_named(
