@@ -123,14 +123,6 @@ def test_what_the_assistant_says_is_trained_of_every_row(name: str, output: Outp
         assert np.array_equal(row["labels"][trained], row["input_ids"][trained])
 
 
-def test_a_whole_row(output: Outputs) -> None:
-    assert str(output("sft_padded").decode(0)).replace("<|pad|>", "") == (
-        "You are a kitchen assistant that answers with times and temperatures first.\n"
-        "USER: How long do I boil an egg if I want the yolk just set but not chalky?\n"
-        f"ASSISTANT: {EGG}<|im_end|>"
-    )
-
-
 def test_shifted_labels_are_the_next_ids(output: Outputs) -> None:
     dataset = output("sft_last_turn_shifted")
     assert [column.shifted for column in dataset.schema] == [False, True]
@@ -169,32 +161,13 @@ def test_packed_rows_hold_every_conversation_once(output: Outputs) -> None:
 
 def test_preference_rows_train_what_follows_their_common_beginning(output: Outputs) -> None:
     dataset = output("dpo_conversation")
-    texts = [{side: trained(dataset, row, side) for side in SIDES} for row in dataset]
-    assert texts[1] == {
-        "chosen": "Eight.<|im_end|>\n",
-        "rejected": "Spiders have six legs, like all insects.<|im_end|>\n",
-    }
-    wanted = [
+    assert dataset.tokenizer is not None
+    trained = [
+        {side: dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1]) for side in SIDES} for row in dataset
+    ]
+    assert trained == [
         {side: f"{record[side][-1]['content']}{END}\n" for side in SIDES} for record in records("dpo_conversation")
     ]
-    assert texts == wanted
-
-
-def trained(dataset: bp.Dataset, row: dict[str, Any], side: str) -> str:
-    assert dataset.tokenizer is not None
-    return dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1])
-
-
-def test_tools_stand_in_the_prompt_whether_a_list_or_a_json_string(output: Outputs) -> None:
-    dataset = output("tools")
-    kinds = set()
-    for index, record in enumerate(records("tools")):
-        tools = record["tools"]
-        kinds.add(type(tools))
-        schemas = json.loads(tools) if isinstance(tools, str) else tools
-        listed = "".join(f"{json.dumps(schema, ensure_ascii=False)}\n" for schema in schemas)
-        assert f"<tools>\n{listed}</tools>" in dataset.decode(index)
-    assert kinds == {list, str}
 
 
 def test_the_page_on_configs_lists_every_config_with_its_sample_and_columns() -> None:

@@ -19,32 +19,27 @@ CALLS = (
     "{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}"
     "{%- endfor %}"
 )
-KEEPING = (  # writes all reasoning
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
-    "{%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
-    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-STRIPPING = (  # writes only what comes after the last question, as Qwen3 does
+LAST = (
     "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
     "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
-    "{%- if m.role == 'assistant' and m.reasoning_content and loop.index0 > ns.last %}"
-    "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
-    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-MARKED = (  # generation blocks, which hold the header
+HEADER = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+REASONING = "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}{{- m.content or '' }}" + CALLS
+END_OF_LOOP = (
+    "{{- '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+# Writes all reasoning.
+KEEPING = HEADER + "{%- if m.reasoning_content %}" + REASONING + END_OF_LOOP
+# Writes only what comes after the last question, as Qwen3 does.
+STRIPPING = LAST + HEADER + "{%- if m.reasoning_content and loop.index0 > ns.last %}" + REASONING + END_OF_LOOP
+# Generation blocks, which hold the header.
+MARKED = (
     "{%- for m in messages %}{%- if m.role == 'assistant' %}{%- generation %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
-    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endgeneration %}"
+    "{%- if m.reasoning_content %}" + REASONING + "{{- '<|im_end|>\n' }}{%- endgeneration %}"
     "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-PLAIN = (  # knows no reasoning: it is in the content, if anywhere
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
+PLAIN = HEADER + "{{- m.content }}" + END_OF_LOOP  # knows no reasoning: it is in the content, if anywhere
 CALL = {"type": "function", "function": {"name": "far", "arguments": {"to": "Rome"}}}
 WRITTEN = '\n<tool_call>\n{"name": "far", "arguments": {"to": "Rome"}}\n</tool_call>'
 CHAT: list[dict[str, Any]] = [
@@ -88,14 +83,9 @@ def trained(template: str, chat: list[Any], options: bp.MaskOptions, action: Any
     ("options", "wanted"),
     [
         ({}, [THOUGHT + "Two miles." + END, ASKED + "I ask" + WRITTEN + END, "900 miles." + END]),
-        ({"reasoning": "mask"}, ["Two miles." + END, "I ask" + WRITTEN + END, "900 miles." + END]),
         ({"tool_calls": "mask"}, [THOUGHT + "Two miles." + END, ASKED + "I ask", END, "900 miles." + END]),
         ({"eos": "mask"}, [THOUGHT + "Two miles.", ASKED + "I ask" + WRITTEN, "900 miles."]),
         ({"reasoning": "mask", "tool_calls": "mask", "eos": "mask"}, ["Two miles.", "I ask", "900 miles."]),
-        (
-            {"reasoning": "drop_history"},
-            ["Two miles." + END, ASKED + "I ask" + WRITTEN + END, "900 miles." + END],
-        ),
         (
             {"generation_prompt": "train", "reasoning": "drop_history"},
             [

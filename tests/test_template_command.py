@@ -64,16 +64,6 @@ def test_rows_are_those_of_a_run(tokenizer_path: str) -> None:
     np.testing.assert_array_equal(entry.row[mask.name], trained)
 
 
-def test_what_is_trained_is_said_as_text(of: Any) -> None:
-    found = of(PLAIN)["two answers in a row"]
-    assert found["outcome"] == "taken"
-    assert found["trained"] == ["Blue.<|im_end|>", "Or green.<|im_end|>", "Red.<|im_end|>"]
-    assert found["text"].startswith(
-        "<|im_start|>user\nName a colour.<|im_end|>\n<|im_start|>assistant\nBlue.<|im_end|>"
-    )
-    assert 0 < found["trained_tokens"] < found["tokens"]
-
-
 def test_tools_and_reasoning_that_are_left_out_are_named_and_the_record_is_taken(of: Any) -> None:
     found = of(CALLS)
     assert {name: each["not_written"] for name, each in found.items() if each["not_written"]} == {
@@ -106,21 +96,13 @@ def test_a_template_that_refuses_is_said_with_its_words(
     assert raised["system message"]["message"] == "the chat template raised: no system message, please"
     assert "tokens" not in raised["system message"]
     assert main(["template", tokenizer_path, "--chat_template", str(tmp_path / "chat.jinja")]) == 0
-    printed = capsys.readouterr().out
-    assert "  system message                raises       no system message, please\n" in printed
-    assert "━━ chat.jinja · system message · rejected: template_error\n" in printed
+    assert "  system message                raises       no system message, please\n" in capsys.readouterr().out
 
 
 def test_what_a_run_leaves_out_for_another_reason_is_refused(of: Any) -> None:
     found = of(PLAIN.replace("<|im_start|>assistant", "<|im_start|>model"))
     assert {each["reason"] for each in found.values()} == {"turn_begin"}
     assert {each["outcome"] for each in found.values()} == {"refused"}
-    nothing = of("{{ '' }}")["question and answer"]
-    assert [nothing[key] for key in ("outcome", "reason", "message")] == [
-        *("refused", "empty", "there is nothing to encode")
-    ]
-    assert nothing["not_written"] == ["messages[0].content", "messages[1].content"]
-    assert "tokens" not in nothing
 
 
 def test_each_named_template_has_a_heading(
