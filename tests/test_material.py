@@ -12,10 +12,10 @@ import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import TokenizerError
 from beam_prep.pipeline import Pipeline
-from tests.material.make_data import DATA, FILES, file_of
-from tests.material.make_tokenizers import FOLDER, TOKENIZERS
 
-EXPECTED = Path(__file__).with_name("material") / "expected"
+MATERIAL = Path(__file__).with_name("material")
+DATA, EXPECTED, FOLDER = (MATERIAL / name for name in ("data", "expected", "tokenizers"))
+TOKENIZERS = ("byte_bpe", "llama_bpe", "unigram")
 
 Row = dict[str, Any]
 Case = tuple[str, str, str]
@@ -60,12 +60,6 @@ def run(tokenizer: str, files: tuple[str, ...], config: Row, output: Path, **opt
     )
     job.run(["--runner=FnApiRunner"])
     return bp.open(output)
-
-
-def test_the_records_are_what_their_program_writes() -> None:
-    for name in FILES:
-        assert file_of(name) == (DATA / f"{name}.jsonl").read_bytes(), name
-    assert {path.stem for path in DATA.iterdir()} == FILES.keys()
 
 
 # Conversations, beside transformers.
