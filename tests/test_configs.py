@@ -125,43 +125,31 @@ def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
                 assert lengths(values) == lengths(row[column.of])
 
 
-@pytest.mark.parametrize("name", list(CONFIGS)[:5])
-def test_bin_holds_a_file_a_column(name: str, output: Outputs) -> None:
-    ds = output(name)
-    files = {path.name for path in (ds.path / "__default__").iterdir()}
-    assert files == {"meta.json", *(f"{column}.bin" for column in CONFIGS[name][1])}
-
-
 # The example tokenizer adds no special tokens to text, so text comes back as it was.
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "mask", "trained"),
+    [
+        ("sft_instruction", "sequence", "loss_mask", lambda record: record["response"]),
+        ("sft_chat", "sequence", "loss_mask", lambda record: answer(record["messages"])),
+        ("dpo", "chosen", "chosen_mask", lambda record: answer(record["chosen"])),
+        ("dpo", "rejected", "rejected_mask", lambda record: answer(record["rejected"])),
+    ],
+)
+def test_only_what_is_answered_is_trained(output: Outputs, name: str, ids: str, mask: str, trained: Any) -> None:
+    ds = output(name)
+    assert ds.tokenizer is not None
+    assert ds.tokenizer.decode(ds[0][ids][ds[0][mask] == 1]) == trained(first_record(name))
+
+
+def answer(messages: list[dict[str, str]]) -> str:
+    said = next(message["content"] for message in messages if message["role"] == "assistant")
+    return f"<|im_start|>assistant\n{said}<|im_end|>\n"
 
 
 def test_texts_come_back(output: Outputs) -> None:
     assert output("pretrain").decode(0) == first_record("pretrain")["text"]
-
-
-def test_only_the_response_of_an_instruction_is_trained(output: Outputs) -> None:
-    ds = output("sft_instruction")
-    record, row = first_record("sft_instruction"), ds[0]
-    assert ds.tokenizer is not None
-    assert ds.tokenizer.decode(row["sequence"][row["loss_mask"] == 1]) == record["response"]
-    assert ds.tokenizer.decode(row["sequence"][row["loss_mask"] == 0]) == record["prompt"]
-
-
-def test_only_the_answers_of_a_chat_are_trained(output: Outputs) -> None:
-    ds = output("sft_chat")
-    record, row = first_record("sft_chat"), ds[0]
-    answer = next(message["content"] for message in record["messages"] if message["role"] == "assistant")
-    assert ds.tokenizer is not None
-    assert ds.tokenizer.decode(row["sequence"][row["loss_mask"]]) == f"<|im_start|>assistant\n{answer}<|im_end|>\n"
-
-
-def test_only_the_answers_of_a_pair_are_trained(output: Outputs) -> None:
-    ds = output("dpo")
-    record, row = first_record("dpo"), ds[0]
-    assert ds.tokenizer is not None
-    for side in ("chosen", "rejected"):
-        trained = ds.tokenizer.decode(row[side][row[f"{side}_mask"] == 1])
-        assert trained == f"<|im_start|>assistant\n{record[side][-1]['content']}<|im_end|>\n"
 
 
 def test_rollouts_keep_the_borders_of_responses(output: Outputs) -> None:

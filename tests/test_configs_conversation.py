@@ -1,11 +1,9 @@
 """The configs for whole conversations and for prompts with completions: what each trains in its sample, as text."""
 
-import functools
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +11,9 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 
 END = "<|im_end|>"
-LABELS = ("input_ids", "labels")
 SIDES = ("chosen", "rejected")
 COLUMN = re.compile(r"`(\w+)`")
 EGG = (
@@ -61,10 +57,9 @@ def _turn(message: Record) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A config's sample, its columns, the text that a record trains, and that text in full for one row."""
+    """A config's sample, the text that a record trains, and that text in full for one row."""
 
     sample: str
-    columns: tuple[str, ...]
     trained: Callable[[Record], str]
     row: int
     text: str
@@ -73,7 +68,6 @@ class Case:
 CASES = {
     "sft_conversation": Case(
         "chat",
-        LABELS,
         answers,
         183,
         "J'ai oublié mon parapluie dans le train.<|im_end|>"
@@ -82,27 +76,22 @@ CASES = {
     ),
     "sft_prompt_completion": Case(
         "more/prompt_completion",
-        LABELS,
         lambda record: record["completion"] + END,
         0,
         " Mercury, with 88 days.<|im_end|>",
     ),
     # What follows the prompt is trained, so the line end that the template writes behind the answer too.
-    "sft_last_turn_shifted": Case("chat", LABELS, lambda record: f"{last_answer(record)}\n", 0, f"{EGG}<|im_end|>\n"),
+    "sft_last_turn_shifted": Case("chat", lambda record: f"{last_answer(record)}\n", 0, f"{EGG}<|im_end|>\n"),
     # The prompt ends in "ASSISTANT:", so the space belongs to the answer.
-    "sft_padded": Case(
-        "chat", (*LABELS, "attention_mask"), lambda record: f" {last_answer(record)}", 0, f" {EGG}<|im_end|>"
-    ),
+    "sft_padded": Case("chat", lambda record: f" {last_answer(record)}", 0, f" {EGG}<|im_end|>"),
     "sharegpt": Case(
         "more/sharegpt",
-        LABELS,
         sharegpt_answers,
         11,
         "A distance: what light covers in a year, about 9.46 trillion kilometres.<|im_end|>A hundred years.<|im_end|>",
     ),
     "tools": Case(
         "more/tools",
-        LABELS,
         tool_answers,
         3,
         "<think>\nOnly orders that have not been sent can be cancelled, so I look at its status first.\n</think>\n"
@@ -115,83 +104,27 @@ CASES = {
 SAMPLES = {name: case.sample for name, case in CASES.items()} | {"sft_packed": "chat", "dpo_conversation": "preference"}
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Outputs:
-    """Config name -> the output over its sample, made at first use."""
-
-    @functools.cache
-    def _open(name: str) -> bp.Dataset:
-        folder = tmp_path_factory.mktemp(name) / "out"
-        config = ROOT / "configs" / f"{name}.json"
-        Pipeline(config, [str(sample(name))], folder, tokenizer_path).run(["--runner=FnApiRunner"])
-        return bp.open(folder)
-
-    return _open
-
-
-def sample(name: str) -> Path:
-    return ROOT / "examples" / "data" / f"{SAMPLES[name]}.jsonl"
-
-
 def records(name: str) -> list[Record]:
-    return [json.loads(line) for line in sample(name).read_text("utf-8").splitlines()]
+    path = ROOT / "examples" / "data" / f"{SAMPLES[name]}.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_every_record_is_kept_whole(name: str, outputs: Outputs) -> None:
-    manifest = outputs(name).manifest
-    lines = len(records(name))
-    assert lines >= 20
-    nothing: dict[str, int] = {}
-    assert manifest["ledger"] == {
-        "lines": lines,
-        "blank": 0,
-        "read": lines,
-        "kept": lines,
-        "dropped": nothing,
-        "rejected": nothing,
-        "not_read": 0,
-    }
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_assistant_says_is_trained_of_every_row(name: str, output: Outputs) -> None:
+    dataset, case = output(name), CASES[name]
+    assert dataset.decode(case.row, "labels") == case.text
+    assert [dataset.decode(index, "labels") for index in range(len(dataset))] == [
+        case.trained(record) for record in records(name)
+    ]
     # Nothing cut, every prompt the beginning of its row, no second BOS.
-    assert manifest["counters"] == ({"reasoning_written": 4} if name == "tools" else nothing)
-    assert all(tokens > 0 for tokens in manifest["totals"]["trained"].values())
-    assert PipelineConfig.from_json(ROOT / "configs" / f"{name}.json").warnings == []
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_columns(name: str, outputs: Outputs) -> None:
-    assert outputs(name).columns == CASES[name].columns
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_trained_text_of_one_row(name: str, outputs: Outputs) -> None:
-    assert outputs(name).decode(CASES[name].row, "labels") == CASES[name].text
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_trained_text_of_every_row_is_what_the_assistant_says(name: str, outputs: Outputs) -> None:
-    dataset = outputs(name)
-    wanted = [CASES[name].trained(record) for record in records(name)]
-    assert [dataset.decode(index, "labels") for index in range(len(dataset))] == wanted
-
-
-@pytest.mark.parametrize("name", ["sft_conversation", "sft_prompt_completion", "sft_padded", "sharegpt", "tools"])
-def test_labels_are_the_ids_or_minus_100(name: str, outputs: Outputs) -> None:
-    for row in outputs(name):
+    assert dataset.manifest["counters"] == ({"reasoning_written": 4} if name == "tools" else {})
+    for row in dataset if name != "sft_last_turn_shifted" else ():
         trained = row["labels"] != -100
         assert np.array_equal(row["labels"][trained], row["input_ids"][trained])
 
 
-def test_a_whole_row(outputs: Outputs) -> None:
-    assert str(outputs("sft_padded").decode(0)).replace("<|pad|>", "") == (
-        "You are a kitchen assistant that answers with times and temperatures first.\n"
-        "USER: How long do I boil an egg if I want the yolk just set but not chalky?\n"
-        f"ASSISTANT: {EGG}<|im_end|>"
-    )
-
-
-def test_shifted_labels_are_the_next_ids(outputs: Outputs) -> None:
-    dataset = outputs("sft_last_turn_shifted")
+def test_shifted_labels_are_the_next_ids(output: Outputs) -> None:
+    dataset = output("sft_last_turn_shifted")
     assert [column.shifted for column in dataset.schema] == [False, True]
     assert dataset.tokenizer is not None
     for row in dataset:
@@ -202,8 +135,8 @@ def test_shifted_labels_are_the_next_ids(outputs: Outputs) -> None:
         assert dataset.tokenizer.decode(row["input_ids"][: first + 1]).endswith("<|im_start|>assistant\n")
 
 
-def test_padding_is_never_trained(outputs: Outputs) -> None:
-    dataset = outputs("sft_padded")
+def test_padding_is_never_trained(output: Outputs) -> None:
+    dataset = output("sft_padded")
     assert dataset.tokenizer is not None
     for row in dataset:
         real = int(row["attention_mask"].sum())
@@ -213,9 +146,8 @@ def test_padding_is_never_trained(outputs: Outputs) -> None:
         assert set(row["labels"][real:].tolist()) == {-100}
 
 
-def test_packed_rows_hold_every_conversation_once(outputs: Outputs) -> None:
-    dataset = outputs("sft_packed")
-    assert dataset.columns == (*LABELS, "position_ids", "seq_lengths")
+def test_packed_rows_hold_every_conversation_once(output: Outputs) -> None:
+    dataset = output("sft_packed")
     assert dataset.tokenizer is not None
     found = []
     for row in dataset:
@@ -227,35 +159,15 @@ def test_packed_rows_hold_every_conversation_once(outputs: Outputs) -> None:
     assert len(dataset) < len(found) / 10
 
 
-def test_preference_rows_train_what_follows_their_common_beginning(outputs: Outputs) -> None:
-    dataset = outputs("dpo_conversation")
-    assert dataset.columns == ("chosen", "chosen_mask", "rejected", "rejected_mask")
-    texts = [{side: trained(dataset, row, side) for side in SIDES} for row in dataset]
-    assert texts[1] == {
-        "chosen": "Eight.<|im_end|>\n",
-        "rejected": "Spiders have six legs, like all insects.<|im_end|>\n",
-    }
-    wanted = [
+def test_preference_rows_train_what_follows_their_common_beginning(output: Outputs) -> None:
+    dataset = output("dpo_conversation")
+    assert dataset.tokenizer is not None
+    trained = [
+        {side: dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1]) for side in SIDES} for row in dataset
+    ]
+    assert trained == [
         {side: f"{record[side][-1]['content']}{END}\n" for side in SIDES} for record in records("dpo_conversation")
     ]
-    assert texts == wanted
-
-
-def trained(dataset: bp.Dataset, row: dict[str, Any], side: str) -> str:
-    assert dataset.tokenizer is not None
-    return dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1])
-
-
-def test_tools_stand_in_the_prompt_whether_a_list_or_a_json_string(outputs: Outputs) -> None:
-    dataset = outputs("tools")
-    kinds = set()
-    for index, record in enumerate(records("tools")):
-        tools = record["tools"]
-        kinds.add(type(tools))
-        schemas = json.loads(tools) if isinstance(tools, str) else tools
-        listed = "".join(f"{json.dumps(schema, ensure_ascii=False)}\n" for schema in schemas)
-        assert f"<tools>\n{listed}</tools>" in dataset.decode(index)
-    assert kinds == {list, str}
 
 
 def test_the_page_on_configs_lists_every_config_with_its_sample_and_columns() -> None:

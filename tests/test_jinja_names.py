@@ -5,72 +5,24 @@ that.
 When a test here fails for a new jinja2: look at the places that it names, correct them, then move the bound.
 """
 
-import ast
-import importlib
 import inspect
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import jinja2
-import pytest
 from jinja2.runtime import Context
 from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
 
-# Public by their names, but in no page of jinja2's documentation.
-UNDOCUMENTED = (
-    "jinja2.Environment._parse",
-    "jinja2.Template.from_code",
-    "jinja2.Template.root_render_func",
-    "jinja2.filters.make_attrgetter",
-    "jinja2.parser.Parser",
-    "jinja2.runtime.LoopContext",
-    "jinja2.runtime.Macro",
-    "jinja2.sandbox.SandboxedEnvironment.call_binop",
-    "jinja2.sandbox.SandboxedEnvironment.wrap_str_format",
-    "jinja2.utils.Namespace",
-)
 SAMPLE = "{% macro m(x) %}{{ x }}{% endmacro %}{% for t in messages %}{{ m(t['role'] ~ '!') }}{% endfor %}"
 
 
 def places(word: str) -> str:
     """Where the package says a word, for a message."""
-    found = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in sorted((ROOT / "beam_prep").rglob("*.py"))
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if word in line
-    ]
+    files = sorted((ROOT / "beam_prep").rglob("*.py"))
+    found = [str(path.relative_to(ROOT)) for path in files if word in path.read_text(encoding="utf-8")]
     return f"jinja2 {jinja2.__version__} has no {word} as we know it; we use it in {', '.join(found) or 'no place'}"
-
-
-def private_imports() -> Iterator[str]:
-    for path in (ROOT / "beam_prep").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "jinja2":
-                yield from (f"{node.module}.{name.name}" for name in node.names if name.name.startswith("_"))
-
-
-@pytest.mark.parametrize("path", UNDOCUMENTED)
-def test_an_undocumented_name_is_there_and_is_used(path: str) -> None:
-    _, *names = path.split(".")
-    found, word = jinja2, names[-1]
-    for name in names:
-        if not hasattr(found, name) and inspect.ismodule(found):
-            importlib.import_module(f"{found.__name__}.{name}")
-        # An attribute of an instance: only its annotation is seen on the class.
-        if name in getattr(found, "__annotations__", {}):
-            break
-        assert hasattr(found, name), places(word)
-        found = getattr(found, name)
-    assert not places(word).endswith("no place"), f"{path} is not used: take it out of this list"
-
-
-def test_every_private_import_is_in_the_list() -> None:
-    assert [
-        name for name in private_imports() if not any(f"{known}.".startswith(f"{name}.") for known in UNDOCUMENTED)
-    ] == []
 
 
 def test_compiled_code_passes_the_variables_of_its_frames_under_the_names_that_we_take_out() -> None:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,12 +149,6 @@ def test_a_weight_that_is_no_number_of_json_rejects_the_line(weight: bytes) -> N
     assert bp.testing.rejects(bp.testing.records([line])) == [(0, "bad_number" if weight == b"1e400" else "bad_json")]
 
 
-def test_train_and_weight_that_contradict_are_a_reject() -> None:
-    for own in ({"weight": 0.5, "train": False}, {"weight": 0, "train": True}):
-        batch = masked("role", {"messages": [said("user", "b"), said("assistant", "c", **own)]})
-        assert outcomes(batch) == ["bad_weight"]
-
-
 # Text, and rows that are tokenised already
 
 
@@ -230,7 +223,7 @@ def config(**preprocessing: Any) -> dict[str, Any]:
     return {
         "input": {"adapter": "tokenized"},
         "preprocessing": preprocessing,
-        "output": {"columns": "labels", "loss_weights": True, "storage_format": ["bin", "arrow"]},
+        "output": {"columns": "labels", "loss_weights": True, "storage_format": "bin"},
     }
 
 
@@ -243,11 +236,9 @@ PACKED = [[*START[0], *START[1]]]
     [
         ({}, START, [-100, 12, 13, -100, 15]),
         ({"shift": True}, [[1, 0.5, 0, 2], [0.25] * 2], [12, 13, -100, 15]),
-        ({"max_seq_len": 3}, [[0, 1, 0.5], [0.25] * 3], [-100, 12, 13]),
         ({"max_seq_len": 3, "truncation_mode": "keep_end"}, [[0.5, 0, 2], [0.25] * 3], [13, -100, 15]),
         ({"padding": 4}, [[*START[0], 0, 0, 0], [*START[1], 0]], [-100, 12, 13, -100, 15, -100, -100, -100]),
         ({"packing_strategy": "bfd", "max_packed_len": 8}, PACKED, [-100, 12, 13, -100, 15, 21, 22, 23]),
-        ({"packing_strategy": "wrapped", "max_packed_len": 8}, PACKED, [-100, 12, 13, -100, 15, 21, 22, 23]),
     ],
 )
 def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: Any, run: Callable[..., Any]) -> None:
@@ -256,16 +247,6 @@ def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: 
     assert [row["loss_weights"] for row in found] == weights
     assert found[0]["labels"] == labels
     assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
-
-
-def test_other_libraries_read_the_weights(run: Callable[..., Any]) -> None:
-    import datasets
-
-    out = Path(run(config(), LONG).output)
-    assert np.fromfile(out / "__default__" / "loss_weights.bin", np.float32).tolist() == PACKED[0]
-    read = datasets.load_from_disk(str(out / "__default__"))
-    assert read.features["loss_weights"].feature.dtype == "float32"
-    assert read["loss_weights"][:] == START
 
 
 SECTIONS = [{"field": "messages", "action": "$role", "template": "conversation"}]

@@ -1,7 +1,6 @@
 """`mask_options`: which parts of an answer are trained, as text and as exact ids, for templates of several manners."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,32 +19,27 @@ CALLS = (
     "{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}"
     "{%- endfor %}"
 )
-KEEPING = (  # writes all reasoning
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
-    "{%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
-    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-STRIPPING = (  # writes only what comes after the last question, as Qwen3 does
+LAST = (
     "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
     "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
-    "{%- if m.role == 'assistant' and m.reasoning_content and loop.index0 > ns.last %}"
-    "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
-    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-MARKED = (  # generation blocks, which hold the header
+HEADER = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+REASONING = "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}{{- m.content or '' }}" + CALLS
+END_OF_LOOP = (
+    "{{- '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+# Writes all reasoning.
+KEEPING = HEADER + "{%- if m.reasoning_content %}" + REASONING + END_OF_LOOP
+# Writes only what comes after the last question, as Qwen3 does.
+STRIPPING = LAST + HEADER + "{%- if m.reasoning_content and loop.index0 > ns.last %}" + REASONING + END_OF_LOOP
+# Generation blocks, which hold the header.
+MARKED = (
     "{%- for m in messages %}{%- if m.role == 'assistant' %}{%- generation %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{%- endif %}"
-    "{{- m.content or '' }}" + CALLS + "{{- '<|im_end|>\n' }}{%- endgeneration %}"
+    "{%- if m.reasoning_content %}" + REASONING + "{{- '<|im_end|>\n' }}{%- endgeneration %}"
     "{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-PLAIN = (  # knows no reasoning: it is in the content, if anywhere
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
+PLAIN = HEADER + "{{- m.content }}" + END_OF_LOOP  # knows no reasoning: it is in the content, if anywhere
 CALL = {"type": "function", "function": {"name": "far", "arguments": {"to": "Rome"}}}
 WRITTEN = '\n<tool_call>\n{"name": "far", "arguments": {"to": "Rome"}}\n</tool_call>'
 CHAT: list[dict[str, Any]] = [
@@ -66,12 +60,14 @@ THOUGHT, ASKED = "<think>\nOne and one.\n</think>\n\n", "<think>\nA call.\n</thi
 END = "<|im_end|>"
 
 
-def segments_of(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> bp.Batch:
+def rendered(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> Any:
     output = bp.Output("ids", "ids", (bp.Section("messages", action, "conversation"),), "mask")
     rules = bp.TextRules(chat_template=template, mask_options=options)
-    records = bp.testing.records([{"messages": chat}])
-    block = bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(records)
-    return bp.Tokenize(TOKENIZER).step()(block)
+    return bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(bp.testing.records([{"messages": chat}]))
+
+
+def segments_of(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> bp.Batch:
+    return bp.Tokenize(TOKENIZER).step()(rendered(template, chat, options, action))
 
 
 def trained(template: str, chat: list[Any], options: bp.MaskOptions, action: Any = "$role") -> list[str]:
@@ -87,14 +83,9 @@ def trained(template: str, chat: list[Any], options: bp.MaskOptions, action: Any
     ("options", "wanted"),
     [
         ({}, [THOUGHT + "Two miles." + END, ASKED + "I ask" + WRITTEN + END, "900 miles." + END]),
-        ({"reasoning": "mask"}, ["Two miles." + END, "I ask" + WRITTEN + END, "900 miles." + END]),
         ({"tool_calls": "mask"}, [THOUGHT + "Two miles." + END, ASKED + "I ask", END, "900 miles." + END]),
         ({"eos": "mask"}, [THOUGHT + "Two miles.", ASKED + "I ask" + WRITTEN, "900 miles."]),
         ({"reasoning": "mask", "tool_calls": "mask", "eos": "mask"}, ["Two miles.", "I ask", "900 miles."]),
-        (
-            {"reasoning": "drop_history"},
-            ["Two miles." + END, ASKED + "I ask" + WRITTEN + END, "900 miles." + END],
-        ),
         (
             {"generation_prompt": "train", "reasoning": "drop_history"},
             [
@@ -184,9 +175,7 @@ def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list
             {"role": "assistant", "content": f"A{answer}Z", "reasoning_content": thought},
         )
     ]
-    output = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),), "mask")
-    rules = bp.TextRules(chat_template=template, mask_options=bp.MaskOptions(generation_prompt="mask"))
-    block = bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(bp.testing.records([{"messages": chat}]))
+    block = rendered(template, chat, bp.MaskOptions(generation_prompt="mask"))
     (text,) = block.pieces["ids"].texts
     segments = block.pieces["ids"].segments
     for turn, (_, thought, answer) in enumerate(said):
@@ -242,23 +231,3 @@ def test_options_that_make_no_sense_are_refused(change: dict[str, Any], message:
     with pytest.raises(ConfigError) as caught:
         bp.PipelineConfig.from_dict({**config, **change})
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("options", [["--check=full"], ["--direct_num_workers=2"]])
-@pytest.mark.long
-def test_a_job_gives_the_same_however_it_renders(tmp_path: Path, options: list[str]) -> None:
-    from beam_prep.cli import main
-
-    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
-    config["mask_options"] = {"reasoning": "mask", "tool_calls": "mask"}
-    config["input"]["chat_template"] = STRIPPING
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    chats = [CHAT, INLINE, CHAT[:2], CHAT[2:]] * 25
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    common = ["run", str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "config.json")]
-    common += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer")]
-    assert main([*common, "-o", str(tmp_path / "one")]) == 0
-    assert main([*common, "-o", str(tmp_path / "two"), *options]) == 0
-    assert (tmp_path / "one/manifest.json").read_bytes() == (tmp_path / "two/manifest.json").read_bytes()
-    assert main(["verify", str(tmp_path / "one"), "--inputs"]) == 0
-    assert json.loads((tmp_path / "one/manifest.json").read_text())["counters"]["reasoning_not_written"] == 25

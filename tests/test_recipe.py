@@ -1,9 +1,14 @@
 """The recipe of a job: of which fields of a config its cached blocks are a function."""
 
+import importlib.metadata
 from collections.abc import Mapping, Sequence
+
+import pytest
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
+from tests.conftest import ROOT
+from tests.reference import ours
 
 SEEN_BY_BLOCKS = {
     "version": (),
@@ -36,3 +41,20 @@ def test_of_every_field_it_is_decided_whether_blocks_depend_on_it() -> None:
         "beam_prep/recipe.py (otherwise another value makes every kept block again), all others in SEEN_BY_BLOCKS here"
     )
     assert decided == sorted(known)  # none twice, none that is no field
+
+
+def test_blocks_that_other_versions_of_libraries_made_have_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PipelineConfig.from_json(ROOT / "configs" / "pretrain.json")
+    version = importlib.metadata.version
+
+    def name() -> str:
+        return recipe.cache_recipe(recipe.facts(config, ours(ROOT / "examples" / "tokenizer"), 0))
+
+    seen = {name()}
+    for library in ("orjson", "pyarrow", "numpy", "jinja2", "tokenizers", "transformers"):
+        monkeypatch.setattr(
+            "beam_prep.recipe.library_version", lambda each, other=library: "0" if each == other else version(each)
+        )
+        seen.add(name())
+    monkeypatch.setattr("beam_prep.recipe.GIGATOKEN_VERSION", "0")
+    assert len(seen | {name()}) == 8

@@ -104,38 +104,23 @@ def test_a_record_without_any_of_the_fields_is_empty() -> None:
     assert outcomes(batch_of({}, {"other": 1}, {"response_ids": [], "prompt_ids": None})) == ["empty"] * 3
 
 
-def test_prompts_alone() -> None:
-    fields = RolloutFields(response_ids=None, texts=(("answer", "answer"),), values=(("level", "level"),))
-    batch = batch_of({"prompt_ids": [5, 6], "answer": "4\n2", "level": [1, 2, 3]}, fields=fields)
-    assert bp.testing.to_rows(batch) == [{"prompt_ids": [5, 6], "level": [1, 2, 3], "answer": [52, 10, 50]}]
-
-
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_ids": None}, "missing_source", "field 'prompt_ids' is absent, null or empty"),
     ({"response_ids": [[], [], []]}, "missing_source", "field 'response_ids' has no token"),
     ({"rewards": None}, "missing_source", "field 'rewards' is"),
-    ({"gold": None}, "missing_source", "field 'gold' is"),
-    ({"prompt_ids": "5"}, "wrong_type", "'prompt_ids' is a string (\"5\"), wanted a list"),
     ({"prompt_ids": [[5]]}, "wrong_type", "'prompt_ids[0]' is a list, wanted a token id"),
     ({"prompt_ids": [5, 6.0]}, "wrong_type", "'prompt_ids[1]' is a number (6.0), wanted a token id"),
     ({"prompt_ids": [5, -1]}, "bad_id", "'prompt_ids[1]' is a number (-1), wanted an id of the tokenizer, 0 to 99"),
-    ({"prompt_ids": [10**30]}, "bad_id", "'prompt_ids[0]' is a number (1000000000000000000000000000000)"),
     ({"response_ids": [7, 8]}, "wrong_type", "'response_ids[0]' is a number (7), wanted a list"),
-    ({"response_ids": [[7, 8, 9], [], [-10]]}, "bad_id", "'response_ids[2][0]' is a number (-10)"),
     ({"response_ids": [[7, 8, 9], []]}, "count_mismatch", "2 response_ids, 3 loss_mask: wanted as many of each"),
     ({"loss_mask": [[1, 0], [], [1]]}, "count_mismatch", "'loss_mask[0]' has 2 values, 'response_ids[0]' 3"),
-    ({"logprobs": [[-0.5, 0, -1.25, 0], [], [-2.0]]}, "count_mismatch", "'logprobs[0]' has 4 values"),
-    ({"rewards": [1, 0]}, "count_mismatch", "3 response_ids, 2 rewards"),
     ({"adv": [1, 0, 1, 1]}, "count_mismatch", "3 response_ids, 4 adv"),
     ({"loss_mask": [[1, 0, 2], [], [1]]}, "wrong_type", "'loss_mask[0][2]' is a number (2), wanted 0 or 1"),
-    ({"loss_mask": 1}, "wrong_type", "field 'loss_mask' is a number (1), wanted a list of lists"),
-    ({"logprobs": [[-0.5, 0, None], [], [-2.0]]}, "wrong_type", "'logprobs[0][2]' is null, wanted a number"),
     ({"logprobs": [[-0.5, 0, -1e39], [], [-2.0]]}, "bad_number", "a number does not fit the dtype of its column"),
     ({"rewards": 1}, "wrong_type", "field 'rewards' is a number (1), wanted a list, a number for each response"),
     ({"rewards": [1, 0, True]}, "wrong_type", "field 'rewards[2]' is a boolean (true), wanted a number"),
     ({"rewards": [1, 0, 2**53 + 1]}, "bad_number", "field 'rewards[2]' is a number (9007199254740993)"),
     ({"version": 1.5}, "bad_number", "a number does not fit"),
-    ({"version": "3"}, "wrong_type", "field 'version[0]' is a string"),
     ({"gold": 12}, "wrong_type", "field 'gold' is a number (12), wanted a string"),
 ]  # fmt: skip
 
@@ -148,11 +133,12 @@ def test_what_is_wrong_is_a_reject(change: Any, reason: str, message: str) -> No
     assert len(batch) == 2
 
 
-@pytest.mark.parametrize("key", ["rewards", "version", "adv"])
-def test_a_record_of_one_response_has_one_number_of_each(key: str) -> None:
-    assert outcomes(batch_of({**SINGLE, key: [1]}, fields=ONE)) == ["wrong_type"]
-    assert outcomes(batch_of(GROUP, fields=ONE)) == ["wrong_type"]
-    assert outcomes(batch_of(SINGLE)) == ["wrong_type"]
+def test_a_record_of_one_response_has_one_number_of_each() -> None:
+    assert (
+        outcomes(batch_of(*({**SINGLE, key: [1]} for key in ("rewards", "version", "adv")), fields=ONE))
+        == ["wrong_type"] * 3
+    )
+    assert outcomes(batch_of(GROUP, fields=ONE)) == outcomes(batch_of(SINGLE)) == ["wrong_type"]
 
 
 def test_a_group_in_which_nothing_is_trained() -> None:
@@ -317,13 +303,10 @@ def test_every_format_holds_the_groups_as_they_were(run: Callable[..., Any]) -> 
     [
         ({"preprocessing": {}}, "preprocessing.truncation_mode: found 'keep_start'; rollouts are not cut"),
         ({"preprocessing": {"truncation_mode": "drop", "packing_strategy": "bfd"}}, "works only with input.sections"),
-        ({"preprocessing": {"truncation_mode": "drop", "shift": True}}, "preprocessing.shift: found true"),
         ({"output": {"columns": "labels"}}, "output.columns: found 'labels'; it works only with input.sections"),
         ({"output": {"dtype": {"logprobs": "int32"}}}, "allowed for numbers of tokens: float16, float32, float64"),
         ({"input": {"rollouts": {"response_ids": None, "rewards": "r"}}}, "found 'r' with response_ids: null"),
         ({"input": {"rollouts": {"texts": {"Rewards": "r"}}}}, "found column 'Rewards', which is reserved or there"),
-        ({"input": {"rollouts": {"texts": {"a": "r"}, "values": {"A": "r"}}}}, "found column 'a', which is"),
-        ({"input": {"rollouts": {}, "adapter": "tokenized"}}, "input.rollouts: found beside sections, sources or an"),
         ({"input": {"rollouts": {"reward": "x"}}}, "unknown key 'reward'; did you mean 'rewards'?"),
     ],
 )
@@ -336,12 +319,3 @@ def test_configs_that_are_refused(changes: dict[str, Any], problem: str) -> None
 def test_ids_that_a_dtype_cannot_hold_are_refused_before_the_run(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"output.dtype.response_ids is int8, which holds ids up to 127"):
         run({**CONFIG, "output": {"dtype": {"response_ids": "int8"}}}, [GROUP])
-
-
-def test_a_config_and_its_canonical_form_mean_the_same() -> None:
-    config = bp.PipelineConfig.from_dict(CONFIG)
-    again = bp.PipelineConfig.from_dict(config.canonical())
-    assert again.canonical() == config.canonical()
-    assert again.input.rollouts == config.input.rollouts
-    other = bp.PipelineConfig.from_dict({"input": {"sections": [{"field": "text", "action": "train"}]}})
-    assert "rollouts" not in other.canonical()["input"]

@@ -57,35 +57,21 @@ def test_a_parameter_is_its_option(name: str) -> None:
     assert values == [value for value, _ in option.choices]
     assert (parameter["paramType"] == "ENUM") is bool(values)
     assert (parameter["paramType"] == "BOOLEAN") is isinstance(option.default, bool)
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_form_lets_its_own_example_and_default_through(name: str) -> None:
-    parameter = PARAMETERS[name]
     _, _, example = parameter["helpText"].partition("Example: ")
     for value in filter(None, [example, parameter.get("defaultValue")]):
-        for regex in parameter.get("regexes", []):
-            assert regex.startswith("^")
-            assert regex.endswith("$")
-            assert re.search(regex, value), (regex, value)
-        BY_NAME[name].parse(value)
+        assert all(re.search(regex, value) for regex in parameter.get("regexes", []))
+        option.parse(value)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("inputs", "chats.jsonl"),
-        ("inputs", "gs://bucket/a.jsonl; b.jsonl"),
-        ("output_dir", "out"),
         ("output_dir", "gs://bucket"),
-        ("config", "gs://bucket/config.yaml"),
         ("config_json", "gs://bucket/config.json"),
         ("tokenizer_path", "Qwen/Qwen3-8B"),
-        ("overwrite", "yes"),
         ("max_reject_rate", "1.5"),
-        ("max_no_loss_rate", "5%"),
         ("max_reject_chars", "-1"),
-        ("block_bytes", "8 MB"),
     ],
 )
 def test_the_form_refuses_what_the_launcher_would_refuse(name: str, value: str) -> None:
@@ -128,13 +114,6 @@ def test_the_module_in_the_docs_has_all_that_must_be_given() -> None:
     assert {name for name, variable in needed.items() if "default" not in variable} <= given.keys()
 
 
-def test_parameters_in_the_docs_are_those_of_the_template() -> None:
-    text = (ROOT / "docs" / "dataflow.md").read_text()
-    named = set(re.findall(r"--parameters [\"']?(?:\^~\^)?(\w+)=", text))
-    assert named <= PARAMETERS.keys()
-    assert {name for name, entry in PARAMETERS.items() if not entry["isOptional"]} <= named
-
-
 def test_the_launch_without_the_template_has_options_that_exist() -> None:
     text = (ROOT / "docs" / "dataflow.md").read_text()
     (command,) = re.findall(r"^beam-prep (run (?:.*\\\n)*.*)", text, re.M)
@@ -145,17 +124,13 @@ def test_the_launch_without_the_template_has_options_that_exist() -> None:
     assert {"--runner=DataflowRunner", "--sdk_container_image=it"} <= {*beams}
 
 
-def test_cloud_build_builds_the_image_and_the_template_that_names_it() -> None:
-    build = yaml.safe_load((FOLDER / "cloudbuild.yaml").read_text())
-    docker, push, gcloud = (step["args"] for step in build["steps"])
-    assert docker[docker.index("--build-arg") + 1] == "IMAGE=$_IMAGE"
+def test_cloud_build_names_files_that_are_there() -> None:
+    text = (FOLDER / "cloudbuild.yaml").read_text()
+    docker, _, gcloud = (step["args"] for step in yaml.safe_load(text)["steps"])
     assert (ROOT / docker[docker.index("--file") + 1]).samefile(FOLDER / "Dockerfile")
-    assert push == ["push", "$_IMAGE"]
-    assert {"--image=$_IMAGE", "--sdk-language=PYTHON", "$_TEMPLATE"} <= {*gcloud}
     file = next(word for word in gcloud if word.startswith("--metadata-file=")).partition("=")[2]
     assert (ROOT / file).samefile(FOLDER / "metadata.json")
-    used = set(re.findall(r"\$(_\w+)", (FOLDER / "cloudbuild.yaml").read_text()))
-    assert used == build["substitutions"].keys()
+    assert set(re.findall(r"\$(_\w+)", text)) == yaml.safe_load(text)["substitutions"].keys()
 
 
 def test_image_requirements_and_project_name_one_beam() -> None:

@@ -16,7 +16,6 @@ from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.chat.control import JOINER, Guard, control_tokens, parsed_tokens
-from beam_prep.data.block import Reject
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import TokenizerError
@@ -82,23 +81,6 @@ def test_escaped_content_gives_no_control_token(name: str, output: Output) -> No
     assert len(escaped) == len(rows)
     assert counts(escaped, ids) == counts(ours, ids)  # those that the template writes, and the tokenizer adds
     assert all(more > wanted for more, wanted in zip(counts(kept, ids), counts(ours, ids), strict=True))
-
-
-def test_the_collection_of_injections_gives_no_control_token() -> None:
-    tokenizer = load("qwen2.5")
-    path = shared("data", "bad", "special_tokens_in_content.jsonl")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    rows = [row for row in rows if row.get("messages")]
-    harmless = json.loads(json.dumps(rows))
-    for row in harmless:
-        for message in row["messages"]:
-            message["content"] = "x"
-    ids = np.setdiff1d(control_ids(tokenizer), [tokenizer.reference.token_to_id(tag) or -1 for tag in PARSED])
-    escaped, plain = (
-        tokens(tokenizer, CONVERSATION, given, rule) for given, rule in ((rows, "escape"), (harmless, "keep"))
-    )
-    assert len(escaped) == len(plain) > 20
-    assert counts(escaped, ids) == counts(plain, ids)
 
 
 def test_a_record_with_a_control_token_is_rejected_when_asked() -> None:
@@ -219,14 +201,6 @@ def test_an_answer_may_hold_what_its_template_parses(template: str, question: st
     assert (rendered.ledger.messages == {}) == kept, rendered.ledger.messages
 
 
-def test_reasoning_in_a_field_of_its_own_holds_no_tag() -> None:
-    source = shared("templates", "trl", "qwen3.jinja").read_text(encoding="utf-8")
-    row = asked("Hi", "Yes.")
-    row["messages"][1]["reasoning_content"] = "Well. </think> Hm."
-    made = in_words(row, source, "reject")
-    assert made.ledger.messages == {0: FOUND.format("messages[1].reasoning_content", "</think>")}
-
-
 def test_what_a_template_parses_is_not_escaped_in_answers() -> None:
     row = asked("a <think> b </think>", "<think>\nWell.</think>Yes <|im_end|>.")
     made = in_words(row, THINKS, "escape")
@@ -258,17 +232,6 @@ def test_words_and_blanks_of_a_vocabulary_control_nothing() -> None:
     texts = [*blanks, *words, *signs, *marked, "### User", "### Other"]
     found = control_tokens([*map(added, texts), added("END", True), added("", True)], "{{ m }} ### User covid ==")
     assert sorted(found) == sorted([*marked, "### User", "END"])
-
-
-def test_many_tokens_are_one_pattern() -> None:
-    controls = [f"<|reserved_{number}|>" for number in range(300)] + ["<|a|>", "<|a|>b", "[C]", "<|"]
-    guard = Guard("escape", tuple(controls))
-    for token in controls:
-        assert guard(f"x{token}y", "text") == f"x{token[0]}{JOINER}{token[1:]}y"
-    assert guard("<", "text") == "<"
-    with pytest.raises(Reject) as found:
-        Guard("reject", tuple(controls))("<|a|>b", "text")
-    assert found.value.message == FOUND.format("text", "<|a|>b")
 
 
 def test_an_escape_that_the_tokenizer_takes_away_is_an_error(tmp_path: Path) -> None:
@@ -316,21 +279,6 @@ def test_a_token_that_the_normaliser_makes_is_rejected(kind: str, text: str, rul
 
 JOINT = Output("sequence", "ids", (Section("prompt", "mask"), Section("completion", "train")), "loss_mask", joint=True)
 JOINED = "{{ messages | map(attribute='content') | join('') }}<|im_end|>"
-
-
-@pytest.mark.parametrize("rule", ["reject", "escape"])
-def test_a_token_that_two_texts_make_together_is_rejected(rule: Any) -> None:
-    tokenizer = Tokenizer.load(ROOT / "examples" / "tokenizer")
-    halves = [("so", "fine"), ("a <|im_", "end|> b"), ("a <", "|im_end|>")]
-    pairs = [{"prompt": one, "completion": other} for one, other in halves]
-    assert testing.rejects(tokens(tokenizer, JOINT, pairs, rule)) == [(1, "control_token"), (2, "control_token")]
-    chats = [
-        {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]}
-        for one, other in [*halves, *halves]  # kinds that come again are replayed
-    ]
-    chat_format = chat_format_of((CONVERSATION,), tokenizer, TextRules(control_tokens=rule, chat_template=JOINED))
-    batch = tokenize(apply_template(testing.records(chats), (CONVERSATION,), chat_format), tokenizer, None)
-    assert [line for line, reason in testing.rejects(batch) if reason == "control_token"] == [1, 2, 4, 5]
 
 
 WIDE = "\uff1cfi", "nd\uff1e"

@@ -92,15 +92,6 @@ def test_several_blocks_a_message() -> None:
     assert said(template, messages) == ["t", "a"]
 
 
-def test_a_loop_in_a_macro_keeps_its_marked_spans() -> None:
-    template = (
-        "{% macro all(ms) %}{% for m in ms %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-        "{% endgeneration %};{% else %}{{ m.content }};{% endif %}{% endfor %}{% endmacro %}{{ all(messages) }}"
-    )
-    assert said(template, talk("yes", "yes", "yes", "no")) == ["yes", "no"]
-    assert said(template, talk("yes", "yes", "yes", "no"), assistant="last") == ["no"]
-
-
 def test_what_the_template_does_not_mark_is_not_trained() -> None:
     template = (
         "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}"
@@ -110,14 +101,6 @@ def test_what_the_template_does_not_mark_is_not_trained() -> None:
 
 
 # Derived spans
-
-
-@pytest.mark.parametrize("content", ["user", "|>", "<|im_end|>", " x", "\nuser\n"])
-def test_other_roles_begin_with_their_content(content: str) -> None:
-    messages = [say("user", content), say("assistant", content), say("user", content)]
-    assert said(CHATML, messages, user="train") == [content + "<|im_end|>"] * 2
-    assert said(plain(CHATML), messages, default="train") == [content + "<|im_end|>"] * 3
-    assert said(plain(TRIMMED), messages, user="train") == [content.strip() + "<|im_end|>"] * 2
 
 
 def test_a_folded_system_message_ends_no_turn_and_is_not_the_users() -> None:
@@ -172,80 +155,6 @@ def test_only_a_message_that_is_to_be_trained_rejects_its_record() -> None:
     assert said(template, talk("q", "a"), user="mask") == []
     assert said(template, [say("user", "q"), say("assistant", "a", train=True)], user="mask") == "turn_apart"
     assert said(template, [say("user", "q"), say("assistant", "a", train=False)]) == []
-
-
-def test_the_next_message_in_this_ones_turn_is_not_trained() -> None:
-    template = (
-        "{% for m in messages %}{% if loop.index0 % 2 == 1 %}{{ m.content + '</s>' }}"
-        "{% if not loop.last %}{{ messages[loop.index0 + 1].content + '</s>' }}{% endif %}"
-        "{% elif loop.first %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ ' ' }}{% endif %}"
-    )
-    assert said(template, talk("yes", "no", "yes", "no")) == ["no</s>", "no</s>"]
-    assert said(template, talk("yes", "yes", "yes", "yes")) == ["yes</s>", "yes</s>"]
-
-
-def test_what_stands_behind_the_loop_is_the_last_answers_end() -> None:
-    template = (
-        "{% for m in messages[:-1] %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
-        "{{ messages[-1].role + ':' + messages[-1].content + '</s>' }}"
-    )
-    assert said(template, talk("a", "b", "c", "d"))[-1] == "d</s>"
-
-
-@pytest.mark.parametrize(
-    "loop",
-    [
-        "{% for m in messages[::-1] %}{% if m.role == 'user' %}{% set x = m.content %}{% endif %}{% endfor %}Have fun.",
-        "{% for o in messages %}{% if o.x %}{% endif %}{% endfor %}",
-    ],
-)
-def test_a_first_loop_that_only_looks_changes_nothing(loop: str) -> None:
-    assert said(loop + plain(CHATML), talk("a", "b", "a", "b")) == ["b<|im_end|>"] * 2
-    nested = plain(CHATML).replace("{{ '\n' }}", loop + "{{ '\n' }}").replace("Have fun.", "")
-    assert said(nested, talk("a", "b", "a", "b"), default="train") == ["a<|im_end|>", "b<|im_end|>"] * 2
-
-
-def test_one_and_the_same_message_twice_is_trained_twice() -> None:
-    again = say("assistant", "ok")
-    assert said(plain(CHATML), [say("user", "a"), again, say("user", "b"), again]) == ["ok<|im_end|>"] * 2
-
-
-TOOLS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% generation %}"
-    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function | tojson + '</call>' }}{% endfor %}"
-    "{{ '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-CALLED = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
-
-
-@pytest.mark.parametrize("template", [TOOLS, plain(TOOLS)], ids=["marked", "derived"])
-@pytest.mark.parametrize(
-    ("message", "wanted"),
-    [
-        (say("assistant", None, tool_calls=[CALL]), CALLED),
-        ({"role": "assistant", "tool_calls": [CALL, CALL]}, CALLED * 2),
-        (say("assistant", "f", tool_calls=[CALL], reasoning_content="f"), "<think>f</think>f" + CALLED),
-        (say("assistant", "a", thinking="a"), "<think>a</think>a"),
-        (say("assistant", "", reasoning_content="q"), "<think>q</think>"),
-    ],
-)
-def test_tool_calls_and_reasoning(template: str, message: dict[str, Any], wanted: str) -> None:
-    messages = [say("user", "f"), message, say("tool", "1"), say("assistant", "done")]
-    assert said(template, messages) == [wanted + "<|im_end|>", "done<|im_end|>"]
-    assert said(template, messages, assistant="last") == ["done<|im_end|>"]
-    assert said(template, [messages[0], {**message, "train": True}, *messages[2:]], user="mask") == [
-        wanted + "<|im_end|>"
-    ]
-
-
-def test_reasoning_that_stands_in_the_content_and_is_left_out() -> None:
-    template = plain(CHATML).replace("m.content", "m.content.split('</think>')[-1].lstrip('\n')")
-    messages = talk("q", "<think>\nq\n</think>\n\nyes", "q", "no")
-    assert said(template, messages) == ["yes<|im_end|>", "no<|im_end|>"]
 
 
 @pytest.mark.parametrize("template", [CHATML, plain(CHATML)], ids=["marked", "derived"])

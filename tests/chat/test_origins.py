@@ -11,11 +11,9 @@ from hypothesis import example, given
 from beam_prep.chat.environment import compile_template
 from beam_prep.chat.origins import (
     MIXED,
-    Node,
     Origin,
     Text,
     concat,
-    derived,
     joined,
     message_node,
     one,
@@ -67,20 +65,6 @@ def test_slices_keep_origins(text: Text, begin: int | None, end: int | None, ste
     assert plain(text[cut]) == plain(text)[cut]
     if step in (None, 1):
         assert model(text[cut]) == model(text)[cut]
-
-
-@given(TEXTS)
-def test_characters_keep_origins(text: Text) -> None:
-    whole = model(text)
-    for place in range(-len(text), len(text)):
-        assert model(text[place]) == [whole[place]]
-    assert [pair for character in text for pair in model(character)] == whole
-
-
-def test_there_is_no_character_behind_the_last() -> None:
-    for place in (2, -3):
-        with pytest.raises(IndexError):
-            one("ab", A)[place]
 
 
 TRIMMED = st.sampled_from([None, "a", " \n", ""])
@@ -182,28 +166,10 @@ def test_marks_stay_where_they_are_or_move_to_the_border_of_what_is_trimmed(made
 
 
 @pytest.mark.parametrize(
-    ("sources", "origin"),
-    [
-        ((one("a", A), "b", 7, [one("c", A)]), A),
-        ((one("a", A), {"k": one("b", B)}), Origin(MIXED, ())),
-        ((one("a", A), one("b", Origin(0, ("name",)))), Origin(0, ("content", "name"))),
-        ((text_of("", (("", MARK),)), "b"), None),
-        (("a", None, []), None),
-    ],
-)
-def test_a_derived_string_comes_from_its_sources(sources: Any, origin: Origin | None) -> None:
-    made = derived("made", sources)
-    assert plain(made) == "made"
-    assert list(parts_of(made)) == [("made", origin)]
-    assert derived(5, sources) == 5
-
-
-@pytest.mark.parametrize(
     ("path", "keys"),
     [
         (("reasoning_content",), ("reasoning",)),
         (("thinking",), ("reasoning",)),
-        (("more", "deep", 1, "x"), ("more",)),
         (("tool_calls", 0, "function", "name"), ("tool_calls[0].name",)),
         (("tool_calls", 1, "function", "arguments", "q"), ("tool_calls[1].arguments",)),
     ],
@@ -222,13 +188,3 @@ def test_each_value_of_a_message_knows_its_key(path: tuple[Any, ...], keys: tupl
     for key in path:
         value = value[key]
     assert list(parts_of(value)) == [(plain(value), Origin(3, keys))]
-
-
-def test_roles_and_names_of_fields_are_said_by_nobody() -> None:
-    node = message_node({"role": "user", "content": "q"}, 0)
-    assert [parts_of(key) for key in node] == [(("role", None),), (("content", None),)]
-    assert parts_of(node["role"]) == (("user", None),)
-    assert type(node) is Node
-    assert node == {"role": "user", "content": "q"}
-    assert (node.get("content"), node.get("x", 5), len(node), "x" in node) == ("q", 5, 2, False)
-    assert [(plain(key), plain(value)) for key, value in node.items()] == [("role", "user"), ("content", "q")]

@@ -21,10 +21,8 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from tests.material.make_data import DATA
-from tests.material.make_tokenizers import FOLDER, TOKENIZERS
-
-EXPECTED = Path(__file__).with_name("expected")
+DATA, EXPECTED, FOLDER = (Path(__file__).with_name(name) for name in ("data", "expected", "tokenizers"))
+TOKENIZERS = ("byte_bpe", "llama_bpe", "unigram")
 VERSIONS = ("transformers", "tokenizers", "trl", "datasets", "torch", "jinja2", "pyarrow")
 
 Row = dict[str, Any]
