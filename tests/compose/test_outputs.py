@@ -394,7 +394,7 @@ def test_an_output_of_another_config_leaves_nothing_behind(tmp_path: Path, told:
 
 def test_shards_of_a_split_that_did_not_change_are_linked(tmp_path: Path, told: Told) -> None:
     output = {"splits": SPLITS, "split_key": "user", "storage_format": ["bin", "arrow", "mds"]}
-    options = {"cache_dir": str(tmp_path / "token_cache"), "keep_versions": 2}
+    options: Row = {"cache_dir": str(tmp_path / "token_cache"), "keep_versions": 2}
     one_more = [{"text": "one more", "domain": "math", "user": "user 0"}]
     out = make(tmp_path, records(), output, **options, version_name="first")
     again = make(tmp_path, records(), output, more=one_more, **options, version_name="second")
