@@ -19,12 +19,10 @@ from beam_prep.formats.megatron import CODES
 from tests.formats.shards import (
     MASK,
     MASKS,
-    RESPONSES,
     SEQUENCE,
     SEQUENCES,
     Slices,
     files,
-    plain,
     read_as,
     rows_of,
     sft,
@@ -50,29 +48,6 @@ def foreign(prefix: Path) -> tuple[str, list[list[list[Any]]]]:
     data = Path(f"{prefix}.bin").read_bytes()
     rows = [np.frombuffer(data, dtype, size, at).tolist() for at, size in zip(pointers, lengths, strict=True)]
     return dtype.name, [rows[a:b] for a, b in pairwise(documents.tolist())]
-
-
-def test_each_column_is_a_pair_of_files_with_the_same_sequences(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()], shard=12)
-    assert list(files(tmp_path)) == [
-        "shard_0012-loss_mask.bin",
-        "shard_0012-loss_mask.idx",
-        "shard_0012-sequence.bin",
-        "shard_0012-sequence.idx",
-    ]
-    assert foreign(tmp_path / "shard_0012-sequence") == ("int32", [[row] for row in SEQUENCES])
-    assert foreign(tmp_path / "shard_0012-loss_mask") == ("uint8", [[row] for row in MASKS])
-    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 4)
-    index = header + struct.pack("<3i3q4q", *(3, 0, 2), *(0, 12, 12), *(0, 1, 2, 3))
-    assert (tmp_path / "shard_0012-sequence.idx").read_bytes() == index
-
-
-def test_a_row_of_lists_is_a_document_of_as_many_sequences(tmp_path: Path) -> None:
-    rows: list[list[list[int]]] = [[[1, 2], [], [3]], [], [[]], [[65535]]]
-    write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(rows, np.uint16, depth=2)}])
-    assert foreign(tmp_path / "shard_0000-responses") == ("uint16", rows)
-    reader = read(tmp_path, [RESPONSES])
-    assert [plain(reader.row(index))["responses"] for index in range(-4, 0)] == rows
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "uint64", "float16"])
