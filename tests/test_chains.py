@@ -250,12 +250,13 @@ def batch() -> Batch:
 )
 def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str) -> None:
     """It says which step found it, and how rows are taken out."""
-    for then in (
+    steps: list[Step] = [
         lambda batch: truncate(batch, 4),
         lambda batch: to_labels(batch, False),
         lambda batch: pad(batch, 4, 0),
         lambda batch: finalize_columns(batch, "keep", {}),
-    ):
+    ]
+    for then in steps:
         with pytest.raises(RunError, match=rf"^\w+ was given a block of .*{message}"):
             then(lose(batch()))
 
