@@ -318,6 +318,7 @@ def problem_of(given: dict[str, Any]) -> str:
     return str(raised.value)
 
 
+A_TEXT = {**TEXT, "files": "a"}
 PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
 
 
@@ -329,33 +330,31 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
         (config([{**TEXT, "file": "a"}]), "input.groups[0].file: unknown key 'file'; did you mean 'files'?"),
         (
-            {"input": {"groups": [{**TEXT, "files": "a"}], **CHAT}},
-            "input.sections: found sections beside groups; give each group its own, and leave it out here",
+            {"input": {"groups": [A_TEXT], **CHAT}},
+            "input.sections: found sections beside groups; give each group",
         ),
         (
-            config([{**TEXT, "files": "a"}, {"rollouts": {}, "files": "b"}]),
+            config([A_TEXT, {"rollouts": {}, "files": "b"}]),
             "and those of input.groups[0] are sequences with 'sequence' (token ids, int32): one output has rows of one",
         ),
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
-            "and those of input.groups[0] are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, "
-            "int32, none is trained)",
+            "are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, int32, none is trained)",
         ),
         (
-            config([{**TEXT, "files": "a"}, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "output.fim: found an object; it works only with one section in input.sections: text that trains; this is "
-            "of input.groups[1]",
+            config([A_TEXT, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
+            "one section in input.sections: text that trains; this is of input.groups[1]",
         ),
         (
-            config([{**TEXT, "files": "a"}], preprocessing={"bos": "strip"}),
-            "preprocessing.bos: found 'strip'; it works only with template: 'conversation'",
+            config([A_TEXT], preprocessing={"bos": "strip"}),
+            "found 'strip'; it works only with template: 'conv",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),
             "output.mix.chats: unknown domain 'chats'; did you mean 'chat'? known: chat, text",
         ),
         (
-            {**config(named("text")), "input": {"groups": named("text"), "implicit_prompt": True}},
+            {"input": {"groups": named("text"), "implicit_prompt": True}},
             "found true; it works only with input.sources (chosen and rejected), in input.groups[0]",
         ),
         (
