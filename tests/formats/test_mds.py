@@ -2,7 +2,6 @@
 
 import json
 import struct
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,16 +13,12 @@ from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats import mds
 from tests.formats.shards import (
     DTYPES,
     MASK,
-    MASKS,
     SEQUENCE,
-    SEQUENCES,
     Slices,
-    plain,
     read_as,
     rows_of,
     sft,
@@ -76,50 +71,6 @@ def test_a_shard_that_its_offsets_cannot_count_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(mds, "MAX_BYTES", size - 1)
     with pytest.raises(ValueError, match=r"more than .* lower output\.max_tokens_per_shard"):
         write(tmp_path, [SEQUENCE, MASK], [sft()], shard=2)
-
-
-def put(place: int, value: bytes) -> Callable[[bytes], bytes]:
-    return lambda data: data[:place] + value + data[place + len(value) :]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: b"", "found 0 bytes, too few for the offsets of 0 rows"),
-        (lambda data: data[:15], "found 15 bytes, too few for the offsets of 3 rows"),
-        (put(4, b"\1"), "the offsets do not rise to the end of the file"),
-        (put(8, b"\xff\xff"), "the offsets do not rise to the end of the file"),
-        (put(20, b"["), "its description is not JSON"),
-        (lambda data: data.replace(b"int32", b"int64"), "found .*int64.*, wanted .*int32"),
-    ],
-)
-def test_a_shard_damaged_before_its_rows_is_refused(
-    change: Callable[[bytes], bytes], message: str, tmp_path: Path
-) -> None:
-    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(FormatError, match=f"{path}: not a complete MDS file of these columns: {message}"):
-        read(tmp_path, [SEQUENCE, MASK])
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (0, b"\6", r"its fields have \[6, 14\] bytes, all of it 27"),
-        (0, b"\x13\0\0\0\0", r"'loss_mask' has 19 bytes for 3 values"),
-        (8, b"\x08", "'loss_mask' is no array of one dimension"),
-        (9, b"\x04", "'loss_mask' has 5 bytes for 4 values"),
-    ],
-)
-def test_a_damaged_row_is_named(place: int, value: bytes, message: str, tmp_path: Path) -> None:
-    path = write(tmp_path, [SEQUENCE, MASK], [sft()])
-    data = path.read_bytes()
-    (first,) = struct.unpack_from("<I", data, 4)
-    path.write_bytes(put(first + place, value)(data))
-    reader = read(tmp_path, [SEQUENCE, MASK])
-    with pytest.raises(FormatError, match=f"{path}: row 0 is damaged: {message}"):
-        reader.row(0)
-    assert plain(reader.row(2)) == {"sequence": SEQUENCES[2], "loss_mask": MASKS[2]}
 
 
 @given(rows_of(DTYPES))

@@ -16,7 +16,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import npy
-from tests.formats.shards import ALL, MASK, RESPONSES, SEQUENCE, files, plain, random_rows, read_as, sft, write_as
+from tests.formats.shards import ALL, MASK, SEQUENCE, files, plain, random_rows, read_as, sft, write_as
 
 write, read = partial(write_as, "npy"), partial(read_as, "npy")
 
@@ -68,37 +68,11 @@ def test_a_mask_of_more_than_a_byte_is_refused(tmp_path: Path) -> None:
         write(tmp_path, [WIDE_MASK], [{"loss_mask": Ragged.from_lists([[256]])}])
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("0,3\n3,4\n", r"found 20 bytes, wanted 16 \(4 of int32, says shard_0000\.csv\.gz\)"),
-        ("0,3\n4,5\n", "its rows do not follow each other"),
-        ("0,6\n6,5\n", "its rows do not follow each other"),
-        ("1,5\n", "its rows do not follow each other"),
-        ("0,three\n", "shard_0000.csv.gz is damaged"),
-        ("0,\n", "a line has no numbers"),
-    ],
-)
-def test_damaged_borders_are_refused(tmp_path: Path, lines: str, message: str) -> None:
-    write(tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
-    (tmp_path / "sequence" / "shard_0000.csv.gz").write_bytes(gzip.compress(lines.encode()))
-    with pytest.raises(FormatError, match=message):
-        read(tmp_path, [SEQUENCE])
-
-
 def test_columns_of_different_rows_are_refused(tmp_path: Path) -> None:
     write(tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
     write(tmp_path, [MASK], [{"loss_mask": Ragged.from_lists([[True]], bool)}])
     with pytest.raises(FormatError, match="columns of different row counts"):
         read(tmp_path, [SEQUENCE, MASK])
-
-
-@pytest.mark.parametrize("lines", ["0,3,2 2\n", "0,3,4 -1\n", "0,3,one\n"])
-def test_damaged_lists_are_refused(tmp_path: Path, lines: str) -> None:
-    write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists([[[1, 2], [3]]], np.uint16, depth=2)}])
-    (tmp_path / "responses" / "shard_0000.csv.gz").write_bytes(gzip.compress(lines.encode()))
-    with pytest.raises(FormatError, match="is damaged"):
-        read(tmp_path, [RESPONSES])
 
 
 @given(rows=st.integers(0, 40), seed=st.integers(0, 100), block=st.sampled_from([5, 64, 65535]))
