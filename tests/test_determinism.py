@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from beam_prep import testing
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.data.block import Block
-from beam_prep.data.rendered import Rendered
 from beam_prep.pipeline import Pipeline, Result
-from beam_prep.reading.records import Records
-from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.block_step import BlockCoder
 from tests.conftest import shared, tree
 
@@ -101,52 +97,37 @@ def job(
 
 
 @pytest.fixture(scope="module")
-def reference(job: Callable[..., Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    return job(block_bytes=MB)
-
-
-def test_the_job_has_all_that_could_depend_on_blocks(reference: tuple[dict[str, str], dict[str, Any]]) -> None:
-    digests, manifest = reference
+def reference(job: Callable[..., Any]) -> dict[str, str]:
+    digests, manifest = job(block_bytes=MB)
     ledger = manifest["ledger"]
+    # All that could depend on blocks is there.
     assert set(manifest["domains"]) == {"travel", "a/b", "Travel", "__default__"}
     assert {shard["shard"] for shard in manifest["shards"]} >= {0, 1, 2, 3}
     assert ledger["rejected"].keys() >= {"bad_json", "invalid_utf8", "not_an_object", "wrong_type", "template_error"}
     assert ledger["dropped"].keys() >= {"empty", "rows_without_loss"}
-    assert ledger["blank"] > 0
-    assert manifest["counters"]["truncated_rows"] > 0
-    assert {Path(name).suffix for name in digests} >= {".bin", ".tfrecord", ".json", ".jsonl"}
+    assert min(ledger["blank"], manifest["counters"]["truncated_rows"]) > 0
+    return dict(digests)
 
 
 @pytest.mark.parametrize(("options", "block_bytes"), [((), 64 * KB), (TWO_PROCESSES, 8 * MB)])
 def test_the_bytes_do_not_depend_on_blocks_workers_or_the_run(
-    options: tuple[str, ...],
-    block_bytes: int,
-    job: Callable[..., Any],
-    reference: tuple[dict[str, str], dict[str, Any]],
+    options: tuple[str, ...], block_bytes: int, job: Callable[..., Any], reference: dict[str, str]
 ) -> None:
-    digests, _ = job(*options, block_bytes=block_bytes)
-    assert digests == reference[0]
+    assert job(*options, block_bytes=block_bytes)[0] == reference
 
 
-def test_a_job_that_ends_early_ends_at_the_same_record(job: Callable[..., Any]) -> None:
-    digests, manifest = job(block_bytes=8 * MB, max_items=380, source="part")
-    assert manifest["ledger"]["kept"] == manifest["totals"]["rows"] == 380
+@pytest.mark.parametrize("pack", ["none", "bfd"])
+def test_a_job_that_ends_early_ends_at_the_same_record(pack: str, job: Callable[..., Any]) -> None:
+    digests, manifest = job(block_bytes=8 * MB, max_items=380, source="part", pack=pack)
+    assert manifest["ledger"]["kept"] == 380
     assert manifest["ledger"]["not_read"] > 0
-    assert job(*TWO_PROCESSES, block_bytes=64 * KB, max_items=380, source="part")[0] == digests
+    assert job(*TWO_PROCESSES, block_bytes=64 * KB, max_items=380, source="part", pack=pack)[0] == digests
 
 
 def test_the_alarm_goes_off_where_blocks_are_shuffled(serialised: list[str]) -> None:
     with beam.Pipeline(FnApiRunner()) as pipeline:
         pipeline | testing.create(ROWS) | beam.Reshuffle() | testing.rows()
     assert {"encode Records", "pickle Records"} <= {*serialised}
-
-
-@pytest.mark.parametrize("pack", ["bfd", "wrapped"])
-def test_what_packing_cuts_and_counts_does_not_depend_on_blocks_or_workers(pack: str, job: Callable[..., Any]) -> None:
-    digests, manifest = job(block_bytes=8 * MB, source="part", pack=pack)
-    counted = "tokens_cut" if pack == "bfd" else "packs_untrained"
-    assert manifest["totals"]["packing"][counted] > 0
-    assert job(*TWO_PROCESSES, block_bytes=64 * KB, source="part", pack=pack)[0] == digests
 
 
 # Blocks are not serialised in phase 1
@@ -179,10 +160,11 @@ def test_no_block_is_serialised_in_a_whole_run(
 ) -> None:
     """Beam's size counter looks at elements between fused steps, at the first ones for certain: 100 ms a look."""
     sizes: list[str] = []
+    estimate = BlockCoder.estimate_size
 
-    def size(_: BlockCoder, value: object) -> int:
+    def size(self: BlockCoder, value: Block) -> int:
         sizes.append(type(value).__name__)
-        return 1
+        return int(estimate(self, value))
 
     monkeypatch.setattr(BlockCoder, "estimate_size", size)
     result = run(
@@ -191,12 +173,3 @@ def test_no_block_is_serialised_in_a_whole_run(
     assert result.manifest["totals"]["rows"] == 30
     assert serialised == []
     assert set(sizes) == {"Records", "Rendered", "Batch"}  # it did look, and at elements of every zone
-
-
-@pytest.mark.parametrize("element", [Records, Rendered, Batch])
-def test_blocks_have_the_coder_that_tells_their_size_for_nothing(element: type[Block]) -> None:
-    coder = beam.coders.registry.get_coder(element)
-    assert isinstance(coder, BlockCoder)
-    block = testing.records(ROWS)
-    assert coder.estimate_size(block) == block.origin.size
-    assert pickle.loads(coder.encode(block)).rows == block.rows

@@ -5,7 +5,7 @@ import json
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -114,22 +114,16 @@ def normalised(text: str) -> str:
 # In the models' own formats
 
 
-def test_codestral_is_suffix_and_then_the_rest() -> None:
-    found = tokens(changed("mistral-v3"), ADD, eos="always")
+def test_each_mode_of_a_sentencepiece_tokenizer() -> None:
+    """What the document begins with has the space: the middle, where the prefix is empty."""
+    tokenizer = changed("mistral-v3")
+    found = tokens(tokenizer, ADD, eos="always")
     assert found == words("<s> [SUFFIX] ▁a ▁+ ▁b <0x0A> [PREFIX] ▁def ▁add ( a , ▁b ): <0x0A> ▁▁▁ ▁return </s>")
-
-
-def test_psm_of_sentencepiece_has_a_space_before_the_prefix_alone() -> None:
-    found = tokens(changed("mistral-v3"), ADD, Fim(1.0, "psm", 5))
     suffix, middle = "[SUFFIX] ▁a ▁+ ▁b <0x0A>", "[MIDDLE] add ( a , ▁b ): <0x0A> ▁▁▁ ▁return"
-    assert found == words(f"<s> [PREFIX] ▁def ▁ {suffix} {middle}")
-
-
-def test_what_the_document_begins_with_has_the_space() -> None:
-    # An empty prefix: then the middle begins the document.
-    found = tokens(changed("mistral-v3"), "x=[1,2,3]", Fim(1.0, "psm", 1))
+    assert tokens(tokenizer, ADD, Fim(1.0, "psm", 5)) == words(f"<s> [PREFIX] ▁def ▁ {suffix} {middle}")
+    found = tokens(tokenizer, "x=[1,2,3]", Fim(1.0, "psm", 1))
     assert found == words("<s> [PREFIX] [SUFFIX] =[ 1 , 2 , 3 ] [MIDDLE] ▁x")
-    found = tokens(changed("mistral-v3"), "  x=[1,2,3]", Fim(1.0, "spm", 7))
+    found = tokens(tokenizer, "  x=[1,2,3]", Fim(1.0, "spm", 7))
     assert found == words("<s> [PREFIX] [SUFFIX] [ 1 , 2 , 3 ] [MIDDLE] ▁▁ ▁x =")
 
 
@@ -164,16 +158,18 @@ def test_the_parts_decode_to_the_document(name: str, text: str, seed: int, mode:
     assert normalised(joined(tokenizer, ids, fim)) == normalised(whole)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}'},
-        {"pre_tokenizer": '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true}'},
-    ],
-    ids=["first", "never"],
-)
-def test_each_way_to_put_a_space_before_a_text(parts: dict[str, str]) -> None:
-    tokenizer = changed("mistral-v3", normalizer="null", **parts)
+METASPACE = '{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "%s", "split": %s}'
+BYTES = '{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}'
+WAYS: dict[str, Callable[[], Tokenizer]] = {
+    "first": lambda: changed("mistral-v3", normalizer="null", pre_tokenizer=METASPACE % ("first", "false")),
+    "never": lambda: changed("mistral-v3", normalizer="null", pre_tokenizer=METASPACE % ("never", "true")),
+    "bytes": lambda: changed("gpt2", OURS, pre_tokenizer=BYTES),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_put_a_space_before_a_text(way: str) -> None:
+    tokenizer = WAYS[way]()
     texts = [ADD, "x=[1,2,3]", "    indented = True", "a"]
     wholes = [tokenizer.decode(ids) for ids in tokenizer.encode(texts, False).to_lists()]
     for mode in get_args(FimMode):
@@ -181,13 +177,6 @@ def test_each_way_to_put_a_space_before_a_text(parts: dict[str, str]) -> None:
             fim = Fim(1.0, mode, seed)
             rows = batch_of(tokenizer, texts, fim)["sequence"].to_lists()
             assert [joined(tokenizer, ids, fim) for ids in rows] == wholes
-
-
-def test_a_space_that_byte_level_puts_before_a_text() -> None:
-    before = '{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}'
-    tokenizer = changed("gpt2", OURS, pre_tokenizer=before)
-    (ids,) = batch_of(tokenizer, [ADD], Fim(1.0, seed=5))["sequence"].to_lists()
-    assert tokenizer.decode(ids) == ("<|fim_prefix|> def <|fim_suffix|> a + b\n<|fim_middle|>add(a, b):\n    return")
 
 
 @pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
@@ -251,18 +240,14 @@ def test_an_escaped_sentinel_is_text(special: bool) -> None:
         assert joined(tokenizer, ids, fim) == "a <\u2060|fim_middle|> b"
 
 
-def test_the_end_token_is_a_sentinel_too() -> None:
-    batch = batch_of(changed("mistral-v1", CODE_LLAMA), ["fine", "a ▁<EOT>"])
-    assert batch.line.tolist() == [0]
-    assert "'▁<EOT>'" in batch.ledger.messages[1]
-
-
-def test_a_sentinel_that_the_normaliser_makes_is_seen() -> None:
-    # Tokens that are not special are looked for in the normalised text: there " <PRE>" is "▁<PRE>".
-    tokenizer = changed("mistral-v1", CODE_LLAMA, special=False)
-    batch = batch_of(tokenizer, ["fine", "a <PRE> b", "a<PRE>"])
+@pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
+def test_the_end_token_is_a_sentinel_too(special: bool) -> None:
+    """Tokens that are not special are looked for in the normalised text: there " <PRE>" is "▁<PRE>"."""
+    tokenizer = changed("mistral-v1", CODE_LLAMA, special=special)
+    text = "a ▁<EOT>" if special else "a <PRE> b"
+    batch = batch_of(tokenizer, ["fine", text, "a<PRE>"])
     assert batch.line.tolist() == [0, 2]
-    assert "'▁<PRE>'" in batch.ledger.messages[1]
+    assert ("'▁<EOT>'" if special else "'▁<PRE>'") in batch.ledger.messages[1]
 
 
 # Of a config
@@ -302,13 +287,11 @@ def test_a_tokenizer_without_sentinels_is_refused_before_anything_runs(tmp_path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"input": {"sections": [{"field": "m", "action": "$role", "template": "conversation"}]}}, "output.fim: found"),
         ({"input": {"sections": [{"field": "a", "action": "mask"}, {"field": "b", "action": "train"}]}}, "output.fim"),
         ({"input": {"adapter": "tokenized"}}, "output.fim: found an object; it works only with one section"),
-        ({"output": {"fim": {"rate": 1.5}}}, "output.fim.rate"),
         ({"output": {"fim": {"rate": 0.5, "mode": "pms"}}}, "output.fim.mode"),
         ({"output": {"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}}}, "output.fim.sentinels"),
-        ({"output": {"fim": {}}}, "output.fim.rate"),
+        ({"output": {"fim": {"rate": 1.5}}}, "output.fim.rate"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:

@@ -141,12 +141,6 @@ def test_rules_read_the_fields_of_each_group(make: Made, tmp_path: Path) -> None
     assert [(row["text"], int(row["file"])) for row in made.domain("t")] == [(row["text"], 1) for row in texts[:3]]
 
 
-def test_a_file_is_in_one_group() -> None:
-    given = PipelineConfig.from_dict(config([GROUPS["text"], GROUPS["text"]]))
-    with pytest.raises(InputError, match=r"is in input\.groups\[0\] and in input\.groups\[1\]: name each file once"):
-        Pipeline(given, None, "out", TOKENIZER_PATH)
-
-
 def test_a_budget_is_of_the_domain_of_a_group(make: Made) -> None:
     mix = {"chat": {"epochs": 2}, "text": {"share": 0.05}}
     given = config(named("chat", "pairs", "text"), output={"columns": "labels", "shuffle": {"seed": 1}, "mix": mix})
@@ -244,78 +238,75 @@ def test_a_preview_looks_at_every_group(
     assert len(bp.open(tmp_path / "out")) == 41
 
 
-def test_inputs_beside_groups_are_refused(files: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    job = ["-c", str(files), "--tokenizer_path", tokenizer_path]
-    chats = str(files.parent / "chat.jsonl")
-    for command in (["run", "-o", str(files.parent / "out")], ["inspect"], ["audit"]):
-        assert cli.main([*command, chats, *job]) == 2
-        assert f"found the input {chats!r} beside input.groups of the config" in capsys.readouterr().err
-
-
-def test_a_replay_reads_the_same_groups(files: Path, tokenizer_path: str, make: Made) -> None:
+def test_a_replay_reads_the_same_groups(files: Path, make: Made) -> None:
     given = json.loads(files.read_text())
-    cache_dir = str(files.parent / "token_cache")
-    make(given, max_reject_rate=0.1, cache_dir=cache_dir)
-    out = files.parent / "out"
-    mended = json.loads(json.dumps(given))
-    mended["mask"]["tool"] = "train"
-    replay = Replay(
-        out, PipelineConfig.from_dict(mended), output_dir=files.parent / "new", cache_dir=cache_dir, max_reject_rate=0.1
-    )
-    replay.run(RUNNER)
+    options: dict[str, Any] = {"cache_dir": str(files.parent / "token_cache"), "max_reject_rate": 0.1}
+    make(given, **options)
+    out, mended = files.parent / "out", {**given, "mask": {"assistant": "train", "tool": "train"}}
+    Replay(out, PipelineConfig.from_dict(mended), output_dir=files.parent / "new", **options).run(RUNNER)
     make(mended, "scratch", max_reject_rate=0.1)
     assert tree(files.parent / "new") == tree(files.parent / "scratch")
     (files.parent / "text2.jsonl").write_text('{"text": "one more"}\n')
     with pytest.raises(ConfigError, match="a replay reads the same inputs in the same groups"):
-        Replay(out, PipelineConfig.from_dict(given), output_dir=files.parent / "no", cache_dir=cache_dir)
+        Replay(out, PipelineConfig.from_dict(given), output_dir=files.parent / "no", cache_dir=options["cache_dir"])
 
 
-def test_a_file_that_moves_to_another_group_is_another_job(make: Made, tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_file_that_moves_to_another_group_is_another_job(make: Made, tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "a text", "prompt": "p", "response": name}) + "\n")
+    given = [{**TEXT, "files": f"@{tmp_path}/0.txt"}, {**PAIR, "files": f"@{tmp_path}/1.txt"}]
 
-    def lists(*groups: str) -> Pipeline:
+    def lists(*groups: str) -> bp.Dataset:
         for number, names in enumerate(groups):
             (tmp_path / f"{number}.txt").write_text("\n".join(str(tmp_path / f"{name}.jsonl") for name in names))
-        given = [{**TEXT, "files": f"@{tmp_path}/0.txt"}, {**PAIR, "files": f"@{tmp_path}/1.txt"}]
-        parts = config(given, preprocessing={"min_chars": 0})
-        return Pipeline(PipelineConfig.from_dict(parts), None, tmp_path / "out", tokenizer_path, overwrite=True)
+        return make(config(given, preprocessing={"min_chars": 0}), overwrite=True)
 
-    assert not lists("a", "bc").run(RUNNER).up_to_date
-    assert lists("a", "bc").run(RUNNER).up_to_date
-    moved = lists("ab", "c").run(RUNNER)
-    assert not moved.up_to_date
-    assert moved.manifest is not None
-    assert moved.manifest["group_files"] == [2, 1]
+    assert lists("a", "bc").manifest["group_files"] == [1, 2]
+    assert lists("ab", "c").manifest["group_files"] == [2, 1]
 
 
-@pytest.mark.parametrize("most", [None, 20])
-def test_a_group_of_which_nothing_is_kept_fails_the_run(most: int | None, make: Made, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"content": "a text under another name"}\n' * 4)
-    groups = [*named("chat"), {**TEXT, "files": str(tmp_path / "x.jsonl")}, *named("text")]
-    given = config(groups, preprocessing={"max_items": most})
-    if most == 20:  # the group is not read
-        assert make(given).manifest["ledger"]["not_read"] > 300
-        return
+def test_a_group_of_which_nothing_is_kept_fails_the_run(make: Made, tmp_path: Path) -> None:
+    group = in_file(tmp_path / "x.jsonl", [{"content": "a text under another name"}] * 4, TEXT)
+    groups = [*named("chat"), group, *named("text")]
+    assert make(config(groups, preprocessing={"max_items": 20})).manifest["ledger"]["not_read"] > 300  # nor the group
     problem = (
         r"nothing is kept of input\.groups\[1\], of 4 records: .* the first record of 'empty' .*x\.jsonl .*"
         "with the fields 'content'; the config asks for 'text': 'text' is not there, did you mean 'content'"
     )
     with pytest.raises(RunError, match=problem):
-        make(given)
+        make(config(groups), "other")
 
 
-def test_a_table_of_a_group_must_have_its_fields(make: Made, tmp_path: Path) -> None:
-    table = write(rows_of(EXAMPLES / "chat.jsonl"), tmp_path / "chat")
-    with pytest.raises(InputError, match=r"none of the fields that the config reads \('text'\)"):
-        make(config([*named("chat"), {**TEXT, "files": table}]))
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a file in two groups": (
+        lambda folder: config([GROUPS["text"], GROUPS["text"]]),
+        r"is in input\.groups\[0\] and in input\.groups\[1\]: name each file once",
+    ),
+    "a table without the fields": (
+        lambda folder: config([{**TEXT, "files": write(rows_of(EXAMPLES / "chat.jsonl"), folder / "chat")}]),
+        r"none of the fields that the config reads \('text'\)",
+    ),
+}
 
 
-def test_a_chain_of_ones_own_is_told_that_groups_name_their_files(tokenizer_path: str) -> None:
-    given = PipelineConfig.from_dict(config(named("chat", "text")))
-    (step,) = recipe.chain(given, bp.Tokenizer.load(tokenizer_path))
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_before_a_run(name: str, tmp_path: Path) -> None:
+    given, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        Pipeline(PipelineConfig.from_dict(given(tmp_path)), None, tmp_path / "out", TOKENIZER_PATH).run(RUNNER)
+
+
+def test_a_chain_of_ones_own_is_told_that_groups_name_their_files() -> None:
+    (step,) = recipe.chain(PipelineConfig.from_dict(config(named("chat", "text"))), bp.Tokenizer.load(TOKENIZER_PATH))
     with pytest.raises(ConfigError, match=r"is of no group: the config has input\.groups"):
         step.step()(bp.testing.records([{"text": "x"}]))
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "audit"])
+def test_inputs_beside_groups_are_refused(command: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["-c", str(files), "--tokenizer_path", str(TOKENIZER_PATH), *(["-o", "out"] if command == "run" else [])]
+    assert cli.main([command, "chat.jsonl", *job]) == 2
+    assert "found the input 'chat.jsonl' beside input.groups of the config" in capsys.readouterr().err
 
 
 # Configs
@@ -327,6 +318,7 @@ def problem_of(given: dict[str, Any]) -> str:
     return str(raised.value)
 
 
+A_TEXT = {**TEXT, "files": "a"}
 PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
 
 
@@ -338,33 +330,31 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
         (config([{**TEXT, "file": "a"}]), "input.groups[0].file: unknown key 'file'; did you mean 'files'?"),
         (
-            {"input": {"groups": [{**TEXT, "files": "a"}], **CHAT}},
-            "input.sections: found sections beside groups; give each group its own, and leave it out here",
+            {"input": {"groups": [A_TEXT], **CHAT}},
+            "input.sections: found sections beside groups; give each group",
         ),
         (
-            config([{**TEXT, "files": "a"}, {"rollouts": {}, "files": "b"}]),
+            config([A_TEXT, {"rollouts": {}, "files": "b"}]),
             "and those of input.groups[0] are sequences with 'sequence' (token ids, int32): one output has rows of one",
         ),
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
-            "and those of input.groups[0] are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, "
-            "int32, none is trained)",
+            "are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, int32, none is trained)",
         ),
         (
-            config([{**TEXT, "files": "a"}, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "output.fim: found an object; it works only with one section in input.sections: text that trains; this is "
-            "of input.groups[1]",
+            config([A_TEXT, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
+            "one section in input.sections: text that trains; this is of input.groups[1]",
         ),
         (
-            config([{**TEXT, "files": "a"}], preprocessing={"bos": "strip"}),
-            "preprocessing.bos: found 'strip'; it works only with template: 'conversation'",
+            config([A_TEXT], preprocessing={"bos": "strip"}),
+            "found 'strip'; it works only with template: 'conv",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),
             "output.mix.chats: unknown domain 'chats'; did you mean 'chat'? known: chat, text",
         ),
         (
-            {**config(named("text")), "input": {"groups": named("text"), "implicit_prompt": True}},
+            {"input": {"groups": named("text"), "implicit_prompt": True}},
             "found true; it works only with input.sources (chosen and rejected), in input.groups[0]",
         ),
         (

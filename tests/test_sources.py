@@ -58,7 +58,7 @@ def write(rows: pa.Table | list[dict[str, Any]], path: Path, kind: str = "parque
         return str(path.with_suffix(".parquet"))
     folder = path.with_suffix(".set") if kind == "folder" else path.parent
     folder.mkdir(exist_ok=True)
-    names = [f"{path.stem}-{part}.arrow" for part in range(2)] if kind == "folder" else [f"{path.stem}.arrow"]
+    names = [f"{path.stem}-{name}.arrow" for name in "ba"] if kind == "folder" else [f"{path.stem}.arrow"]
     half = len(rows) // len(names)
     for part, name in enumerate(names):
         with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:

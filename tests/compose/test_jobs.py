@@ -14,7 +14,6 @@ import pytest
 import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.shards.compose import RunSizes
-from tests.compose import real
 from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
 from tests.conftest import ROOT, tree
 
@@ -209,10 +208,3 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
-
-
-@pytest.mark.long
-def test_of_200_000_rows_those_are_kept_that_a_set_keeps(tmp_path: Path) -> None:
-    files, left = real.write(tmp_path)
-    manifest = run(real.CONFIG, files, tmp_path / "out", options=WORKERS, block_bytes=1 << 20)
-    real.check(tmp_path / "out", manifest, left)

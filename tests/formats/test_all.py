@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -229,19 +229,6 @@ def test_a_reader_crosses_a_fork(name: str, tmp_path: Path) -> None:
     assert ours.poll(20)
     assert ours.recv() == rows_from(sft())
     process.join()
-
-
-def test_close_closes_every_file(name: str, tmp_path: Path) -> None:
-    opened: list[BinaryIO] = []
-
-    def open_file(path: str) -> BinaryIO:
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        opened.append(open(tmp_path / path, "xb"))  # noqa: SIM115
-        return opened[-1]
-
-    FORMATS[name].writer(open_file, [SEQUENCE, MASK], 0, 1).close()
-    assert opened
-    assert all(file.closed for file in opened)
 
 
 @pytest.mark.parametrize(

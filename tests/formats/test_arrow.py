@@ -1,7 +1,6 @@
 """`arrow`, read back by datasets and by pyarrow alone, and by its own reader."""
 
 import json
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ import pyarrow as pa
 import pytest
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow
 from beam_prep.formats.arrow import Arrow
 from beam_prep.formats.manifest import ShardReceipt
 from tests.formats.shards import (
     ALL,
-    DTYPES,
     MASK,
     RESPONSES,
     SEQUENCE,
@@ -72,22 +69,6 @@ def test_datasets_opens_a_domain_of_several_shards_memory_mapped(datasets: Any, 
     assert [rows[index]["sequence"] for index in (0, 999, 1000, 2499, 2500)] == [
         wanted["sequence"][index] for index in (0, 999, 1000, 2499, 2500)
     ]
-
-
-def test_features_are_as_declared(datasets: Any, tmp_path: Path) -> None:
-    columns = [*ALL, *(Column(f"a_{dtype}", dtype, 1, "value") for dtype in DTYPES)]
-    some = {column.name: Ragged.from_lists([[]], column.dtype) for column in columns[len(ALL) :]}
-    write(tmp_path, columns, [random_rows(1) | some])
-    rows = datasets.load_from_disk(str(tmp_path))
-    for column in columns:
-        feature = rows.features[column.name]
-        for _ in range(column.depth):
-            assert type(feature) in (datasets.List, datasets.Sequence)
-            feature = feature.feature
-        assert feature == datasets.Value(column.dtype)
-    # What datasets reads out of the file itself is the same.
-    (name,) = [file["filename"] for file in rows.cache_files]
-    assert datasets.Dataset.from_file(name).features == rows.features
 
 
 def test_map_of_one_domain_never_gets_the_cache_of_another(datasets: Any, tmp_path: Path) -> None:
@@ -149,15 +130,6 @@ def test_the_stream_is_the_one_that_pyarrow_writes(tmp_path: Path, monkeypatch: 
 
 
 # What it refuses.
-
-
-def test_a_shard_that_is_not_closed_leaves_no_description(tmp_path: Path) -> None:
-    with ExitStack() as opened:
-        writer = Arrow().writer(lambda path: opened.enter_context(open(tmp_path / path, "xb")), [SEQUENCE], 0, 1)
-        writer.write({"sequence": Ragged.from_lists([[1]])})
-    assert list(files(tmp_path)) == ["data-00000-of-00001.arrow"]
-    with pytest.raises(FormatError, match="its end is missing"):
-        read(tmp_path, [SEQUENCE])
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.formats import FORMATS, arrow, batches, parquet
+from beam_prep.formats import arrow, batches, parquet
 from tests.formats.shards import ALL, SEQUENCE, cut, files, joined, random_rows, read_as, rows_in, write_as
 
 BOTH = pytest.mark.parametrize(
@@ -63,27 +63,6 @@ def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
     reader = read_as(name, many, ALL)
     assert joined([whole]) == {key: [row[key] for row in rows_in(reader)] for key in whole}
     assert reader.sizes().tolist() == sum((ragged.flat_lengths for ragged in whole.values()), np.zeros(rows)).tolist()
-
-
-@BOTH
-def test_what_is_not_written_yet_is_one_batch_at_most(
-    name: str, module: ModuleType, unit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, f"{unit}_BYTES", 4000)
-    sizes: list[int] = []
-
-    class File:
-        def write(self, data: bytes) -> None:
-            sizes.append(len(data))
-
-        def close(self) -> None:
-            pass
-
-    writer = FORMATS[name].writer(lambda path: File(), [SEQUENCE], 1, 2)  # type: ignore[arg-type, return-value]
-    values = np.random.default_rng(0).integers(0, 2**31, 10_300).astype(np.int32)
-    for number in range(1, 6):
-        writer.write({"sequence": Ragged.from_lengths(values, [*[100] * 100, 5, 200, 95])})
-        assert sum(sizes) > number * values.nbytes - 4000 - 200
 
 
 def test_a_row_beyond_the_borders_of_arrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`megatron`, read back by a few lines of numpy, and by its own reader. Megatron's own library: tests/trainers."""
 
 import struct
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,15 +18,12 @@ from beam_prep.formats.megatron import CODES
 from tests.formats.shards import (
     MASK,
     MASKS,
-    RESPONSES,
     SEQUENCE,
     SEQUENCES,
     Slices,
     files,
-    plain,
     read_as,
     rows_of,
-    sft,
     write_as,
 )
 
@@ -52,29 +48,6 @@ def foreign(prefix: Path) -> tuple[str, list[list[list[Any]]]]:
     return dtype.name, [rows[a:b] for a, b in pairwise(documents.tolist())]
 
 
-def test_each_column_is_a_pair_of_files_with_the_same_sequences(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()], shard=12)
-    assert list(files(tmp_path)) == [
-        "shard_0012-loss_mask.bin",
-        "shard_0012-loss_mask.idx",
-        "shard_0012-sequence.bin",
-        "shard_0012-sequence.idx",
-    ]
-    assert foreign(tmp_path / "shard_0012-sequence") == ("int32", [[row] for row in SEQUENCES])
-    assert foreign(tmp_path / "shard_0012-loss_mask") == ("uint8", [[row] for row in MASKS])
-    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 3, 4)
-    index = header + struct.pack("<3i3q4q", *(3, 0, 2), *(0, 12, 12), *(0, 1, 2, 3))
-    assert (tmp_path / "shard_0012-sequence.idx").read_bytes() == index
-
-
-def test_a_row_of_lists_is_a_document_of_as_many_sequences(tmp_path: Path) -> None:
-    rows: list[list[list[int]]] = [[[1, 2], [], [3]], [], [[]], [[65535]]]
-    write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(rows, np.uint16, depth=2)}])
-    assert foreign(tmp_path / "shard_0000-responses") == ("uint16", rows)
-    reader = read(tmp_path, [RESPONSES])
-    assert [plain(reader.row(index))["responses"] for index in range(-4, 0)] == rows
-
-
 @pytest.mark.parametrize("dtype", ["uint32", "uint64", "float16"])
 def test_a_dtype_without_a_code_is_refused(dtype: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"column 'v': the format megatron has no {dtype}; it has uint8, int8, int16"):
@@ -86,37 +59,6 @@ def test_a_sequence_that_its_length_cannot_count_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(megatron, "MAX_LENGTH", 2)
     with pytest.raises(ValueError, match="'sequence': a sequence of 3 values, megatron's index holds up to 2"):
         write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists(SEQUENCES)}])
-
-
-def put(place: int, value: bytes) -> Callable[[bytes], bytes]:
-    return lambda data: data[:place] + value + data[place + len(value) :]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: data[:33], "found 33 bytes, too few for an index"),
-        (lambda data: data[:-1], "found 101 bytes, wanted 102: 3 sequences, 4 borders"),
-        (put(9, b"\2"), "not an index of Megatron, version 1"),
-        (put(17, b"\5"), r"found dtype code 5, wanted 4 \(int32\)"),
-        (put(18, b"\xff" * 8), "found 102 bytes, wanted "),
-        (put(34, struct.pack("<ii", 4, -1)), "do not begin where the one before ends"),
-        (put(46, struct.pack("<q", 4)), "do not begin where the one before ends"),
-        (put(42, struct.pack("<i", 3)), r"sequence\.bin: found 20 bytes, wanted 24 \(6 of int32, says its index\)"),
-        (put(70, struct.pack("<q", 1)), "borders of documents do not rise from 0 to 3"),
-        (put(94, struct.pack("<q", 2)), "borders of documents do not rise from 0 to 3"),
-        (put(78, struct.pack("<q", 3)), "borders of documents do not rise from 0 to 3"),
-        (put(78, struct.pack("<q", 2)), "found documents of several sequences, wanted one each"),
-    ],
-)
-def test_a_damaged_index_is_refused(change: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE, MASK], [sft()])
-    path = tmp_path / "shard_0000-sequence.idx"
-    assert len(path.read_bytes()) == 102
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(FormatError, match=message) as raised:
-        read(tmp_path, [SEQUENCE, MASK])
-    assert str(tmp_path) in str(raised.value)
 
 
 def test_pairs_of_different_rows_are_refused(tmp_path: Path) -> None:

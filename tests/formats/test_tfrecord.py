@@ -71,16 +71,6 @@ def parsed(tf: Any, path: Path, columns: Sequence[Column]) -> dict[str, Any]:
     return {key: value.to_list() for key, value in batch.items()}
 
 
-def test_features_describe_every_key() -> None:
-    assert features([RESPONSES, REWARDS, MASK, Column("wide", "float64", 1, "value")]) == {
-        "responses": {"type": "int64", "dtype": "int32", "kind": "ragged", "lengths": "responses/lengths"},
-        "responses/lengths": {"type": "int64", "dtype": "int64", "kind": "ragged"},
-        "rewards": {"type": "float32", "dtype": "float32", "kind": "ragged"},
-        "loss_mask": {"type": "int64", "dtype": "bool", "kind": "ragged"},
-        "wide": {"type": "float32", "dtype": "float64", "kind": "ragged"},
-    }
-
-
 # The bytes are protobuf's.
 
 INTEGERS = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
@@ -286,20 +276,6 @@ def test_damaged_examples_only_ever_raise_value_errors(noise: bytes, at: int) ->
         except ValueError:
             continue
         assert isinstance(row["sequence"], np.ndarray)
-
-
-@given(st.lists(st.sampled_from([1, 127, 128, 2**14 - 1, 2**14, 2**21, 2**63 - 1, -1, -(2**63)]), max_size=40))
-def test_varints_are_those_of_a_loop(values: list[int]) -> None:
-    body, sizes = example.varints(np.array(values, np.int64))
-    wanted = []
-    for value in values:
-        rest, part = value % 2**64, []
-        while rest >= 128:
-            part.append(rest % 128 + 128)
-            rest //= 128
-        wanted.append(bytes([*part, rest]))
-    assert body == b"".join(wanted)
-    assert sizes.tolist() == list(map(len, wanted))
 
 
 def test_tensorflow_parses_every_kind_of_column(tf: Any, tmp_path: Path) -> None:

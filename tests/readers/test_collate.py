@@ -95,18 +95,6 @@ def test_packed_rows_give_the_batch_of_their_documents(groups: list[list[int]]) 
         np.testing.assert_array_equal(batch[name], values)
 
 
-def test_shifted_labels_stay() -> None:
-    shifted = (IDS, Column("labels", "int32", 1, "labels", of="input_ids", shifted=True))
-    batch = bp.collate(shifted, packed=True)(rows_of(shifted, documents([2, 3])))
-    assert batch["labels"].tolist() == [[0, 1, 2, 3, 4]]
-
-
-def test_a_row_is_not_changed_by_its_batch() -> None:
-    rows = rows_of(SCHEMA, documents([4], first=2))
-    bp.collate(SCHEMA, packed=True)(rows)
-    assert rows[0]["labels"].tolist() == [2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_lists_of_lists_are_padded_in_both_directions(side: Any) -> None:
     rows = [
@@ -159,3 +147,12 @@ def test_lengths_that_do_not_fit_are_an_error() -> None:
     schema = (IDS, LENGTHS)
     with pytest.raises(FormatError, match="documents of 3 tokens in rows of 4"):
         bp.collate(schema)(rows_of(schema, [{"input_ids": [1, 2, 3, 4], "seq_lens": [3]}]))
+
+
+def test_shifted_labels_stay_and_a_row_is_not_changed_by_its_batch() -> None:
+    shifted = (IDS, Column("labels", "int32", 1, "labels", of="input_ids", shifted=True))
+    rows = rows_of(shifted, documents([2, 3]))
+    assert bp.collate(shifted, packed=True)(rows)["labels"].tolist() == [[0, 1, 2, 3, 4]]
+    rows = rows_of(SCHEMA, documents([4], first=2))
+    bp.collate(SCHEMA, packed=True)(rows)
+    assert rows[0]["labels"].tolist() == [2, 3, 4, 5]

@@ -68,9 +68,10 @@ def test_some_domains_are_opened(many: Path) -> None:
     assert part.domains == (names[1], names[0])  # the order of the output
     assert ids(part) == ids(whole.domain(names[1])) + ids(whole.domain(names[0]))
     assert len(bp.open(many, domains=[])) == 0
-    for opens in (lambda: bp.open(many, domains=["cookng"]), lambda: whole.domain("cookng")):
-        with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
-            opens()
+    with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
+        bp.open(many, domains=["cookng"])
+    with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
+        whole.domain("cookng")
     with pytest.raises(BeamPrepError, match=r"domains is 'maths', wanted a list: domains=\['maths'\]"):
         bp.open(many, domains="maths")
 

@@ -80,7 +80,14 @@ def test_rows_are_those_of_the_output_and_each_file_is_fetched_once(
     again = bp.open(URL, cache=tmp_path / "cache")
     assert ids(again) == ids(dataset) == ids(dataset.packed(1000, None, "simple"))
     assert objects.read == ["manifest.json"]
-    assert ids(pickle.loads(pickle.dumps(dataset[1:]))) == ids(dataset[1:])
+
+
+def test_a_copy_that_was_cut_is_fetched_again(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
+    upload(output([IDS, MASK], PARTS), objects)
+    wanted = ids(bp.open(URL, cache=tmp_path / "cache"))
+    for path in (tmp_path / "cache").glob("*-*/**/*.bin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert ids(bp.open(URL, cache=tmp_path / "cache")) == wanted
 
 
 def test_of_a_split_only_its_shards_are_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
@@ -95,20 +102,6 @@ def test_of_a_split_only_its_shards_are_fetched(output: Callable[..., Path], obj
     assert ids(dataset) == ids(pickle.loads(pickle.dumps(dataset))) == [test[0]["input_ids"]]
     assert {name.split("/")[0] for name in objects.read} == {"manifest.json", "test"}
     assert ids(bp.open(URL, split="all", cache=tmp_path / "cache")) == ids(bp.open(folder, split="all"))
-
-
-def test_of_several_formats_only_one_is_fetched(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
-    folder = output([IDS, MASK], PARTS, "bin")
-    other = output([IDS, MASK], PARTS, "tfrecord")
-    manifest, more = (json.loads((each / "manifest.json").read_text()) for each in (folder, other))
-    manifest["formats"].append("tfrecord")
-    for shard, its in zip(manifest["shards"], more["shards"], strict=True):
-        shard["files"] += its["files"]
-    upload(other, objects)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    upload(folder, objects)
-    assert ids(bp.open(URL, cache=tmp_path / "cache")) == ids(bp.open(folder))
-    assert not any(name.endswith(".tfrecord") for name in objects.read)
 
 
 def test_a_damaged_object_is_named_with_its_sha256(
@@ -202,14 +195,13 @@ def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
         bp.open(f"{URL}/", cache=tmp_path)
 
 
-@pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "a/../../stolen", "elsewhere"])
+@pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "elsewhere"])
 @pytest.mark.parametrize("where", ["a file of a shard", "the folder of a domain", "both"])
-@pytest.mark.parametrize("formats", ["bin", "tfrecord"])
 def test_what_a_manifest_lists_elsewhere_is_not_fetched(
-    formats: str, where: str, outside: str, output: Callable[..., Path], objects: Counted, tmp_path: Path
+    where: str, outside: str, output: Callable[..., Path], objects: Counted, tmp_path: Path
 ) -> None:
     """What a store says is copied to this disk: a path out of the cache would be a way to any file."""
-    folder = output([IDS, MASK], PARTS, formats)
+    folder = output([IDS, MASK], PARTS)
     manifest = json.loads((folder / "manifest.json").read_text())
     if where != "a file of a shard":
         manifest["domains"]["a"] = outside
@@ -218,8 +210,7 @@ def test_what_a_manifest_lists_elsewhere_is_not_fetched(
     (folder / "manifest.json").write_text(json.dumps(manifest))
     upload(folder, objects)
     dataset = bp.open(URL, cache=tmp_path / "cache")
-    objects.read.clear()
     with pytest.raises(FormatError):
         dataset[0]
     assert [name for name in objects.read if outside in name] == []
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == []
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []

@@ -27,14 +27,14 @@ INPUT = [*CHATS, *CHATS[:7], *WRONG, WRONG[0]]
 
 def run(output: Path, elements: list[Any], *options: str, source: Any = None, **prepare: Any) -> dict[str, bytes]:
     """A chain over a collection; gives the files of its output."""
-    limits = {"max_tokens": 2_500, "max_reject_rate": 0.1}
+    shard = bp.Shard(str(output), 2_500, ["bin", "arrow"], max_reject_rate=0.1, tokenizer=TOKENIZER)
     with beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", *options])) as pipeline:
         (
             pipeline
             | beam.Create(elements)
             | (source or bp.FromRecords())
             | bp.Prepare(CONFIG, TOKENIZER, **prepare)
-            | bp.Shard(str(output), formats=["bin", "arrow"], tokenizer=TOKENIZER, **limits)
+            | shard
         )
     return tree(output)
 

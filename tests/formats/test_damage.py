@@ -1,0 +1,118 @@
+"""What is damaged in a file is named. That every damage is found: test_all.py."""
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_prep.data.ragged import Ragged
+from beam_prep.errors import FormatError
+from tests.formats.shards import MASK, RESPONSES, SEQUENCE, read_as, rows_in, sft, write_as
+
+Change = Callable[[bytes], bytes]
+
+
+def put(place: int, value: bytes) -> Change:
+    return lambda data: data[:place] + value + data[place + len(value) :]
+
+
+def in_row(place: int, value: bytes) -> Change:
+    """In the first row of MDS, whose place is in its head."""
+    return lambda data: put(struct.unpack_from("<I", data, 4)[0] + place, value)(data)
+
+
+def swap(old: str, new: str) -> Change:
+    return lambda data: data.replace(old.encode(), new.encode(), 1)
+
+
+def lines(text: str) -> Change:
+    return lambda data: gzip.compress(text.encode())
+
+
+OFFSETS, RISE = "[0, 3, 3, 5]", "offsets do not rise from 0 to 5"
+NO_LIST = "offsets is missing or no list of integers"
+BORDERS, SEQUENCES = "borders of documents do not rise from 0 to 3", "do not begin where the one before ends"
+MDS = "not a complete MDS file of these columns: "
+FOLLOW = "its rows do not follow each other"
+FILES = {
+    "bin": "meta.json",
+    "megatron": "shard_0000-sequence.idx",
+    "mds": "shard.00000.mds",
+    "npy": "sequence/shard_0000.csv.gz",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bin", swap("}}", "}"), "not the JSON of a shard"),
+        ("bin", swap('"sequence"', '"sequences"'), "'sequence': no such key"),
+        ("bin", swap("[5]", "5"), "shape is missing or no list of integers"),
+        ("bin", swap("[5]", "[5, 1]"), "wanted one size"),
+        ("bin", swap("[5]", "[4]"), r"sequence\.bin: found 20 bytes, wanted 16"),
+        ("bin", swap("int32", "int64"), "found dtype int64, wanted int32"),
+        ("bin", swap(OFFSETS, "[0, 3, 2, 5]"), RISE),
+        ("bin", swap(OFFSETS, "[1, 3, 3, 5]"), RISE),
+        ("bin", swap(OFFSETS, "[0, 3.0, 3, 5]"), NO_LIST),
+        ("bin", swap(OFFSETS, "[0, 3, 5]"), "different row counts"),
+        ("bin", swap(f', "offsets": {OFFSETS}', ""), NO_LIST),
+        ("megatron", lambda data: data[:33], "found 33 bytes, too few for an index"),
+        ("megatron", lambda data: data[:-1], "found 101 bytes, wanted 102: 3 sequences, 4 borders"),
+        ("megatron", put(9, b"\2"), "not an index of Megatron, version 1"),
+        ("megatron", put(17, b"\5"), r"found dtype code 5, wanted 4 \(int32\)"),
+        ("megatron", put(18, b"\xff" * 8), "found 102 bytes, wanted "),
+        ("megatron", put(34, struct.pack("<ii", 4, -1)), SEQUENCES),
+        ("megatron", put(46, struct.pack("<q", 4)), SEQUENCES),
+        ("megatron", put(42, struct.pack("<i", 3)), r"sequence\.bin: found 20 bytes, wanted 24 \(6 of int32, says its"),
+        ("megatron", put(70, struct.pack("<q", 1)), BORDERS),
+        ("megatron", put(94, struct.pack("<q", 2)), BORDERS),
+        ("megatron", put(78, struct.pack("<q", 3)), BORDERS),
+        ("megatron", put(78, struct.pack("<q", 2)), "found documents of several sequences, wanted one each"),
+        ("mds", lambda data: b"", MDS + "found 0 bytes, too few for the offsets of 0 rows"),
+        ("mds", lambda data: data[:15], MDS + "found 15 bytes, too few for the offsets of 3 rows"),
+        ("mds", put(4, b"\1"), MDS + "the offsets do not rise to the end of the file"),
+        ("mds", put(8, b"\xff\xff"), MDS + "the offsets do not rise to the end of the file"),
+        ("mds", put(20, b"["), MDS + "its description is not JSON"),
+        ("mds", swap("int32", "int64"), MDS + "found .*int64.*, wanted .*int32"),
+        ("mds", in_row(0, b"\6"), r"row 0 is damaged: its fields have \[6, 14\] bytes, all of it 27"),
+        ("mds", in_row(0, b"\x13\0\0\0\0"), "row 0 is damaged: 'loss_mask' has 19 bytes for 3 values"),
+        ("mds", in_row(8, b"\x08"), "row 0 is damaged: 'loss_mask' is no array of one dimension"),
+        ("mds", in_row(9, b"\x04"), "row 0 is damaged: 'loss_mask' has 5 bytes for 4 values"),
+        ("npy", lines("0,3\n3,4\n"), r"found 20 bytes, wanted 16 \(4 of int32, says shard_0000\.csv\.gz\)"),
+        ("npy", lines("0,3\n4,5\n"), FOLLOW),
+        ("npy", lines("0,6\n6,5\n"), FOLLOW),
+        ("npy", lines("1,5\n"), FOLLOW),
+        ("npy", lines("0,three\n"), "shard_0000.csv.gz is damaged"),
+        ("npy", lines("0,\n"), "a line has no numbers"),
+        ("npy", lines("0,5\n"), "columns of different row counts"),
+    ],
+)
+def test_what_is_damaged_is_named(name: str, change: Change, message: str, tmp_path: Path) -> None:
+    write_as(name, tmp_path, [SEQUENCE, MASK], [sft()])
+    path = tmp_path / FILES[name]
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(FormatError, match=message) as raised:
+        rows_in(read_as(name, tmp_path, [SEQUENCE, MASK]))
+    assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change", "message"),
+    [
+        ("bin", "meta.json", swap('"list_offsets": [0, 2]', '"list_offsets": [0, 1]'), "list_offsets"),
+        ("npy", "responses/shard_0000.csv.gz", lines("0,3,2 2\n"), "is damaged"),
+        ("npy", "responses/shard_0000.csv.gz", lines("0,3,4 -1\n"), "is damaged"),
+        ("npy", "responses/shard_0000.csv.gz", lines("0,3,one\n"), "is damaged"),
+    ],
+)
+def test_so_are_damaged_lists(name: str, file: str, change: Change, message: str, tmp_path: Path) -> None:
+    rows = {"responses": Ragged.from_lists([[[1, 2], [3]]], np.uint16, depth=2)}
+    write_as(name, tmp_path, [RESPONSES], [rows])
+    before = (tmp_path / file).read_bytes()
+    assert change(before) != before
+    (tmp_path / file).write_bytes(change(before))
+    with pytest.raises(FormatError, match=message):
+        rows_in(read_as(name, tmp_path, [RESPONSES]))
