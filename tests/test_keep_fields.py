@@ -142,16 +142,6 @@ def test_all_formats_hold_the_same(outputs: Callable[..., Path], shape: str) -> 
             assert np.atleast_1d(row["turn"]).tolist() == np.atleast_1d(wanted["turn"]).tolist(), name
 
 
-def test_all_formats_hold_booleans(made: Callable[..., Path], tmp_path: Path) -> None:
-    given = [{"text": "word " * (1 + n % 9), "good": [True, False, 1, 0, 1.0][n % 5]} for n in range(60)]
-    out = made(config([*FORMAT_NAMES], {"good": "bool"}), inputs=[written(tmp_path / "in.jsonl", given)])
-    bp.open(out).verify()
-    wanted = [bool(record["good"]) for record in given]
-    assert [row["good"] for row in bp.open(out)] == wanted
-    for name in FORMAT_NAMES:
-        assert [bool(row["good"]) for row in rows_of(out, name)] == wanted, name
-
-
 @pytest.mark.parametrize("shape", ["rows", "packed"])
 def test_the_bytes_are_those_of_earlier_versions(outputs: Callable[..., Path], shape: str) -> None:
     out = outputs(config(formats_of(shape), **SHAPES[shape]))

@@ -224,21 +224,6 @@ def stored(block: Block, monkeypatch: pytest.MonkeyPatch) -> tuple[TokenCache, S
     return token_cache, store
 
 
-def test_a_block_in_a_store_is_proven_with_few_requests(block: Block, stored: tuple[TokenCache, Store]) -> None:
-    token_cache, store = stored
-    assert token_cache.find(block.digest) == block.receipt
-    assert store.requests["tail"] == 3
-    assert store.requests["get"] <= 1
-    rows = block.receipt.domains[0][1]
-    store.requests.clear()
-    found = token_cache.rows(block.name, 0, 0, rows)
-    assert {name: part.to_lists() for name, part in found.items()} == {
-        name: part.to_lists() for name, part in block.token_cache.rows(block.name, 0, 0, rows).items()
-    }
-    assert store.requests["tail"] == 1
-    assert store.requests["get"] <= 2
-
-
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_damaged_block_in_a_store_is_found_and_set_aside(
     block: Block, stored: tuple[TokenCache, Store], ending: str
@@ -315,18 +300,3 @@ def test_a_block_that_is_damaged_when_it_is_written_fails_the_run_and_the_next_m
     assert not kept or run["blocks_reused"] == run["blocks"] - 1 > 0
     assert "blocks_damaged" not in run
     assert jobs.tree() == expected
-
-
-def test_a_block_that_was_lost_before_it_is_written_is_named(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.write("a.jsonl", chat(100))
-    plan = make_plan
-
-    def loses(*given: Any) -> Any:
-        shutil.rmtree(jobs.cache_dir)
-        return plan(*given)
-
-    monkeypatch.setattr(shard, "make_plan", loses)
-    with pytest.raises(
-        errors.TokenCacheError, match=r"token cache file .+ is gone, or was set aside, in .+: run again"
-    ):
-        jobs.run("a.jsonl", cache_dir=jobs.cache_dir)

@@ -35,28 +35,9 @@ def index_of(count: int, references: Sequence[Sequence[str]], file: str = "eval.
 
 
 WORD = st.one_of(
-    st.sampled_from(
-        ["a", "B", "The", "the", "ﬁx", "fix", "Straße", "STRASSE", "e\u0301", "é", "日本", "1", "½", "नमस्ते"]
-    ),
-    st.sampled_from(
-        [
-            "",
-            "...",
-            "x-y",
-            "don't",
-            "_",
-            "😀",
-            "\0",
-            "\ud800",
-            "\u00ad",
-            "\u200d",
-            "1+1",
-            "x" * 2000,
-            "x" * 8,
-            "x" * 64,
-            "x" * 65,
-        ]
-    ),
+    st.sampled_from("a B The the ﬁx fix Straße STRASSE e\u0301 é 日本 1 ½ नमस्ते".split()),
+    st.sampled_from(["", "...", "x-y", "don't", "_", "😀", "\0", "\ud800", "\u00ad", "\u200d", "1+1", "x" * 2000]),
+    st.sampled_from(["x" * 8, "x" * 64, "x" * 65]),
     st.text(max_size=3),
 )
 BETWEEN = st.sampled_from([" ", "  ", "\n", "\t", "\u00a0", "\u3000", ", ", "-", "\x1c"])

@@ -80,13 +80,6 @@ def test_a_tokenizer_without_bos_gives_none() -> None:
     assert not batch.counters
 
 
-def test_each_output_has_its_own_bos_and_a_doubled_row_is_counted_once_each() -> None:
-    sides = row(text("p"), messages("x"), name="one"), row(text("p"), messages("y"), name="two", mask="two_mask")
-    batch = batch_of([{"p": "p", "x": chat("u a"), "y": chat("u b")}], *sides)
-    assert (texts(batch, "one"), texts(batch, "two")) == (["^^p$u:a;"], ["^^p$u:b;"])
-    assert batch.counters["double_bos"].tolist() == [2]
-
-
 # Special tokens
 
 
@@ -110,12 +103,6 @@ def test_what_is_no_string_is_rejected_and_not_written_out(value: Any) -> None:
     assert len(batch) == 0
 
 
-def test_messages_that_yield_take_the_special_tokens_from_the_text_behind_them() -> None:
-    sections = row(messages(), text("b"))
-    batch = batch_of([{"messages": chat("u q"), "b": "y"}, {"messages": [], "b": "y"}, {"b": "y"}], sections)
-    assert texts(batch) == ["^u:q;y", "^^y$", "^^y$"]
-
-
 def test_a_section_that_says_so_gets_special_tokens_anywhere() -> None:
     outputs = row(text("a", special=False), text("b", special=True), text("c"))
     assert texts(batch_of([{"a": "x", "b": "y", "c": "z"}, {"c": "z"}], outputs)) == ["x^y$z", "^z$"]
@@ -137,22 +124,6 @@ class Picky(Chars):
 
     def encode(self, texts: Any, add_special_tokens: bool) -> Ragged:
         return super().encode([text.replace("#", "") for text in texts], add_special_tokens)
-
-
-def test_a_record_whose_text_has_no_token_is_empty_and_takes_its_segments_with_it() -> None:
-    batch = batch_of(
-        [{"a": "xx"}, {"a": "#"}, {"a": "yyy"}, {"a": "##"}, {"a": "z"}],
-        row(text("a", special=False)),
-        encoder=Picky(),
-    )
-    assert texts(batch) == ["xx", "yyy", "z"]
-    assert outcomes(batch) == ["", "empty", "", "empty", ""]
-    segments = batch.segments["sequence"]
-    assert list(zip(segments.start.tolist(), segments.stop.tolist(), segments.sequence.tolist(), strict=True)) == [
-        (0, 2, 0),
-        (2, 5, 1),
-        (5, 6, 2),
-    ]
 
 
 def test_segments_keep_their_places_where_rows_of_lists_go() -> None:
@@ -226,27 +197,7 @@ def test_lists_and_values_of_different_lengths_are_rejected() -> None:
     assert outcomes(batch) == ["count_mismatch", ""]
 
 
-def test_a_list_of_conversations_renders_each_alone_without_bos() -> None:
-    outputs = row(messages("r"), name="r", kind="list", mask="m")
-    batch = batch_of([{"r": [chat("u a", "a b"), [], chat("a c")]}, {"r": [[]]}], outputs)
-    assert texts(batch, "r") == [["u:a;a:b;", "", "a:c;"]]
-    assert outcomes(batch) == ["", "empty"]
-
-
-def test_double_bos_of_list_elements_counts_their_row_once() -> None:
-    outputs = row(text("r", special=True), name="r", kind="list", mask="m")
-    batch = batch_of([{"r": ["a"]}, {"r": ["^a", "^b", "c"]}, {"r": ["d", "^e"]}], outputs)
-    assert batch.counters["double_bos"].tolist() == [0, 1, 1]
-
-
 # Encoding
-
-
-def test_a_block_without_records_has_every_column() -> None:
-    batch = batch_of([b"{", b"", b"[]"], *lists(), row(messages(), name="p", mask="pm"))
-    assert outcomes(batch) == ["bad_json", "blank", "not_an_object"]
-    assert {name: rows.to_lists() for name, rows in batch.columns.items()} == {"responses": [], "rewards": [], "p": []}
-    assert {name: rows.depth for name, rows in batch.columns.items()} == {"responses": 2, "rewards": 1, "p": 1}
 
 
 # Batch
