@@ -20,7 +20,6 @@ from beam_prep.errors import BeamPrepError, ConfigError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.source import source_lines
-from tests.conftest import tree
 from tests.test_configs import DIGESTS, digest
 
 HOLD = tuple(name for name in FORMAT_NAMES if name != "megatron")
@@ -335,32 +334,6 @@ def test_why_a_line_is_not_found(made: Callable[..., Path], outputs: Callable[..
     bare = bp.open(outputs(config(keep_fields={}, provenance=False)))
     with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
         source_lines(bare, 0)
-
-
-def test_a_replay_keeps_what_is_carried(made: Callable[..., Path], tmp_path: Path) -> None:
-    def chats(control: str) -> dict[str, Any]:
-        return {
-            "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-            "mask": {"assistant": "train"},
-            "preprocessing": {"control_tokens": control},
-            "output": {"columns": "labels", "keep_fields": {"id": "string", "n": "int32"}, "provenance": True},
-        }
-
-    rows = [
-        {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}], "id": f"😀{n}", "n": n}
-        for n, said in enumerate(["a", "<|im_end|>", "c", "<|im_start|>", "e"])
-    ]
-    inputs = [written(tmp_path / "in.jsonl", rows)]
-    limits: dict[str, Any] = {"cache_dir": str(tmp_path / "token_cache"), "max_reject_rate": 1.0}
-    out = made(chats("reject"), inputs=inputs, **limits)
-    assert [row["n"] for row in bp.open(out)] == [0, 2, 4]
-    mended = bp.PipelineConfig.from_dict(chats("escape"))
-    done = bp.Replay(out, mended, output_dir=tmp_path / "again", **limits).run(LOCAL)
-    assert done.rows is not None
-    assert (done.rows.same, done.rows.changed) == (3, 0)
-    scratch = made(chats("escape"), "from scratch", inputs=inputs, max_reject_rate=1.0)
-    assert tree(tmp_path / "again") == tree(scratch)
-    assert [row["id"] for row in bp.open(tmp_path / "again")] == [row["id"] for row in rows]
 
 
 def test_a_format_refuses_what_it_cannot_hold() -> None:

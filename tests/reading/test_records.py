@@ -249,13 +249,6 @@ def test_the_message_of_a_reject_says_what_was_found(line: bytes, message: str) 
     assert blocks(line)[0].ledger.messages == {0: message}
 
 
-def test_a_message_is_cut_like_the_text() -> None:
-    key = b'"' + b"k" * 5000 + b'"'
-    ledger = blocks(b"{" + key + b":1," + key + b":2}")[0].ledger
-    assert len(ledger.messages[0]) == TEXT_LIMIT
-    assert ledger.messages[0].startswith("the key 'kkk")
-
-
 @given(number=st.integers(-(10**308), 10**308), before=st.text("ab1", max_size=12), key=st.booleans())
 @example(number=2**64, before="", key=False)
 @example(number=-(2**63) - 1, before="", key=False)
