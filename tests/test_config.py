@@ -204,6 +204,10 @@ def value(section: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]
     return sources(a=CHAT, r={"sections": [{**VALUE, **(section or {})}], **given})
 
 
+def kept(fields: Any, **output: Any) -> dict[str, Any]:
+    return sections(TEXT, output=labels(keep_fields=fields, **output))
+
+
 def named(names: Any, *given: dict[str, Any], **parts: Any) -> dict[str, Any]:
     return sections(*given or (CHAT,), **parts, output=labels(names=names))
 
@@ -329,6 +333,18 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     ),
     *((sources(**{each: CHAT}), f"input.sources.{each}", "reserved") for each in ("domain", "Meta")),
     (sources(a={"sections": [CHAT], "mask_key": "seq_lens"}), "input.sources.a.mask_key", "reserved"),
+    # fields that are kept
+    (kept(["input_ids"]), "output.keep_fields", "found 'input_ids'; the tokens have a column of this name"),
+    (kept(["file"], provenance=True), "output.keep_fields", "found 'file'; provenance adds a column of this name"),
+    (kept(["doc-id"]), "output.keep_fields", "found 'doc-id', which is no name of letters, digits and '_'"),
+    (kept(["id", "ID"]), "output.keep_fields", "found 'ID' beside column 'id'"),
+    (kept(["id"], storage_format="megatron"), "output.keep_fields", "the format 'megatron' holds numbers alone"),
+    (
+        {**kept(["id"], storage_format="mds"), "preprocessing": {"packing_strategy": "bfd"}},
+        "output.keep_fields",
+        "a packed row has a list of them, which the format 'mds' cannot hold",
+    ),
+    (kept([], provenance=True, dtype={"offset": "int32"}), "output.dtype.offset", "found 'int32'; it cannot be"),
     # names under which columns are written
     (
         named({"label": "x"}),
@@ -369,14 +385,13 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
     "path",
     ["/etc/passwd", "a/../../mine.jinja", "file:///etc/passwd", "gs://other/mine.jinja", "a\\b"],
 )
-@pytest.mark.parametrize("files", ["none", "below"])
-def test_a_config_of_others_reads_no_file_outside_its_folder(path: str, files: Any) -> None:
+def test_a_config_of_others_reads_no_file_outside_its_folder(path: str) -> None:
     def read(path: str) -> bytes:
         raise AssertionError(path)
 
     given = json.dumps({"input": {"sections": [CHAT], "chat_template": path}})
     with pytest.raises(ConfigError, match=r"input\.chat_template: found .*wanted|input\.chat_template: .*must have"):
-        PipelineConfig.from_text(given, "gs://bucket/configs/mine.json", read, files)
+        PipelineConfig.from_text(given, "gs://bucket/configs/mine.json", read, "below")
 
 
 def test_a_config_in_a_store_may_have_its_template_below_its_folder() -> None:

@@ -16,7 +16,7 @@ import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.source import source_lines
@@ -240,37 +240,6 @@ def test_every_kind_of_input_carries_its_ids(
     ds.verify()
     assert [(row["uid"], row["n"]) for row in ds] == [(f"u{n}", n) for n in range(5)]
     assert [json.loads(source_lines(ds, index)[0].text) for index in range(5)] == rows
-
-
-@pytest.mark.parametrize(
-    ("output", "preprocessing", "message"),
-    [
-        (
-            {"keep_fields": ["input_ids"]},
-            {},
-            "output.keep_fields: found 'input_ids'; the tokens have a column of this name",
-        ),
-        ({"keep_fields": ["file"], "provenance": True}, {}, "found 'file'; provenance adds a column of this name"),
-        ({"keep_fields": ["doc-id"]}, {}, "found 'doc-id', which is no name of letters, digits and '_'"),
-        ({"keep_fields": ["id", "ID"]}, {}, "found 'ID' beside column 'id'"),
-        ({"keep_fields": ["id"], "storage_format": "megatron"}, {}, "the format 'megatron' holds numbers alone"),
-        (
-            {"keep_fields": ["id"], "storage_format": "mds"},
-            {"packing_strategy": "bfd"},
-            "a packed row has a list of them, which the format 'mds' cannot hold",
-        ),
-        ({"provenance": True, "dtype": {"offset": "int32"}}, {}, "output.dtype.offset: found 'int32'; it cannot be"),
-    ],
-)
-def test_a_wrong_config_fails_by_name(output: dict[str, Any], preprocessing: dict[str, Any], message: str) -> None:
-    given = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": preprocessing,
-        "output": {"columns": "labels", **output},
-    }
-    with pytest.raises(ConfigError) as raised:
-        bp.PipelineConfig.from_dict(given)
-    assert message in str(raised.value)
 
 
 def test_batches_have_strings_as_lists(outputs: Callable[..., Path]) -> None:

@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, Reject
+from beam_prep.data.block import Reject
 from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import (
     ADAPTERS,
     AdapterName,
-    adapt_records,
     adapter,
     fields_read,
     template_kwargs,
     tools,
 )
-from beam_prep.reading.blocks import RawBlock
 from beam_prep.reading.ids import tokenized
-from beam_prep.reading.records import parse
 from beam_prep.shards.report import ConfigView
 from tests.conftest import shared
 
@@ -223,17 +220,6 @@ class TestOptions:
         with pytest.raises(ConfigError) as error:
             adapter(name, **options)
         assert message in str(error.value)
-
-    def test_in_a_block(self) -> None:
-        data = b"".join(
-            json.dumps(row).encode() + b"\n"
-            for row in ({"conversations": talk(("human", "a"))}, {"conversations": 3}, {"text": "b"})
-        )
-        raw = RawBlock(0, len(data), 0, data, b"")
-        records = adapt_records(parse(raw, raw.origin(0, InputFile("f", 0, 0.0), 1 << 16)), adapter("sharegpt"))
-        assert records.rows == [{"messages": says(("user", "a"))}, {"text": "b"}]
-        assert records.line.tolist() == [0, 2]
-        assert records.ledger.messages == {1: "field 'conversations' is a number (3), wanted a list of messages"}
 
 
 class TestTools:

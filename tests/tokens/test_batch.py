@@ -1,19 +1,14 @@
 """Pieces of text -> rows of tokens: the exact ids, where BOS and special tokens go, and which records are left."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from beam_prep import testing
-from beam_prep.chat.apply import apply_template
-from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenizer import Tokenizer
 from tests.chars import (
     Chars,
     batch_of,
@@ -25,28 +20,6 @@ from tests.chars import (
     text,
     texts,
 )
-
-
-def test_ids_of_our_own_tokenizer_are_those_of_its_pieces_alone(tokenizer_path: str) -> None:
-    """By the Rust library itself: each message encoded alone, BOS (id 0) once in front of all."""
-    import tokenizers
-
-    backend = tokenizers.Tokenizer.from_file(str(Path(tokenizer_path, "tokenizer.json")))
-    tokenizer = Tokenizer.load(tokenizer_path)
-    said = [{"role": "user", "content": "How far is it?"}, {"role": "assistant", "content": " Not far."}]
-    outputs = (row(messages(), text("more")),)
-    records = testing.records([{"messages": said, "more": "Thanks!"}])
-    batch = tokenize(apply_template(records, outputs, chat_format_of(outputs, tokenizer, _rules())), tokenizer, 0)
-    parts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in said]
-    wanted = [0] + [id for part in [*parts, "Thanks!"] for id in backend.encode(part, add_special_tokens=False).ids]
-    assert batch["sequence"].to_lists() == [wanted]
-
-
-def _rules() -> Any:
-    from beam_prep.data.schema import TextRules
-
-    return TextRules()
-
 
 # BOS
 

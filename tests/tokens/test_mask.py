@@ -10,7 +10,6 @@ from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
-from beam_prep.data.schema import Column
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
 from beam_prep.tokens.rows import to_labels
@@ -110,15 +109,6 @@ def test_text_sections_are_trained_by_their_action_special_tokens_too() -> None:
     rows = [{"p": "ask", "r": "say"}, {"r": "say"}, {"p": "ask"}]
     batch = masked(rows, row(text("p", "mask"), text("r")))
     assert trained(batch) == ["_____say", "^say$", "_____"]
-
-
-def test_whether_there_is_a_mask_is_for_the_config_to_say() -> None:
-    rows = [{"r": "all"}]
-    assert "loss_mask" not in masked(rows, row(text("r"), mask=None)).columns
-    forced = masked(rows, row(text("r"), mask="forced"))
-    assert forced["forced"].to_lists() == [[1] * 5]
-    assert forced.schema["forced"] == Column("forced", "int32", 1, "mask", of="sequence")
-    assert list(forced.columns) == ["sequence", "forced"]
 
 
 # Policies

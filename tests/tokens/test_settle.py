@@ -59,15 +59,6 @@ def test_a_stored_integer_is_the_number_that_was_given(values: list[list[float]]
         assert batch["v"].to_lists() == [[int(v) for v in row] for row, fit in zip(values, fits, strict=True) if fit]
 
 
-def test_columns_take_the_dtype_of_the_config_or_their_own() -> None:
-    batch = store_as(made_of([[1, 300]], [[1, 0]]), {"sequence": "uint16"})
-    assert {name: (rows.flat.dtype.name, batch.schema[name].dtype) for name, rows in batch.columns.items()} == {
-        "sequence": ("uint16", "uint16"),
-        "loss_mask": ("int32", "int32"),
-    }
-    assert batch["sequence"].to_lists() == [[1, 300]]
-
-
 @pytest.mark.parametrize(("dtype", "ids"), [("int16", [5, 32768]), ("int8", [128, 1])])
 def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[int]) -> None:
     with pytest.raises(ValueError, match=f"column 'sequence' holds {max(ids)}, which does not fit {dtype}: use int32"):

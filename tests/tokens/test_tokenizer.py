@@ -18,7 +18,7 @@ import pytest
 
 from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
-from beam_prep.tokens import resolver, tokenizer_cache
+from beam_prep.tokens import resolver
 from beam_prep.tokens import tokenizer as module
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
 from tests.conftest import ROOT, SHARED, shared
@@ -352,17 +352,6 @@ def link_away(path: Path, folder: Path) -> None:
     (folder / "elsewhere").write_text("{}")
     path.unlink()
     path.symlink_to(folder / "elsewhere")
-
-
-def test_what_was_planted_before_the_first_run_is_replaced(tmp_path: Path, monkeypatch: Any) -> None:
-    """No note vouches for these files; their folder's name does not, either."""
-    right = Tokenizer.load(OURS)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    planted = tokenizer_cache.bundles() / right.fingerprint
-    shutil.copytree(right.folder, planted)
-    plant_other(planted / "tokenizer.json", tmp_path)
-    (planted / "more.txt").write_text("not ours")
-    assert Tokenizer.load(OURS).contents() == right.contents()
 
 
 def test_the_largest_id_is_that_of_the_vocabulary(folder: Path) -> None:
