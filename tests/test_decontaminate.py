@@ -222,18 +222,6 @@ def test_a_wrong_rule_is_refused_where_it_stands(rule: dict[str, Any], at: str) 
         PipelineConfig.from_dict(given)
 
 
-def test_one_name_and_a_list_of_it_are_the_same_config() -> None:
-    rules = [{"against": "a", "field": "q", "fields": "t"}, {"against": ["a"], "field": ["q"], "fields": ["t"]}]
-    section = {"sections": [{"field": "text", "action": "train"}]}
-    texts = {
-        json.dumps(PipelineConfig.from_dict({"input": section, "preprocessing": {"decontaminate": rule}}).canonical())
-        for rule in rules
-    }
-    assert len(texts) == 1
-    again = json.loads(texts.pop())
-    assert json.dumps(PipelineConfig.from_dict(again).canonical()) == json.dumps(again)
-
-
 def test_references_of_several_files_are_found_where_they_are_first(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('\n{"q": "one two three"}\n{"a": ["four five six", "x"]}\n')
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:

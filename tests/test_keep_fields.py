@@ -16,11 +16,10 @@ import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import BeamPrepError, ConfigError
+from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.source import source_lines
-from tests.conftest import tree
 from tests.test_configs import DIGESTS, digest
 
 HOLD = tuple(name for name in FORMAT_NAMES if name != "megatron")
@@ -142,16 +141,6 @@ def test_all_formats_hold_the_same(outputs: Callable[..., Path], shape: str) -> 
             assert np.atleast_1d(row["turn"]).tolist() == np.atleast_1d(wanted["turn"]).tolist(), name
 
 
-def test_all_formats_hold_booleans(made: Callable[..., Path], tmp_path: Path) -> None:
-    given = [{"text": "word " * (1 + n % 9), "good": [True, False, 1, 0, 1.0][n % 5]} for n in range(60)]
-    out = made(config([*FORMAT_NAMES], {"good": "bool"}), inputs=[written(tmp_path / "in.jsonl", given)])
-    bp.open(out).verify()
-    wanted = [bool(record["good"]) for record in given]
-    assert [row["good"] for row in bp.open(out)] == wanted
-    for name in FORMAT_NAMES:
-        assert [bool(row["good"]) for row in rows_of(out, name)] == wanted, name
-
-
 @pytest.mark.parametrize("shape", ["rows", "packed"])
 def test_the_bytes_are_those_of_earlier_versions(outputs: Callable[..., Path], shape: str) -> None:
     out = outputs(config(formats_of(shape), **SHAPES[shape]))
@@ -253,37 +242,6 @@ def test_every_kind_of_input_carries_its_ids(
     assert [json.loads(source_lines(ds, index)[0].text) for index in range(5)] == rows
 
 
-@pytest.mark.parametrize(
-    ("output", "preprocessing", "message"),
-    [
-        (
-            {"keep_fields": ["input_ids"]},
-            {},
-            "output.keep_fields: found 'input_ids'; the tokens have a column of this name",
-        ),
-        ({"keep_fields": ["file"], "provenance": True}, {}, "found 'file'; provenance adds a column of this name"),
-        ({"keep_fields": ["doc-id"]}, {}, "found 'doc-id', which is no name of letters, digits and '_'"),
-        ({"keep_fields": ["id", "ID"]}, {}, "found 'ID' beside column 'id'"),
-        ({"keep_fields": ["id"], "storage_format": "megatron"}, {}, "the format 'megatron' holds numbers alone"),
-        (
-            {"keep_fields": ["id"], "storage_format": "mds"},
-            {"packing_strategy": "bfd"},
-            "a packed row has a list of them, which the format 'mds' cannot hold",
-        ),
-        ({"provenance": True, "dtype": {"offset": "int32"}}, {}, "output.dtype.offset: found 'int32'; it cannot be"),
-    ],
-)
-def test_a_wrong_config_fails_by_name(output: dict[str, Any], preprocessing: dict[str, Any], message: str) -> None:
-    given = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": preprocessing,
-        "output": {"columns": "labels", **output},
-    }
-    with pytest.raises(ConfigError) as raised:
-        bp.PipelineConfig.from_dict(given)
-    assert message in str(raised.value)
-
-
 def test_batches_have_strings_as_lists(outputs: Callable[..., Path]) -> None:
     ds = bp.open(outputs(config(formats_of("rows"))))
     for rows in ([ds[0], ds[5]], ds[[0, 5]]):
@@ -345,32 +303,6 @@ def test_why_a_line_is_not_found(made: Callable[..., Path], outputs: Callable[..
     bare = bp.open(outputs(config(keep_fields={}, provenance=False)))
     with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
         source_lines(bare, 0)
-
-
-def test_a_replay_keeps_what_is_carried(made: Callable[..., Path], tmp_path: Path) -> None:
-    def chats(control: str) -> dict[str, Any]:
-        return {
-            "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
-            "mask": {"assistant": "train"},
-            "preprocessing": {"control_tokens": control},
-            "output": {"columns": "labels", "keep_fields": {"id": "string", "n": "int32"}, "provenance": True},
-        }
-
-    rows = [
-        {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}], "id": f"😀{n}", "n": n}
-        for n, said in enumerate(["a", "<|im_end|>", "c", "<|im_start|>", "e"])
-    ]
-    inputs = [written(tmp_path / "in.jsonl", rows)]
-    limits: dict[str, Any] = {"cache_dir": str(tmp_path / "token_cache"), "max_reject_rate": 1.0}
-    out = made(chats("reject"), inputs=inputs, **limits)
-    assert [row["n"] for row in bp.open(out)] == [0, 2, 4]
-    mended = bp.PipelineConfig.from_dict(chats("escape"))
-    done = bp.Replay(out, mended, output_dir=tmp_path / "again", **limits).run(LOCAL)
-    assert done.rows is not None
-    assert (done.rows.same, done.rows.changed) == (3, 0)
-    scratch = made(chats("escape"), "from scratch", inputs=inputs, max_reject_rate=1.0)
-    assert tree(tmp_path / "again") == tree(scratch)
-    assert [row["id"] for row in bp.open(tmp_path / "again")] == [row["id"] for row in rows]
 
 
 def test_a_format_refuses_what_it_cannot_hold() -> None:

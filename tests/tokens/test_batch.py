@@ -1,20 +1,14 @@
 """Pieces of text -> rows of tokens: the exact ids, where BOS and special tokens go, and which records are left."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from beam_prep import testing
-from beam_prep.chat.apply import apply_template
-from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenizer import Tokenizer
 from tests.chars import (
     Chars,
     batch_of,
@@ -26,28 +20,6 @@ from tests.chars import (
     text,
     texts,
 )
-
-
-def test_ids_of_our_own_tokenizer_are_those_of_its_pieces_alone(tokenizer_path: str) -> None:
-    """By the Rust library itself: each message encoded alone, BOS (id 0) once in front of all."""
-    import tokenizers
-
-    backend = tokenizers.Tokenizer.from_file(str(Path(tokenizer_path, "tokenizer.json")))
-    tokenizer = Tokenizer.load(tokenizer_path)
-    said = [{"role": "user", "content": "How far is it?"}, {"role": "assistant", "content": " Not far."}]
-    outputs = (row(messages(), text("more")),)
-    records = testing.records([{"messages": said, "more": "Thanks!"}])
-    batch = tokenize(apply_template(records, outputs, chat_format_of(outputs, tokenizer, _rules())), tokenizer, 0)
-    parts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in said]
-    wanted = [0] + [id for part in [*parts, "Thanks!"] for id in backend.encode(part, add_special_tokens=False).ids]
-    assert batch["sequence"].to_lists() == [wanted]
-
-
-def _rules() -> Any:
-    from beam_prep.data.schema import TextRules
-
-    return TextRules()
-
 
 # BOS
 
@@ -80,13 +52,6 @@ def test_a_tokenizer_without_bos_gives_none() -> None:
     assert not batch.counters
 
 
-def test_each_output_has_its_own_bos_and_a_doubled_row_is_counted_once_each() -> None:
-    sides = row(text("p"), messages("x"), name="one"), row(text("p"), messages("y"), name="two", mask="two_mask")
-    batch = batch_of([{"p": "p", "x": chat("u a"), "y": chat("u b")}], *sides)
-    assert (texts(batch, "one"), texts(batch, "two")) == (["^^p$u:a;"], ["^^p$u:b;"])
-    assert batch.counters["double_bos"].tolist() == [2]
-
-
 # Special tokens
 
 
@@ -101,19 +66,6 @@ def test_each_output_has_its_own_bos_and_a_doubled_row_is_counted_once_each() ->
 )
 def test_special_tokens_go_to_the_first_section_that_yields(record: dict[str, Any], wanted: str) -> None:
     assert texts(batch_of([record], row(text("a", "mask"), text("b")))) == [wanted]
-
-
-@pytest.mark.parametrize("value", [1, True, [], {"a": "b"}])
-def test_what_is_no_string_is_rejected_and_not_written_out(value: Any) -> None:
-    batch = batch_of([{"a": value, "b": "y"}], row(text("a"), text("b")))
-    assert outcomes(batch) == ["wrong_type"]
-    assert len(batch) == 0
-
-
-def test_messages_that_yield_take_the_special_tokens_from_the_text_behind_them() -> None:
-    sections = row(messages(), text("b"))
-    batch = batch_of([{"messages": chat("u q"), "b": "y"}, {"messages": [], "b": "y"}, {"b": "y"}], sections)
-    assert texts(batch) == ["^u:q;y", "^^y$", "^^y$"]
 
 
 def test_a_section_that_says_so_gets_special_tokens_anywhere() -> None:
@@ -137,22 +89,6 @@ class Picky(Chars):
 
     def encode(self, texts: Any, add_special_tokens: bool) -> Ragged:
         return super().encode([text.replace("#", "") for text in texts], add_special_tokens)
-
-
-def test_a_record_whose_text_has_no_token_is_empty_and_takes_its_segments_with_it() -> None:
-    batch = batch_of(
-        [{"a": "xx"}, {"a": "#"}, {"a": "yyy"}, {"a": "##"}, {"a": "z"}],
-        row(text("a", special=False)),
-        encoder=Picky(),
-    )
-    assert texts(batch) == ["xx", "yyy", "z"]
-    assert outcomes(batch) == ["", "empty", "", "empty", ""]
-    segments = batch.segments["sequence"]
-    assert list(zip(segments.start.tolist(), segments.stop.tolist(), segments.sequence.tolist(), strict=True)) == [
-        (0, 2, 0),
-        (2, 5, 1),
-        (5, 6, 2),
-    ]
 
 
 def test_segments_keep_their_places_where_rows_of_lists_go() -> None:
@@ -194,12 +130,6 @@ def test_a_record_needs_all_of_its_outputs_or_none(record: dict[str, Any], wante
     assert batch.line.tolist() == [line for line in range(3) if not wanted or line != 1]
 
 
-def test_a_missing_source_is_named() -> None:
-    outputs = row(text("x"), name="chosen", mask=None), row(text("y"), name="rejected", mask=None)
-    batch = batch_of([{"x": "a"}], *outputs)
-    assert batch.ledger.messages == {0: "nothing for 'rejected': 'y' absent or empty"}
-
-
 # Lists
 
 
@@ -221,32 +151,7 @@ def test_list_elements_keep_their_borders_and_empty_ones_their_place() -> None:
     assert outcomes(batch) == ["", "missing_source", ""]
 
 
-def test_lists_and_values_of_different_lengths_are_rejected() -> None:
-    batch = batch_of([{"responses": ["a", "b"], "rewards": [1]}, {"responses": ["a"], "rewards": [1]}], *lists())
-    assert outcomes(batch) == ["count_mismatch", ""]
-
-
-def test_a_list_of_conversations_renders_each_alone_without_bos() -> None:
-    outputs = row(messages("r"), name="r", kind="list", mask="m")
-    batch = batch_of([{"r": [chat("u a", "a b"), [], chat("a c")]}, {"r": [[]]}], outputs)
-    assert texts(batch, "r") == [["u:a;a:b;", "", "a:c;"]]
-    assert outcomes(batch) == ["", "empty"]
-
-
-def test_double_bos_of_list_elements_counts_their_row_once() -> None:
-    outputs = row(text("r", special=True), name="r", kind="list", mask="m")
-    batch = batch_of([{"r": ["a"]}, {"r": ["^a", "^b", "c"]}, {"r": ["d", "^e"]}], outputs)
-    assert batch.counters["double_bos"].tolist() == [0, 1, 1]
-
-
 # Encoding
-
-
-def test_a_block_without_records_has_every_column() -> None:
-    batch = batch_of([b"{", b"", b"[]"], *lists(), row(messages(), name="p", mask="pm"))
-    assert outcomes(batch) == ["bad_json", "blank", "not_an_object"]
-    assert {name: rows.to_lists() for name, rows in batch.columns.items()} == {"responses": [], "rewards": [], "p": []}
-    assert {name: rows.depth for name, rows in batch.columns.items()} == {"responses": 2, "rewards": 1, "p": 1}
 
 
 # Batch
@@ -288,9 +193,3 @@ def test_two_consumers_of_one_batch_have_ledgers_of_their_own() -> None:
     rendered = render([{"messages": chat("s x")}], row(messages()), template="")
     assert outcomes(tokenize(rendered, Chars(), None)) == ["empty"]
     assert outcomes(rendered) == [""]
-
-
-def test_a_row_says_where_it_comes_from() -> None:
-    lines = [json.dumps({"a": "x"}), json.dumps({"a": "yy"})]
-    batch = batch_of(lines, row(text("a")))
-    assert batch.where(1) == f"test.jsonl (byte offset {len(lines[0]) + 1})"

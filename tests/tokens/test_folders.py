@@ -4,7 +4,6 @@ import importlib.util
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
+from beam_prep.sample.sample import prepare
 from beam_prep.tokens import resolver
 from beam_prep.tokens.resolver import one_template
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -86,10 +86,6 @@ def test_templates_in_the_folder_below_are_named_by_their_files(tmp_path: Path) 
     assert sorted(tokenizer.chat_templates) == ["default", "rag"]
     assert tokenizer.with_template("rag").chat_template == "{{ 'rag' }}"
     assert tokenizer.chat_template == (OURS / "chat_template.jinja").read_text()
-
-
-def test_a_name_that_no_template_has_is_answered_with_the_names(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(with_templates(tmp_path / "made", default="{{ 1 }}", rag="{{ 2 }}"))
     with pytest.raises(TokenizerError, match=r"found 'rags', .* named 'default', 'rag' .*rags\.jinja"):
         tokenizer.with_template("rags")
     with pytest.raises(TokenizerError, match="this tokenizer has no named templates"):
@@ -103,17 +99,14 @@ def test_named_templates_without_a_default_one_are_listed(tmp_path: Path) -> Non
     assert tokenizer.with_template("tool_use").chat_template == "{{ 2 }}"
 
 
-def test_a_run_renders_with_the_template_that_its_config_names(run: Callable[..., Any], tmp_path: Path) -> None:
-    named = {
-        "default": TEMPLATES["default"],
-        "brief": "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}",
-    }
-    folder = with_templates(tmp_path / "made", **named)
+def test_a_config_names_the_template_that_renders(tmp_path: Path) -> None:
+    brief = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
+    tokenizer = Tokenizer.load(with_templates(tmp_path / "made", default=TEMPLATES["default"], brief=brief))
     sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
     config = {"input": {"sections": sections, "chat_template": "brief"}, "mask": {"assistant": "train"}}
-    rows: Any = bp.open(run(config, [{"messages": CHAT}], tokenizer_path=folder).output)
-    assert rows.tokenizer.decode(rows[0]["sequence"]) == "user=Hi  ;assistant=Hello.\n;"
-    assert rows.tokenizer.chat_template == named["brief"]
+    block = bp.testing.records([{"messages": CHAT}])
+    (ids,) = prepare(block, bp.PipelineConfig.from_dict(config), tokenizer)["sequence"].to_lists()
+    assert tokenizer.decode(ids) == "user=Hi  ;assistant=Hello.\n;"
 
 
 def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
-from beam_prep.data.schema import Column
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
 from beam_prep.tokens.rows import to_labels
@@ -72,15 +71,6 @@ def test_last_is_found_across_the_sections_of_a_row() -> None:
     assert trained(batch) == ["_____________a:4;", "_____a:4;", "_____a:2;____"]
 
 
-def test_roles_of_one_block_do_not_mix_across_outputs() -> None:
-    """Both sides share the block's list of roles; each has its own segments."""
-    sides = row(messages("x"), name="x", mask="mx"), row(messages("y"), name="y", mask="my")
-    rows = [{"x": chat("t 1", "a 2"), "y": chat("a 3", "u 4")}]
-    batch = masked(rows, *sides, roles={"assistant": "train"})
-    assert trained(batch, "x", "mx") == ["_____a:2;"]
-    assert trained(batch, "y", "my") == ["_a:3;____"]
-
-
 # A message's own word
 
 
@@ -121,24 +111,6 @@ def test_text_sections_are_trained_by_their_action_special_tokens_too() -> None:
     assert trained(batch) == ["_____say", "^say$", "_____"]
 
 
-def test_a_fully_trained_record_beside_masked_ones_has_a_mask_of_ones() -> None:
-    """No golden shows it: the reference leaves such a record's mask out and pads it with zeros."""
-    rows = [{"messages": chat("u q", "a b")}, {"r": "all"}, {"messages": chat("u q", "a c")}, {"r": "of it"}]
-    batch = masked(rows, row(messages(), text("r", special=False)), roles={"assistant": "train"}, bos=None)
-    assert trained(batch) == ["____a:b;", "all", "____a:c;", "of it"]
-    assert batch["loss_mask"].to_lists()[1] == [1, 1, 1]
-    assert batch["loss_mask"].lengths.tolist() == batch["sequence"].lengths.tolist()
-
-
-def test_whether_there_is_a_mask_is_for_the_config_to_say() -> None:
-    rows = [{"r": "all"}]
-    assert "loss_mask" not in masked(rows, row(text("r"), mask=None)).columns
-    forced = masked(rows, row(text("r"), mask="forced"))
-    assert forced["forced"].to_lists() == [[1] * 5]
-    assert forced.schema["forced"] == Column("forced", "int32", 1, "mask", of="sequence")
-    assert list(forced.columns) == ["sequence", "forced"]
-
-
 # Policies
 
 
@@ -152,12 +124,6 @@ def test_a_policy_is_a_function_on_segments() -> None:
 def test_a_policy_that_gives_something_else_is_named(answer: Any) -> None:
     with pytest.raises(ValueError, match=r"a mask policy gives bool \[5\], one a segment"):
         build_mask(batch_of([{"messages": TALK}], row(messages())), lambda segments: np.array(answer))
-
-
-def test_masks_are_built_once() -> None:
-    batch = masked([{"messages": TALK}], row(messages()))
-    with pytest.raises(ValueError, match="BuildMask comes once, directly after Tokenize"):
-        build_mask(batch, RoleMask({}))
 
 
 segments_of = st.lists(

@@ -11,9 +11,8 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.shards.layout import store_as
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.rows import to_labels
-from tests.chars import batch_of, outcomes, row, text
+from tests.chars import outcomes
 from tests.tokens.batches import made_of
 
 
@@ -60,15 +59,6 @@ def test_a_stored_integer_is_the_number_that_was_given(values: list[list[float]]
         assert batch["v"].to_lists() == [[int(v) for v in row] for row, fit in zip(values, fits, strict=True) if fit]
 
 
-def test_columns_take_the_dtype_of_the_config_or_their_own() -> None:
-    batch = store_as(made_of([[1, 300]], [[1, 0]]), {"sequence": "uint16"})
-    assert {name: (rows.flat.dtype.name, batch.schema[name].dtype) for name, rows in batch.columns.items()} == {
-        "sequence": ("uint16", "uint16"),
-        "loss_mask": ("int32", "int32"),
-    }
-    assert batch["sequence"].to_lists() == [[1, 300]]
-
-
 @pytest.mark.parametrize(("dtype", "ids"), [("int16", [5, 32768]), ("int8", [128, 1])])
 def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[int]) -> None:
     with pytest.raises(ValueError, match=f"column 'sequence' holds {max(ids)}, which does not fit {dtype}: use int32"):
@@ -78,11 +68,3 @@ def test_ids_beyond_their_dtype_end_the_run_with_the_id(dtype: str, ids: list[in
 def test_labels_that_a_dtype_cannot_hold_are_named_by_value() -> None:
     with pytest.raises(ValueError, match="column 'labels' holds -100, which does not fit uint16"):
         store_as(to_labels(made_of([[5, 6]], [[0, 1]]), shift=False), {"labels": "uint16"})
-
-
-def test_lists_of_lists_are_stored_with_their_borders() -> None:
-    outputs = row(text("r"), name="r", kind="list", mask="m")
-    batch = store_as(build_mask(batch_of([{"r": ["ab", "", "c"]}], outputs), RoleMask({})), {"r": "int16", "m": "bool"})
-    assert batch["r"].to_lists() == [[[97, 98], [], [99]]]
-    assert batch["r"].flat.dtype == np.int16
-    assert batch["m"].to_lists() == [[[1, 1], [], [1]]]

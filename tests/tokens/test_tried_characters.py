@@ -5,7 +5,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given
 
 from beam_prep.data.ragged import Array, Ragged
@@ -64,12 +63,3 @@ def test_texts_with_others_are_those_that_have_one(texts: list[str], latin: int)
     calls: list[str] = []
     assert others(texts, calls) == [place for place, text in enumerate(texts) if wanted(text)]
     assert len(calls) == len(set(calls))
-
-
-@pytest.mark.long
-def test_every_character_alone_is_told_from_those_that_are_trusted() -> None:
-    points = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-    texts = list(map(chr, points))
-    found = np.zeros(len(texts), bool)
-    found[others(texts, [])] = True
-    assert found.tolist() == list(map(wanted, texts))
