@@ -89,23 +89,6 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
     assert f"{OUTPUT}/manifest.json" in names()
 
 
-def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = StoredOutput.check_claim
-
-    def meanwhile(self: StoredOutput) -> None:
-        monkeypatch.setattr(StoredOutput, "check_claim", check)
-        self.claims.end()  # as if its lease had passed
-        claim(launch())
-        check(self)
-
-    monkeypatch.setattr(StoredOutput, "check_claim", meanwhile)
-    with pytest.raises(Exception, match=f"another job has claimed {OUTPUT}"):
-        run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
-    assert names(f"{OUTPUT}/") == []
-
-
 def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
