@@ -5,7 +5,6 @@ import gzip
 import json
 import logging
 import os
-import pty
 import random
 import subprocess
 import sys
@@ -224,26 +223,6 @@ def test_a_log_has_no_control_characters_and_begins_before_beam_is_imported(fold
     assert run.returncode == 0
     assert said.decode().splitlines()[0].startswith("beam-prep run: loading Beam and the tokenizer ")
     assert not set(said) & (set(range(32)) - {10})
-
-
-@pytest.mark.long
-def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> None:
-    master, slave = pty.openpty()
-    run = start("-o", str(folder / "out"), stdout=slave, stderr=slave, stdin=slave)
-    os.close(slave)
-    said = b""
-    while True:
-        try:
-            data = os.read(master, 4096)
-        except OSError:
-            break
-        if not data:
-            break
-        said += data
-    os.close(master)
-    assert run.wait() == 0
-    assert b"tokenise" in said
-    assert said.count(b"\x1b[?25l") == said.count(b"\x1b[?25h") > 0  # the cursor is hidden, and shown again
 
 
 def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

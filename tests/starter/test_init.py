@@ -251,12 +251,6 @@ def test_a_stranger_among_known_speakers_is_not_trained(start: Start) -> None:
     assert "'narrator'" in told
 
 
-def test_a_role_that_no_template_knows_is_said(start: Start) -> None:
-    config, _, told = start([{"messages": says(user=f"Where is {n}?", gpt=f"At {n}.")} for n in range(9)])
-    assert config["mask"] == {"gpt": "train"}
-    assert "answers have the role 'gpt', not 'assistant'" in told
-
-
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """The folder of a tokenizer without a chat template."""
