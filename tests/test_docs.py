@@ -22,7 +22,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_prep
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
-from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT
 from tools.config_page import PAGES as TABLES
@@ -137,26 +136,6 @@ def test_tables_that_are_made_from_the_code_are_up_to_date(name: str) -> None:
 
 def test_every_field_of_the_config_is_in_a_table() -> None:
     assert {path.strip("`") for path, *_ in table_rows("docs/config.md", "path")} == rows().keys()
-
-
-def test_every_option_of_a_run_is_in_the_docs_with_its_default() -> None:
-    rows = {
-        name.split("`")[1].strip("-"): default.strip("`") for name, default, _ in table_rows("docs/config.md", "option")
-    }
-    assert rows.keys() == {option.name for option in OPTIONS}
-    for option in OPTIONS:
-        if option.required:
-            assert rows[option.name] == "required"
-        elif option.default is not None:
-            assert option.parse(rows[option.name]) == option.default, option.name
-
-
-def test_the_config_error_in_the_docs_is_a_real_one() -> None:
-    typo = '{"input": {"sections": [{"feild": "messages", "action": "$role", "template": true}]}}'
-    with pytest.raises(beam_prep.errors.ConfigError) as raised:
-        PipelineConfig.from_text(typo, "typo.json")
-    told = texts("text", "docs/config.md")[0]
-    assert sorted(f"beam-prep: {raised.value}\n".splitlines()) == sorted(told.splitlines())
 
 
 # All pages.

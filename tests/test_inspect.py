@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.data.schema import Column
-from beam_prep.errors import BeamPrepError, FormatError, InputError, RunError, TokenizerError
+from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.inspect.output import cat, inspect
 from beam_prep.inspect.rows import render, render_row
 from beam_prep.inspect.sequences import RowDisplay
@@ -465,26 +464,6 @@ def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: p
     assert "columns: tokens, labels, position_ids, seq_lengths; labels: unshifted\n" in out
     assert "packing: bfd, 100 tokens a row; here each document is shown alone\n" in out
     assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
-
-
-def test_preview_fails_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, chat = _file(tmp_path, GOOD), str(ROOT / "configs" / "sft_chat.json")
-    bare = shutil.copytree(TOKENIZER, tmp_path / "bare")
-    (bare / "chat_template.jinja").unlink()
-    short = json.loads(Path(INSTRUCTION).read_text())
-    short["preprocessing"] |= {"max_seq_len": 4, "truncation_mode": "error"}
-    cases: list[tuple[type[BeamPrepError], str, tuple[Any, ...]]] = [
-        (InputError, "no such input: ", (str(tmp_path / "none.jsonl"), INSTRUCTION, TOKENIZER)),
-        (InputError, "is a directory", (str(tmp_path), INSTRUCTION, TOKENIZER)),
-        (TokenizerError, "no chat template", (source, chat, bare)),
-        (RunError, "longer than max_seq_len 4", (source, PipelineConfig.from_dict(short), TOKENIZER)),
-        (BeamPrepError, "--count is -1", (source, INSTRUCTION, TOKENIZER, -1)),
-    ]
-    for kind, message, arguments in cases:
-        with pytest.raises(kind) as caught:
-            preview(*arguments[:3], **dict(zip(["count"], arguments[3:], strict=False)))
-        assert message in str(caught.value)
-        assert capsys.readouterr().out == ""
 
 
 def test_wrong_combinations_say_what_to_type(

@@ -479,9 +479,3 @@ def test_impossible_rows_are_found_in_an_output(output: Path, told: Told) -> Non
     assert re.fullmatch(
         rf"near: shard 0 \(bin\): row \d+ of 'sequence' holds 1000000, wanted ids from 0 to {most}", problem
     )
-
-
-def test_every_check_is_in_the_docs() -> None:
-    page = (ROOT / "docs" / "formats.md").read_text()
-    section = page.partition("## verify")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [each.find.__name__ for each in CHECKS]
