@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-import logging
 import os
 import random
 import subprocess
@@ -236,38 +235,6 @@ def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPa
     shown.ask(fails)
     with shown:
         assert asked.wait(30)
-
-
-def test_a_log_has_a_line_soon_and_then_one_every_half_minute(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock()
-    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
-
-    class Ticks:
-        """Takes no time: each wait moves the clock."""
-
-        def __init__(self) -> None:
-            self.waits = 0
-
-        def wait(self, seconds: float) -> bool:
-            clock.now += max(seconds, 0.01)
-            self.waits += 1
-            if clock.now > 150 and shown.state().phase != "write":
-                report_block(str(folder), Counts(plans=1, planned=5))
-            return clock.now > 200
-
-    monkeypatch.setattr(shown, "stopped", Ticks())
-    with caplog.at_level(logging.INFO, "beam_prep"):
-        shown.watch_log()
-    assert [line.split(":")[0] for line in caplog.messages] == [
-        "tokenise 0%",
-        "tokenise 0%",
-        "tokenise",
-        "write 0%",
-        "write 0%",
-    ]
-    assert caplog.messages[2].startswith("tokenise: done in 50 s")
 
 
 def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:

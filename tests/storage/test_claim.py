@@ -19,7 +19,6 @@ from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
@@ -211,20 +210,6 @@ def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
     objects.put(mine.claims.path, text)
     with pytest.raises(LockedError, match=r"is not a claim of this version of beam_prep: type: rm mem://"):
         claim(mine)
-
-
-def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = store.put
-
-    def lost(*given: Any) -> None:
-        monkeypatch.setattr(store, "put", put)
-        put(*given)
-        raise StoreUnavailable("the connection was closed")
-
-    monkeypatch.setattr(store, "put", lost)
-    mine = launch()
-    assert claim(mine) is None
-    assert claimed_by() == mine.staging.launch
 
 
 def test_of_many_launches_on_a_disk_one_wins(tmp_path: Path) -> None:
