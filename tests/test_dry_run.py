@@ -55,15 +55,6 @@ def test_an_added_file(jobs: Jobs) -> None:
     )
 
 
-def test_all_blocks_there(jobs: Jobs) -> None:
-    jobs.run()
-    (jobs.inputs / "b.jsonl").write_text(texts("second", 900))
-    jobs.run("other")
-    said = asked(jobs)
-    assert (said.reused, said.cache_bytes) == (said.blocks, 0)
-    assert said.shards_linked == jobs.run()["shards_linked"] > 1
-
-
 def test_which_fact_changed(jobs: Jobs) -> None:
     jobs.run()
     config = {**CONFIG, "preprocessing": {"max_seq_len": 40}}

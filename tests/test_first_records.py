@@ -126,29 +126,3 @@ def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pyte
     assert len(told) == 1
     assert f"in.jsonl: in the first 3 records, {SAYS.format('assistant')}" in told[0]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told[0].removeprefix("warning: ")
-
-
-def test_a_run_says_at_most_five_of_what_its_first_records_show(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = {"role": "assistant", "content": "For the sea.", "reasoning_content": "Hm."}
-    row = {"messages": [{"role": "user", "content": "[INST] Why?"}, answer], "tools": [{"type": "function"}]}
-    (tmp_path / "in.jsonl").write_text(json.dumps({**row, "label": False}) + "\n")
-    config = made(BARE, {"assistant": "train", "gpt": "train"})
-    job = bp.Pipeline(config, tmp_path / "in.jsonl", tmp_path / "out", ROOT / "examples" / "tokenizer")
-    with caplog.at_level(logging.INFO, "beam_prep"):
-        job.run()
-    told = [record.getMessage() for record in caplog.records]
-    start = told[: next(place for place, line in enumerate(told) if "beam-prep audit" in line) + 1]
-    assert sum(line.startswith("warning: ") for line in start) == 5
-    assert start[-1].startswith("1 more are in run.json; `beam-prep audit` of these files")
-    warnings = json.loads((tmp_path / "out" / "run.json").read_text())["warnings"]
-    parts = (
-        "marked as bad",
-        "markup of another chat format",
-        "no end token",
-        "writes no reasoning",
-        "'gpt'",
-        "write the tools",
-    )
-    assert all(any(part in warning for warning in warnings) for part in parts)

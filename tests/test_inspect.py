@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +16,7 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.data.schema import Column
-from beam_prep.errors import BeamPrepError, FormatError, InputError, RunError, TokenizerError
-from beam_prep.formats import FORMATS
+from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.inspect.output import cat, inspect
 from beam_prep.inspect.rows import render, render_row
 from beam_prep.inspect.sequences import RowDisplay
@@ -248,24 +246,6 @@ def test_lengths_that_are_not_those_of_the_row_are_an_error() -> None:
         by_hand((IDS, [5, 6, 7]), (LABELS, [5, 6, 7]), (LENGTHS, [2, 2]))
 
 
-def test_pairs_stand_side_by_side_where_there_is_room(preferences: Dataset) -> None:
-    assert render(preferences, 0, marks=True, width=100).plain == (
-        "━━ record 0 · domain __default__ · 77 tokens, 33 trained (42.9%)\n"
-        "── both begin with 22 tokens\n"
-        "<|bos|><|im_start|>user\n"
-        "What is the boiling point of water at sea level in Celsius?<|im_end|>\n"
-        "\n"
-        "── chosen: 33 tokens, 11 trained (33.3%)         │ ── rejected: 44 tokens, 22 trained (50.0%)\n"
-        "⟦<|im_start|>assistant                           │ ⟦<|im_start|>assistant\n"
-        "100 °C.<|im_end|>                                │ It depends on many factors, so it is difficult\n"
-        "⟧                                                │ to say.<|im_end|>\n"
-        "                                                 │ ⟧"
-    )
-    stacked = render(preferences, 0, marks=True, width=99).plain
-    assert stacked == render(preferences, 0, marks=True).plain
-    assert "│" not in stacked
-
-
 def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     names = ("chosen", "rejected")
     schema = tuple(
@@ -363,27 +343,20 @@ def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset, capsys: py
 def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    storage = {"storage_format": name, "max_tokens_per_shard": 4_000, "domain_key": "domain"}
+    storage = {"storage_format": name, "max_tokens_per_shard": 4_000}
     output = make(tmp_path, "sft_chat", example("chat"), output=storage)
-    many, one = output, output.domain(output.domains[2])
-    assert len(many.manifest["shards"]) > 16
-    for rows, domain in ((many, []), (one, ["--domain", output.domains[2]])):
-        assert main(["inspect", str(output.path), *domain]) == 0
-        out = capsys.readouterr().out
-        shown = {int(number): why for number, why in re.findall("━━ record ([0-9]+) · (.*?) · domain", out)}
-        assert next(iter(shown)) == 0
-        whys = [re.sub(" in bytes| of 16 shards", "", why) for why in shown.values()]
-        assert whys.count("drawn") == min(3, len(rows) - len(set(whys) - {"drawn"}))
-        named = [each for why in whys if why != "drawn" for each in why.split(", ")]
-        assert (named[0], sorted(named[1:])) == ("the first", ["the longest", "the shortest"])
-        assert (" of 16 shards" in out) == (rows is many)
-        assert (" in bytes" in out) == (FORMATS[name].sizes_in == "bytes")
-        if rows is one and FORMATS[name].sizes_in == "values":
-            lengths = [len(row["sequence"]) for row in rows]
-            at = {each: lengths[number] for number, why in shown.items() for each in why.split(", ")}
-            assert (at["the shortest"], at["the longest"]) == (min(lengths), max(lengths))
-        inspect(output.path, domain=domain[1] if domain else None)
-        assert capsys.readouterr().out == out  # always the same
+    assert len(output.manifest["shards"]) > 16
+    assert main(["inspect", str(output.path)]) == 0
+    out = capsys.readouterr().out
+    shown = {int(number): why for number, why in re.findall("━━ record ([0-9]+) · (.*?) · domain", out)}
+    assert next(iter(shown)) == 0
+    whys = [re.sub(" in bytes| of 16 shards", "", why) for why in shown.values()]
+    assert whys.count("drawn") == 3
+    named = [each for why in whys if why != "drawn" for each in why.split(", ")]
+    assert (named[0], sorted(named[1:])) == ("the first", ["the longest", "the shortest"])
+    assert (" in bytes" in out) == (name == "tfrecord")
+    inspect(output.path)
+    assert capsys.readouterr().out == out  # always the same
 
 
 # cat
@@ -493,26 +466,6 @@ def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: p
     assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
 
 
-def test_preview_fails_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, chat = _file(tmp_path, GOOD), str(ROOT / "configs" / "sft_chat.json")
-    bare = shutil.copytree(TOKENIZER, tmp_path / "bare")
-    (bare / "chat_template.jinja").unlink()
-    short = json.loads(Path(INSTRUCTION).read_text())
-    short["preprocessing"] |= {"max_seq_len": 4, "truncation_mode": "error"}
-    cases: list[tuple[type[BeamPrepError], str, tuple[Any, ...]]] = [
-        (InputError, "no such input: ", (str(tmp_path / "none.jsonl"), INSTRUCTION, TOKENIZER)),
-        (InputError, "is a directory", (str(tmp_path), INSTRUCTION, TOKENIZER)),
-        (TokenizerError, "no chat template", (source, chat, bare)),
-        (RunError, "longer than max_seq_len 4", (source, PipelineConfig.from_dict(short), TOKENIZER)),
-        (BeamPrepError, "--count is -1", (source, INSTRUCTION, TOKENIZER, -1)),
-    ]
-    for kind, message, arguments in cases:
-        with pytest.raises(kind) as caught:
-            preview(*arguments[:3], **dict(zip(["count"], arguments[3:], strict=False)))
-        assert message in str(caught.value)
-        assert capsys.readouterr().out == ""
-
-
 def test_wrong_combinations_say_what_to_type(
     tmp_path: Path, chats: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -523,8 +476,6 @@ def test_wrong_combinations_say_what_to_type(
         ([source, *config], f"--config without --tokenizer_path; {before}"),
         ([source, *tokenizer], f"--tokenizer_path without --config; to see files before a run, {before}"),
         ([source], f"{source} is a file, not an output; to see it before a run, {before}"),
-        ([out, out], f"found 2 paths, wanted one output; to see files before a run, {before}"),
-        ([out, *tokenizer], f"{out} is an output and keeps its tokenizer; type: beam-prep inspect {out}\n"),
         (
             [out, *config, *tokenizer],
             f"--config is for files before a run, and {out} is an output; type: beam-prep inspect {out}\n",

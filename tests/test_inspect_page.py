@@ -142,28 +142,6 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
     assert "Roles are not shown" in page.head["no_roles"]
 
 
-HOSTILE = (
-    "</script><script>alert(1)</script> <!-- <script> ]]> &amp; \u2028\u2029 \u202eevil\u2066 \x00\x1b[31m "
-    "\ufeff\u200b \U000e0041"
-)
-
-
-def test_texts_neither_end_the_script_nor_hide(paged: Callable[..., Any]) -> None:
-    records = [
-        {"prompt": HOSTILE, "response": "ok", "domain": "<b>\u202e"},
-        {"prompt": HOSTILE, "response": 3, "domain": "x"},
-    ]
-    output, page = paged(config("sft_instruction", output={"domain_key": "domain"}), records)
-    tags = Scripts(page.text).tags
-    assert tags.count("script") == 4
-    assert "b" not in tags
-    assert not set(page.text) & {chr(code) for code in VISIBLE}
-    (row,), (reject,) = page.of(None), page.of("rejected")
-    assert HOSTILE.translate(VISIBLE) in page.text_of(row["parts"][0])
-    assert row["domain"] == output.domains[0].translate(VISIBLE)
-    assert "</script>" in reject["text"]
-
-
 @given(st.lists(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>!-/&\u2028\u202e\ud800\r\n"))))
 def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("any") / "page.html"
@@ -297,8 +275,6 @@ def test_only_pages_are_replaced_and_only_when_they_are_whole(
         assert message in capsys.readouterr().err
     assert other.read_text() == "mine"
     inspect(output, html=page)
-    inspect(output, html=page, count=1)
-    assert len(Page(page).rows) == 1
 
     def stops() -> Iterator[LeftOut]:
         yield LeftOut("", "rejected", "", "", "")

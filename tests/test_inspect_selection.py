@@ -132,14 +132,6 @@ def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str
     assert shown(*shlex.split(command)).count("· dropped: empty") == 2
 
 
-def test_ids_stand_in_front_of_their_tokens(output: Dataset, shown: Callable[..., str]) -> None:
-    assert output.tokenizer is not None
-    text = shown(output.path, "--record", 0, "--ids")
-    ids = output[0]["sequence"].tolist()
-    assert [int(found) for found in re.findall("‹([0-9]+)›", text)] == ids
-    assert re.sub("‹[0-9]+›|[⟦⟧]", "", text.partition("━━")[2].partition("\n")[2]).strip() == output.decode(0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

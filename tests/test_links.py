@@ -30,11 +30,8 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["to a folder", "to nothing yet"])
-def test_an_output_that_is_a_link_is_followed(source: Path, tmp_path: Path, there: bool) -> None:
+def test_an_output_that_is_a_link_is_followed(source: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    if there:
-        (tmp_path / "disk" / "data").mkdir()
     link = tmp_path / "out"
     link.symlink_to(tmp_path / "disk" / "data")
     assert run(source, link) == str(tmp_path / "disk" / "data")
@@ -53,11 +50,3 @@ def test_a_job_through_a_linked_folder_finds_the_lock(source: Path, tmp_path: Pa
     with first.claim().claims.locked(), pytest.raises(LockedError, match=r"another job is writing .*/disk/out"):
         run(source, tmp_path / "link" / "out")
     run(source, tmp_path / "link" / "out")
-
-
-def test_versions_of_an_output_that_is_a_link(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "disk")
-    run(source, tmp_path / "out", keep_versions=2, version_name="a")
-    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["a", "latest"]
-    assert len(bp.open(tmp_path / "out")) == 9

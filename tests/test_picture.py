@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import beam_prep as bp
-from beam_prep.inspect.picture import DARK, LIGHT, lines_of, picture
+from beam_prep.inspect.picture import LIGHT, lines_of, picture
 from beam_prep.inspect.screen import TRAINED
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence
 from tests.conftest import ROOT
@@ -93,20 +93,6 @@ def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> 
     assert texts_of(svg, trained=True) == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
     shapes = [each.get("fill") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
     assert (shapes.count(LIGHT["marker"]), shapes.count(LIGHT["trained"])) == (2, 1)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_texts_can_be_read_on_their_backgrounds(colours: dict[str, str]) -> None:
-    """The contrast that WCAG 2 asks for: 4.5 for text, 3 for lines."""
-    for text, ground, wanted in (("ink", "paper", 4.5), ("trained", "marker", 4.5), ("line", "paper", 3)):
-        low, high = sorted(luminance(colours[name]) for name in (text, ground))
-        assert (high + 0.05) / (low + 0.05) >= wanted, (text, ground)
 
 
 def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> None:

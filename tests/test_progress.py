@@ -3,15 +3,12 @@
 import bz2
 import gzip
 import json
-import logging
 import os
-import pty
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -226,26 +223,6 @@ def test_a_log_has_no_control_characters_and_begins_before_beam_is_imported(fold
     assert not set(said) & (set(range(32)) - {10})
 
 
-@pytest.mark.long
-def test_a_terminal_shows_the_phases_and_is_clean_at_the_end(folder: Path) -> None:
-    master, slave = pty.openpty()
-    run = start("-o", str(folder / "out"), stdout=slave, stderr=slave, stdin=slave)
-    os.close(slave)
-    said = b""
-    while True:
-        try:
-            data = os.read(master, 4096)
-        except OSError:
-            break
-        if not data:
-            break
-        said += data
-    os.close(master)
-    assert run.wait() == 0
-    assert b"tokenise" in said
-    assert said.count(b"\x1b[?25l") == said.count(b"\x1b[?25h") > 0  # the cursor is hidden, and shown again
-
-
 def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     asked = threading.Event()
 
@@ -258,38 +235,6 @@ def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPa
     shown.ask(fails)
     with shown:
         assert asked.wait(30)
-
-
-def test_a_log_has_a_line_soon_and_then_one_every_half_minute(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock()
-    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
-
-    class Ticks:
-        """Takes no time: each wait moves the clock."""
-
-        def __init__(self) -> None:
-            self.waits = 0
-
-        def wait(self, seconds: float) -> bool:
-            clock.now += max(seconds, 0.01)
-            self.waits += 1
-            if clock.now > 150 and shown.state().phase != "write":
-                report_block(str(folder), Counts(plans=1, planned=5))
-            return clock.now > 200
-
-    monkeypatch.setattr(shown, "stopped", Ticks())
-    with caplog.at_level(logging.INFO, "beam_prep"):
-        shown.watch_log()
-    assert [line.split(":")[0] for line in caplog.messages] == [
-        "tokenise 0%",
-        "tokenise 0%",
-        "tokenise",
-        "write 0%",
-        "write 0%",
-    ]
-    assert caplog.messages[2].startswith("tokenise: done in 50 s")
 
 
 def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
@@ -306,37 +251,3 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
         "rejected": 0,
         "tokens": totals["tokens"]["input_ids"],
     }
-
-
-def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks() -> None:
-    jobs = [
-        {"name": "beamprep-1", "state": "FINISHED", "tasks": {"total": 9, "finished": 9}},
-        {"name": "beamprep-1", "state": "RUNNING", "tasks": {"total": 9, "finished": 4}},
-        {"name": "another", "state": "RUNNING", "tasks": {"total": 5, "finished": 5}},
-    ]
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/jobs/overview" else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps({"jobs": jobs}).encode())
-
-        def log_message(self, *words: Any) -> None:
-            pass
-
-    class Job:
-        """A job of Beam's job server, which answers no question about metrics before its end."""
-
-        job_id = "beamprep-1_0c2f"
-
-        def metrics(self) -> None:
-            raise NotImplementedError
-
-    with HTTPServer(("localhost", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master=localhost:{server.server_port}"])
-        assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
-        jobs.clear()
-        assert counters_of(Job(), options) == {}
-        server.shutdown()
-    assert counters_of(Job(), options) == {}  # it does not answer any more

@@ -5,7 +5,6 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
 
 import beam_prep as bp
@@ -194,20 +193,6 @@ def test_inputs_that_changed_are_refused(jobs: Jobs) -> None:
     path.unlink()
     with pytest.raises(InputError, match="no such input"):
         jobs.replay(config(MENDED))
-
-
-def test_what_is_no_output_of_a_config_is_refused(jobs: Jobs) -> None:
-    with pytest.raises(OutputError, match=r"no output to replay: .*nothing: no such directory"):
-        Replay(jobs.folder / "nothing")
-    path = jobs.write([{"text": "Hello"}])
-    output = bp.Output("ids", "ids", (bp.Section("text", "train"),))
-    tokenizer = bp.Tokenizer.load(jobs.tokenizer)
-    with beam.Pipeline("FnApiRunner") as pipeline:
-        records = pipeline | bp.ReadJSONL(str(path))
-        batches = records | bp.ApplyTemplate([output], tokenizer) | bp.Tokenize(tokenizer) | bp.BuildMask(bp.RoleMask())
-        _ = batches | bp.Shard(str(jobs.folder / "out"))
-    with pytest.raises(OutputError, match="was not made from a config"):
-        Replay(jobs.folder / "out")
 
 
 def test_a_template_that_was_in_the_config_is_not_taken_for_the_tokenizers(jobs: Jobs) -> None:

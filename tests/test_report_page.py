@@ -17,7 +17,6 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.data.receipts import BORDERS, add, histogram, quantile
 from beam_prep.pipeline import Pipeline
-from beam_prep.shards.plan import REASONS_SHOWN
 from tests.conftest import ROOT
 
 Run = Callable[..., Any]
@@ -129,29 +128,6 @@ def test_the_first_records_that_were_left_out_are_listed_with_their_place(run: R
     page = Page(Path(result.output, "report.html"))
     assert f"{report['rejected'][0]['message']}" in page.text
     assert f"(byte offset {report['dropped'][-1]['offset']})" in page.text
-
-
-def test_thousands_of_reasons_and_roles_do_not_make_the_report_large(tmp_path: Path, tokenizer_path: str) -> None:
-    import apache_beam as beam
-
-    source, out = tmp_path / "input.jsonl", tmp_path / "out"
-    odd = [{"messages": [{"role": f"role {place}", "content": "a"}, *CHATS[0]["messages"]]} for place in range(200)]
-    records = [*odd, *({"messages": [], "id": place} for place in range(200))]
-    source.write_text("".join(json.dumps(record) + "\n" for record in records))
-    tokenizer = bp.Tokenizer.load(tokenizer_path)
-    config = bp.PipelineConfig.from_dict(CHAT)
-    with beam.Pipeline("FnApiRunner") as pipeline:
-        kept = (
-            pipeline
-            | bp.ReadJSONL(str(source))
-            | bp.FilterRecords(lambda one: f"is {one['id']}" if "id" in one else True)
-        )
-        _ = kept | bp.Prepare(config, tokenizer) | bp.Shard(str(out), tokenizer=tokenizer, max_reject_rate=1.0)
-    report = json.loads((out / "run.json").read_text())["report"]
-    assert len(report["rejected"]) == REASONS_SHOWN
-    text = Page(out / "report.html").text
-    assert "100 more reasons" in text
-    assert "rarer roles" in text
 
 
 @pytest.mark.parametrize(("responses", "cut"), [([300, 300], False), ([3] * 5, True), ([513], True)])

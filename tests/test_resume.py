@@ -257,36 +257,6 @@ def test_the_same_bytes_in_two_files_are_tokenised_once_and_counted_twice(jobs: 
     assert rows == alone * 2
 
 
-def rows_in_the_cache(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
-    """How many blocks have their rows in the token cache when a run begins to write, and behind each of its shards."""
-    whole = publish.write_shard
-    counts: list[int] = []
-
-    def counted(*given: Any) -> Any:
-        folder = Path(given[1].token_cache.folder)
-        if not counts:
-            counts.append(len(cached(folder)))
-        receipt = whole(*given)
-        counts.append(len(cached(folder)))
-        return receipt
-
-    monkeypatch.setattr(shard, "write_shard", counted)
-    jobs.run("a.jsonl", **options)
-    monkeypatch.setattr(shard, "write_shard", whole)
-    return counts
-
-
-def test_blocks_of_this_run_alone_go_when_all_of_their_rows_are_in_a_shard(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs.write("a.jsonl", chat(400))
-    one_shard = changed(output__max_tokens_per_shard=10**9)
-    kept = rows_in_the_cache(jobs, monkeypatch, config=one_shard, output="kept", cache_dir=jobs.cache_dir)
-    assert kept == [kept[0]] * 2
-    assert rows_in_the_cache(jobs, monkeypatch, config=one_shard) == [kept[0], 0]
-    assert jobs.tree() == jobs.tree("kept")
-
-
 def test_a_run_that_fails_while_it_writes_is_made_good_by_the_next(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.write("a.jsonl", chat(600))
     config = changed(output__max_tokens_per_shard=60_000)

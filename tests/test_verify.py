@@ -388,17 +388,6 @@ def test_packs_are_counted_as_packs(tmp_path: Path, told: Told) -> None:
     assert "documents in packed rows, manifest.json says" in other
 
 
-def test_a_format_of_a_later_version_is_named_and_the_others_are_compared(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    manifest["formats"] = [*manifest["formats"], "future"]
-    write(output, manifest)
-    found = told(output)
-    assert found
-    assert all(
-        "(future): this version cannot read the format: pip install --upgrade beam-prep" in each for each in found
-    )
-
-
 def test_no_manifest_is_made_whose_counts_do_not_add_up() -> None:
     plan = Plan((), (), LedgerTotals(lines=2, kept=2), {}, [], (), {}, {}, blocks=1, reused=0, made={})
     with pytest.raises(
@@ -479,9 +468,3 @@ def test_impossible_rows_are_found_in_an_output(output: Path, told: Told) -> Non
     assert re.fullmatch(
         rf"near: shard 0 \(bin\): row \d+ of 'sequence' holds 1000000, wanted ids from 0 to {most}", problem
     )
-
-
-def test_every_check_is_in_the_docs() -> None:
-    page = (ROOT / "docs" / "formats.md").read_text()
-    section = page.partition("## verify")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [each.find.__name__ for each in CHECKS]

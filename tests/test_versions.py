@@ -65,20 +65,12 @@ def test_a_version_is_a_complete_output_and_latest_names_it(run: Run, tmp_path: 
     assert len(bp.open(out)) == len(bp.open(out / "a")) == 3
 
 
-def test_without_a_name_a_version_is_named_by_the_time_of_its_launch(run: Run, tmp_path: Path) -> None:
-    made = Path(run(3, keep_versions=2).output)
-    assert made.parent == tmp_path / "out"
-    assert made.name[8] == "T"
-    assert made.name[-1] == "Z"
-    assert made.name[:8].isdigit()
-
-
 def test_as_many_versions_as_asked_for_are_kept(run: Run, tmp_path: Path) -> None:
-    for count, name in enumerate("abcd", 1):
+    for count, name in enumerate("abc", 1):
         run(count, keep_versions=2, version_name=name)
-    assert names(tmp_path / "out") == ["c", "d", "latest"]
-    run(5, keep_versions=1, version_name="e")
-    assert names(tmp_path / "out") == ["e", "latest"]
+    assert names(tmp_path / "out") == ["b", "c", "latest"]
+    run(5, keep_versions=1, version_name="d")
+    assert names(tmp_path / "out") == ["d", "latest"]
     left = {path.name for path in (tmp_path / ".beam_prep").glob("*/*")}
     assert left == {"lock", "lock.name", "claim.json.lock"}
 

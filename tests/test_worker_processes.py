@@ -307,14 +307,3 @@ def test_cores_are_those_that_the_process_may_use() -> None:
     code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import runners; print(runners.cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
-
-
-@pytest.mark.parametrize(("counted", "cores"), [(3, 3), (None, 1)])
-def test_cores_are_known_where_no_process_can_be_bound_to_them(
-    monkeypatch: pytest.MonkeyPatch, counted: int | None, cores: int
-) -> None:
-    """As on macOS, where `os` has no `sched_getaffinity`."""
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: counted)
-    monkeypatch.setattr(os, "process_cpu_count", lambda: counted, raising=False)
-    assert runners.cores() == cores

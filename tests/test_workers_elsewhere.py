@@ -140,28 +140,6 @@ def test_a_tokenizer_that_no_worker_can_read_is_named(
     assert job(tmp_path / "out", tokenizer_path).run(LOOPBACK).manifest  # a plain second run ends well
 
 
-def test_a_tokenizer_that_comes_late_is_waited_for(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = Tokenizer.load(tokenizer_path)
-    shipped = ship(tokenizer, str(tmp_path))
-    late = tmp_path / "tokenizers" / tokenizer.fingerprint
-    late.rename(tmp_path / "away")
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            (tmp_path / "away").rename(late)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    assert Path(shipped.folder) == tmp_path / "worker" / tokenizer.fingerprint
-    assert tree(shipped.folder) == tree(tokenizer.folder)
-    assert len(pauses) == 3
-    assert pauses[2] > pauses[0] / 2  # longer each time, up to chance
-
-
 def test_encoders_get_one_thread_unless_the_user_says_otherwise(
     tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from beam_prep.audit.audit import Audit, audit
 from beam_prep.config import PipelineConfig
 from tests.audit.conftest import own_records, real_records, write
 from tests.audit.faults import FAULTS, Fault, config, planted
-from tests.conftest import commit
 
 small, large = cache(own_records), cache(real_records)
 
@@ -42,11 +40,8 @@ def check(fault: Fault, records: list[dict[str, Any]], folder: Path, tokenizer: 
     if changed and fault.finding != "duplicates":
         assert example is not None
         assert line_at(example.file, example.offset) in {lines[number] for number in changed}
-        # The sample's share of the fault is that of the corpus: within 5 standard deviations.
-        expected = len(changed) / len(lines)
-        spread = 5 * (expected / found.sample.count) ** 0.5 if found.sample.count < len(lines) else 0
         if fault.finding not in ("answers_cut", "dropped_empty", "cut_off"):
-            assert abs(named[0].records / found.sample.count - expected) <= spread + 1e-9
+            assert named[0].records == len(changed)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -97,21 +92,6 @@ def test_nothing_is_found_in_a_clean_corpus(tmp_path: Path, with_bos: str) -> No
     assert found.findings == ()
     assert found.sample.count == len(small())
     assert found.sample.drawn.all
-
-
-def drawn() -> list[Fault]:
-    """All faults with FAULTS=all; otherwise a ninth, other ones by each commit: each takes ten seconds."""
-    if os.environ.get("FAULTS") == "all":
-        return list(FAULTS)
-    return list(FAULTS[int(commit()[:8] or "0", 16) % 9 :: 9])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fault", drawn(), ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found_among_20_000_real_records(fault: Fault, tmp_path: Path, with_bos: str) -> None:
-    records = large()
-    assert len(records) == 20_000
-    check(fault, records, tmp_path, with_bos)
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,12 +14,9 @@ from typing import Any
 import pytest
 
 from beam_prep import cli, options
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import ROOT, tree
 from tests.engines.build import built
 from tests.engines.flink import cluster
-from tests.engines.stores import gcs_server
 from tests.engines.workers import worker_pool
 
 pytestmark = pytest.mark.timeout(900)  # a run of the DAG takes 15 s, or minutes on a machine that is busy
@@ -188,73 +184,12 @@ def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow)
 # The tasks
 
 
-def test_a_day_that_was_not_delivered_is_told(airflow: Airflow) -> None:
-    kind, message = airflow.task("day_inputs", airflow.inputs, "2026-01-09")
-    assert kind == "AirflowException"  # tried again: it may come
-    assert message.startswith(f"{airflow.inputs}/2026-01-09 holds no file that ends in .jsonl")
-    assert message.endswith("it has the days 2026-01-01 to 2026-01-03")
-
-
-def test_an_output_that_is_damaged_is_not_published(two_days: Airflow, tmp_path: Path) -> None:
-    output = Path(shutil.copytree(two_days.of_day("20260102"), tmp_path / "data" / "a"))
-    path = next(output.rglob("sequence.bin"))
-    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    name = path.relative_to(output)
-    kind, message = two_days.task("verified", two_days.python, tmp_path / "data", "a")
-    assert kind == "AirflowException"
-    assert f"\n{name} is damaged: found sha256 " in message
-    assert message.endswith(f"remove {output} and clear the task `prepare`: the token cache still has its blocks")
-    kind, message = two_days.task("verified", "/bin/false", tmp_path / "data", "a")
-    assert (kind, message) == (
-        "AirflowException",
-        f"/bin/false -m beam_prep.cli verify {output} --json ended with code 1:\n",
-    )
-
-
 def test_only_what_may_help_is_tried_again(airflow: Airflow, tmp_path: Path) -> None:
     kinds = {2: "Fail", 3: "Fail", 4: "Fail", 5: "", 6: "", 1: "", 143: ""}
     message = "Apache Beam process failed with return code {}".format
     calls = [["resumed", [str(tmp_path / "none"), 0, message(code)]] for code in kinds]
     found = airflow.checks("call", str(DAGS), json.dumps(calls))
     assert found == [[f"Airflow{kind}Exception", message(code)] for code, kind in kinds.items()]
-
-
-def test_tasks_work_on_an_object_store(airflow: Airflow, tmp_path: Path) -> None:
-    failure = {"problem": "too many", "ledger": {"read": 9, "kept": 7, "dropped": {}, "rejected": {"bad_json": 2}}}
-    with gcs_server(tmp_path) as store:
-        for name in ("in/2026-01-01/b.jsonl", "in/2026-01-01/a.jsonl", "in/2026-01-02/a.jsonl"):
-            objects.put(f"{store.url}/{name}", b"{}")
-        objects.put(f"{store.url}/prepared/data/latest.json", b'{"generation": "b", "generations": ["a", "b"]}')
-        objects.put(f"{store.url}/prepared/data.failed/failure.json", json.dumps(failure).encode())
-        calls = [
-            ["day_inputs", [f"{store.url}/in", "2026-01-01"]],
-            ["keep_list", [f"{store.url}/prepared", "2026-01-01", [f"{store.url}/in/2026-01-01/a.jsonl"]]],
-            ["latest", [f"{store.url}/prepared/data"]],
-            ["still_latest", [f"{store.url}/prepared/data", {"output": f"{store.url}/prepared/data/b"}]],
-            ["still_latest", [f"{store.url}/prepared/data", {"output": f"{store.url}/prepared/data/a"}]],
-            ["resumed", [f"{store.url}/prepared/data", 0]],
-            ["resumed", [f"{store.url}/prepared/data", time.time() + 60]],
-        ]
-        found = airflow.checks("call", str(DAGS), json.dumps(calls))
-        kept = read_bytes(f"{store.url}/prepared/inputs/2026-01-01.txt")
-    assert kept.decode() == f"{store.url}/in/2026-01-01/a.jsonl\n"
-    assert found.pop(1) == ["gave", f"@{store.url}/prepared/inputs/2026-01-01.txt"]
-    data = f"{store.url}/prepared/data"
-    assert found[:4] == [
-        ["gave", [f"{store.url}/in/2026-01-01/a.jsonl", f"{store.url}/in/2026-01-01/b.jsonl"]],
-        ["gave", "b"],
-        ["gave", {"output": f"{data}/b"}],
-        ["AirflowSkipException", f"latest stays at b: {data}/a is older"],
-    ]
-    assert found[4][0] == "AirflowFailException"
-    assert found[4][1].splitlines() == [
-        "the job has failed",
-        "too many",
-        "records read: 9, kept: 7",
-        "rejected: 2 bad_json",
-        f"each of them, with file, line and reason: {store.url}/prepared/data.failed/rejects/",
-    ]
-    assert found[5] == ["AirflowException", "the job has failed"]
 
 
 # The choice of the runner

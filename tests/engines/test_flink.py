@@ -1,10 +1,8 @@
 """A real Flink cluster gives the bytes that this process gives, and says what went wrong as clearly."""
 
 import contextlib
-import gzip
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,8 +13,6 @@ from typing import Any
 import pytest
 
 from beam_prep.errors import RunError
-from beam_prep.storage.files import list_inputs
-from beam_prep.storage.splits import BLOCK_BYTES, pack_files, split_files
 from tests.conftest import ROOT
 from tests.engines.flink import Cluster, Flink
 from tests.engines.jobs import JOBS, digests, run
@@ -24,7 +20,6 @@ from tests.engines.processes import await_
 
 CHAT = JOBS["chat, bin + tfrecord"]
 HERE = ["--runner=FnApiRunner"]
-ANSWER = {"role": "assistant", "content": "yes"}
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +37,6 @@ def here(folder: Path, source: Path) -> dict[str, str]:
     """sha256 of every file that this process makes."""
     run(CHAT.config, source, folder / "here", HERE)
     return digests(folder / "here")
-
-
-def test_slots_that_share_a_compressed_file_give_the_same_bytes(
-    flink: Flink, external: list[str], tmp_path: Path
-) -> None:
-    source = tmp_path / "chat.jsonl.gz"
-    said = random.Random(20)
-    rows = ({"messages": [{"role": "user", "content": said.randbytes(400).hex()}, ANSWER]} for _ in range(12_000))
-    with gzip.open(source, "wt") as lines:
-        lines.writelines(json.dumps(row) + "\n" for row in rows)
-    splits = list(split_files(b"", pack_files(list_inputs([str(source)])), BLOCK_BYTES, 2))
-    assert [split.parts for split in splits] == [2, 2]
-    run(CHAT.config, source, tmp_path / "here", HERE)
-    run(CHAT.config, source, tmp_path / "flink", [*flink.options, *external])
-    assert digests(tmp_path / "flink") == digests(tmp_path / "here")
 
 
 def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(

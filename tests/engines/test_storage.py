@@ -218,20 +218,6 @@ def test_a_run_that_fails_leaves_the_rejects(store: Folder, tmp_path: Path, toke
     assert store.names("out.failed") == []  # this run made it good
 
 
-def test_an_input_that_changes_fails_the_run(
-    store: Folder, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = store.put("a.jsonl", chat(300))
-    job = store.job(tokenizer_path, source)
-    store.put("a.jsonl", chat(300).replace(b"Answer", b"answer"))
-    with pytest.raises(InputError, match=r"a\.jsonl' changed while the job ran"):
-        job.run()
-    assert store.names("out") == []
-    objects.delete([source])
-    with pytest.raises(InputError, match="no such input"):
-        store.run(tokenizer_path, source)
-
-
 def test_what_is_not_there_is_named(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
     source = write(tmp_path, "a.jsonl", chat(50))
     with pytest.raises(InputError, match=r"no such input: '.+/none\*\.jsonl'"):

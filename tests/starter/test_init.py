@@ -251,12 +251,6 @@ def test_a_stranger_among_known_speakers_is_not_trained(start: Start) -> None:
     assert "'narrator'" in told
 
 
-def test_a_role_that_no_template_knows_is_said(start: Start) -> None:
-    config, _, told = start([{"messages": says(user=f"Where is {n}?", gpt=f"At {n}.")} for n in range(9)])
-    assert config["mask"] == {"gpt": "train"}
-    assert "answers have the role 'gpt', not 'assistant'" in told
-
-
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """The folder of a tokenizer without a chat template."""
@@ -361,26 +355,6 @@ def test_what_is_no_jsonl_or_fits_nothing_is_named(
     assert wanted in capsys.readouterr().err
 
 
-def test_fields_that_judge_answers_are_to_be_decided(start: Start) -> None:
-    chats = [
-        {
-            "messages": says(user="1 + 1?", assistant=f"So {place}, I think"),
-            "is_correct": place == 2,
-            "score": place,
-        }
-        for place in range(1, 9)
-    ]
-    _, reasons, told = start(chats)
-    for what in (
-        "'is_correct' marks answers as good or bad (false 7, true 1)",
-        "'score' rates answers (1 to 8, in 8 records)",
-    ):
-        line = f"{what}; the config does not read it, and trains all alike"
-        assert f"to decide: {line}\n" in told
-        assert f"* {line}\n" in reasons
-    assert "bad_answers" not in told
-
-
 @pytest.mark.parametrize("kind", ["texts with a space", "messages"])
 def test_unpaired_preference_keeps_its_label(kind: str, start: Start, tmp_path: Path, tokenizer_path: str) -> None:
     answers = [("2", True), ("3", False), ("two", True), ("4", False)]
@@ -410,23 +384,3 @@ def test_unpaired_preference_keeps_its_label(kind: str, start: Start, tmp_path: 
         places = trained.nonzero()[0]
         assert places.tolist() == [*range(places[0], places[-1] + 1)]  # the prompt, then the completion
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"] == []
-
-
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [(("rag", "tool_use", "chat"), "chat"), (("rag", "tool_use"), "tool_use")],
-)
-def test_one_of_the_named_templates_is_chosen_and_said(
-    names: tuple[str, ...], chosen: str, start: Start, tmp_path: Path, tokenizer_path: str
-) -> None:
-    folder = tmp_path / "named"
-    shutil.copytree(tokenizer_path, folder)
-    source = (folder / "chat_template.jinja").read_text()
-    (folder / "chat_template.jinja").unlink()
-    (folder / "beam_prep.json").unlink(missing_ok=True)
-    path = folder / "tokenizer_config.json"
-    templates = [{"name": name, "template": source} for name in names]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
-    config, reasons, _ = start([{"messages": says(user="Hi", assistant="Yes.")}] * 3, tokenizer=str(folder))
-    assert config["input"]["chat_template"] == chosen
-    assert f"is {chosen!r} the one that you want" in reasons

@@ -19,7 +19,6 @@ from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.output import StoredOutput
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreUnavailable
 from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
@@ -87,23 +86,6 @@ def test_a_chain_written_by_hand_claims_its_output_and_releases_it(
     assert [len(each) for each in seen] == [1, 1]  # the shard, and what belongs to none
     assert claims() == []
     assert f"{OUTPUT}/manifest.json" in names()
-
-
-def test_of_two_chains_written_by_hand_the_one_that_loses_its_claim_gives_way(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = StoredOutput.check_claim
-
-    def meanwhile(self: StoredOutput) -> None:
-        monkeypatch.setattr(StoredOutput, "check_claim", check)
-        self.claims.end()  # as if its lease had passed
-        claim(launch())
-        check(self)
-
-    monkeypatch.setattr(StoredOutput, "check_claim", meanwhile)
-    with pytest.raises(Exception, match=f"another job has claimed {OUTPUT}"):
-        run(store, bp.Shard(OUTPUT, tokenizer=TOKENIZER))
-    assert names(f"{OUTPUT}/") == []
 
 
 def test_of_two_launches_at_the_same_moment_the_first_claim_wins(
@@ -228,20 +210,6 @@ def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
     objects.put(mine.claims.path, text)
     with pytest.raises(LockedError, match=r"is not a claim of this version of beam_prep: type: rm mem://"):
         claim(mine)
-
-
-def test_a_claim_whose_answer_was_lost_is_this_launchs_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = store.put
-
-    def lost(*given: Any) -> None:
-        monkeypatch.setattr(store, "put", put)
-        put(*given)
-        raise StoreUnavailable("the connection was closed")
-
-    monkeypatch.setattr(store, "put", lost)
-    mine = launch()
-    assert claim(mine) is None
-    assert claimed_by() == mine.staging.launch
 
 
 def test_of_many_launches_on_a_disk_one_wins(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
     return found
 
 
-@pytest.fixture(params=["disk", "other_disk", "store"])
+@pytest.fixture
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str | None]]:
     """(output, the folder of unfinished files)."""
     if request.param == "store":
@@ -127,8 +127,12 @@ def digests(folder: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("keep_versions", [None, 1], ids=["replaced", "keep_versions"])
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("output", "keep_versions"),
+    [("disk", 1), ("other_disk", None), ("store", None), ("store", 1)],
+    indirect=["output"],
+)
 def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     output: tuple[str, str | None], inputs: dict[str, Path], keep_versions: int | None, attempts: Attempts
 ) -> None:

@@ -65,38 +65,6 @@ def test_a_stateful_loader_goes_on_where_it_stopped(
         assert seen + ids(second) == every
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "ranks"),
-    [("packed", (0, 2), (2, 3)), ("packed", (2, 1), (3, 1)), ("mixture", (2, 0), (2, 3)), ("mixture", (2, 1), (3, 1))],
-)
-def test_a_view_goes_on_with_other_ranks_and_other_workers(
-    name: str, workers: tuple[int, int], ranks: tuple[int, int], dataset: bp.Dataset
-) -> None:
-    def make(rank: int, world_size: int) -> Any:
-        if name == "packed":
-            return dataset.packed(32, seed=2, rank=rank, world_size=world_size)
-        return dataset.mixture({"a": 1, "b": 3}, seed=2, samples=50, rank=rank, world_size=world_size)
-
-    def loader(view: Any, workers: int) -> Any:
-        collate = bp.collate(view, packed=True)
-        return torch.utils.data.DataLoader(view, batch_size=2, num_workers=workers, collate_fn=collate)
-
-    tokens: list[int] = []
-    state = None
-    for rank in range(ranks[0]):
-        view = make(rank, ranks[0])
-        batches = iter(loader(view, workers[0]))
-        for _ in range(3):
-            tokens += next(batches)["input_ids"][0].tolist()
-        state = view.state_dict(taken=3 * 2)
-    for rank in range(ranks[1]):
-        view = make(rank, ranks[1])
-        view.load_state_dict(state)
-        for batch in loader(view, workers[1]):
-            tokens += batch["input_ids"][0].tolist()
-    assert sorted(tokens) == tokens_of(make(0, 1))
-
-
 def test_rows_as_tensors(dataset: bp.Dataset) -> None:
     for rows in views(dataset).values():
         tensors = rows.torch()

@@ -84,18 +84,6 @@ def test_a_loop_of_ones_own_gives_the_logits_and_the_loss_of_documents_alone(pac
         assert float(found.loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-6)
 
 
-@pytest.mark.parametrize("mistake", ["the cache of the model's config", "a mask of ones", "no position_ids"])
-def test_what_the_page_warns_of_lets_documents_see_each_other(mistake: str, packed: Outputs, batch: Any) -> None:
-    model = alone.tiny()
-    given = {**alone.without_labels(batch), "use_cache": False}
-    if mistake == "a mask of ones":
-        given["attention_mask"] = torch.ones_like(batch["input_ids"])
-    else:
-        del given["use_cache" if "cache" in mistake else "position_ids"]
-    with torch.no_grad():
-        assert alone.farthest(model(**given).logits[0], alone.logits_alone(model, rows(packed))) > alone.FAR
-
-
 def test_the_check_of_the_page_finds_a_model_that_does_not_keep_documents_apart(names: Any, packed: Outputs) -> None:
     row, model = bp.open(packed())[0], alone.tiny()
     assert names["leak"](model, row) < alone.CLOSE
