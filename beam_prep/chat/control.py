@@ -206,7 +206,11 @@ class Guard:
             there = said[max(first, 0) : bisect.bisect_left(begins, stop)]
             there = [each for each in there if each.begin < stop and start < each.end]
             whole = len(there) == 1 and there[0].begin <= start and stop <= there[0].end
-            if there and not whole and not (found[0] in self.parsed and all(each.keys == CONTENT for each in there)):
+            if (
+                there
+                and not whole
+                and not (found[0] in self.parsed and all(each.keys[:1] == CONTENT for each in there))
+            ):
                 raise _put_together(where, repr(found[0]), text[max(start - 20, 0) : stop + 20])
         if self._anywhere.normal is not None:
             self._check_seams_behind(text, said, where)

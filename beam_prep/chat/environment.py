@@ -118,9 +118,10 @@ _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 def without_addresses(text: str) -> str:
     """A message without memory addresses, which differ in every run, and without names of our own classes."""
-    return _ADDRESS.sub(
-        "", text.replace(f"{Node.__module__}.Node ", "dict ").replace(f"{Node.__module__}.Text ", "str ")
-    )
+    for kind, known in ((Node, "dict"), (Nodes, "list"), (Text, "str")):
+        text = text.replace(f"{kind.__module__}.{kind.__name__} ", f"{known} ")
+        text = text.replace(f"'{kind.__name__}' object", f"'{known}' object")
+    return _ADDRESS.sub("", text)
 
 
 _ADDRESS_WRITTEN = (
@@ -251,7 +252,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         def format_(*args: Any, **kwargs: Any) -> Any:
             limits.expect_growth("%", text, *args, *kwargs.values())
-            return origins.derived(made(*args, **kwargs), (text, args, kwargs))
+            return origins.formatted(text, args, kwargs, made)
 
         return format_
 
@@ -278,6 +279,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         else:
             if operator == "**" or not (_is_number(left) and _is_number(right)):
                 limits.expect_growth(operator, left, *(right if isinstance(right, tuple) else (right,)))
+            if operator == "%" and isinstance(left, str) and not isinstance(left, origins.Safe):
+                given = right if isinstance(right, tuple) else (right,)
+                return origins.formatted(left, given, {}, lambda *args: left % (args if given is right else args[0]))
             made = self.binop_table[operator](left, right)
         kind = type(made)
         if kind is Text:  # its size was checked when it was made
@@ -307,6 +311,8 @@ def _bounded(name: str, filter_: Any) -> Any:
     def applied(*args: Any, **kwargs: Any) -> Any:
         if name in limits.GROWING:
             limits.expect_growth(name, *args, *kwargs.values())
+        if name == "format":
+            return origins.formatted(args[0], args[1:], kwargs, functools.partial(filter_, args[0]))
         result = filter_(*args, **kwargs)
         is_known = type(result) is Text or name in ("default", "d")
         return result if is_known else origins.derived(result, (args, kwargs))

@@ -111,7 +111,7 @@ def _borders(text: str, message: Message, own: Sequence[SourceSpan], tokens: Tok
             borders.append((_BLANKS.match(text, tag.end()).end() if tag else behind, kind))  # type: ignore[union-attr]
         behind = segment.end
     if inline_reasoning(message):
-        first = next((each.begin for each in own if each.keys == ("content",)), None)
+        first = next((each.begin for each in own if each.keys[:1] == ("content",)), None)
         close = _INLINE_END.search(text, first, own[-1].end) if first is not None else None
         if close is not None:
             later = [(at, kind) for at, kind in borders if at >= close.end()]

@@ -14,6 +14,7 @@ Shown = Callable[[list[Message]], str]
 """Messages -> the template's text for them; "" if it raises."""
 
 _REASONING = frozenset(REASONING_FIELDS)
+_BESIDE_CONTENT = _REASONING | {"tool_calls", "refusal"}
 
 
 def for_template(message: Message) -> Message:
@@ -258,7 +259,7 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
         written.setdefault(index, set()).update(keys)
     found = [] if not tools or TOOLS in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
-        if (index, CONTENT) in seen and "tool_calls" not in message and _REASONING.isdisjoint(message):
+        if (index, CONTENT) in seen and _BESIDE_CONTENT.isdisjoint(message):
             continue  # the most frequent case
         here = written.get(index, set())
         reasoned += "reasoning" in here
@@ -269,8 +270,16 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
 
 def _to_write(message: Message) -> Iterator[tuple[str, ...]]:
     """The texts of a message, as tuples of keys: the template has to write one key of each tuple."""
-    if has_words(message.get("content")):
+    content = message.get("content")
+    texts = (
+        [place for place, part in enumerate(content) if has_words(text_of_part(part))] if type(content) is list else []
+    )
+    if len(texts) > 1:
+        yield from ((f"content[{place}]",) for place in texts)
+    elif has_words(content):
         yield CONTENT
+    if has_words(message.get("refusal")):  # of OpenAI's API, in place of a content
+        yield ("refusal",)
     if any(has_words(message.get(key)) for key in REASONING_FIELDS):
         yield ("reasoning",)
     if message.get("function_call"):  # the template reads the old form

@@ -6,6 +6,7 @@ inputs. Characters without an origin are the template's own.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -195,6 +196,29 @@ def derived(result: Any, sources: Iterable[Any]) -> Any:
     return _safe(text) if isinstance(result, markupsafe.Markup) else text
 
 
+def formatted(form: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[..., Any]) -> Any:
+    """`make(*args, **kwargs)`, which formats the template's text `form`. Texts put in as they are keep origins."""
+    made = make(*args, **kwargs)
+    texts = dict[str, Text]()
+
+    def mark(value: Any) -> Any:
+        if type(value) is not Text:
+            return value
+        texts[name := f"\ue000{len(texts)}\ue001"] = value
+        return name
+
+    marked = tuple(map(mark, args)), {key: mark(value) for key, value in kwargs.items()}
+    if type(form) is str and texts and type(made) is str:
+        pieces = _MARK.split(make(*marked[0], **marked[1]))
+        followed = concat([texts.get(piece, piece) for piece in pieces])
+        if followed == made:
+            return followed
+    return derived(made, (form, args, kwargs))
+
+
+_MARK = re.compile("(\ue000[0-9]+\ue001)")
+
+
 def _safe(text: str) -> Safe:
     made = Safe(text)
     made._text = text
@@ -293,6 +317,10 @@ def _of_message(origin: Origin, key: str, value: Any) -> Any:
         ]
         keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
         return Nodes(value, Origin(index, keys), calls)
+    if key == "content" and type(value) is list and len(value) > 1:
+        keys = tuple(f"content[{place}]" for place in range(len(value)))
+        parts = [wrap(part, Origin(index, (key, own))) for own, part in zip(keys, value, strict=True)]
+        return Nodes(value, Origin(index, (key, *keys)), parts)
     return wrap(value, Origin(index, ("reasoning" if key in REASONING_FIELDS else key,)))
 
 

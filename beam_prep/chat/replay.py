@@ -27,7 +27,7 @@ Variables = Mapping[str, Any]
 
 _MOST = 1000
 """Most kinds that are kept."""
-_UNSEEN = frozenset("int float wordcount in sameas".split())
+_UNSEEN = frozenset("int float filesizeformat wordcount in sameas escaped".split())
 """Filters and tests that read a text without calling a method of it."""
 _WATCHED = [name for name in dir(str) if not name.startswith("_") and name not in ("join", "format", "format_map")]
 _WATCHED += "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ __len__ __getitem__ __iter__ __hash__".split()
@@ -237,12 +237,20 @@ def _watched(numbers: dict[int, int]) -> Iterator[dict[Any, Any]]:
                     if value is None or len(self._parts) != 1 or Text in map(type, arguments):
                         raise _NotReplayable
                     guards[_number(numbers, self._parts[0][0]), name, arguments] = value
+                    # What is asked of a result that is the text is asked of the text.
+                    if value is _SAME:
+                        return self
+                    if isinstance(value, list):
+                        return [self if kind is _SAME else part for kind, part in zip(value, result, strict=True)]
                 return result
             finally:
                 busy = False
 
         method.__name__ = name
         return method
+
+    def html(self: Text) -> str:
+        raise _NotReplayable  # what `safe` and `escape` make has methods of its own
 
     def truth(self: Text) -> bool:
         for value, origin in self._parts:
@@ -251,11 +259,11 @@ def _watched(numbers: dict[int, int]) -> Iterator[dict[Any, Any]]:
         return str.__len__(self) > 0
 
     with RENDERING:
-        before = {name: Text.__dict__.get(name) for name in (*_WATCHED, "__bool__")}
+        before = {name: Text.__dict__.get(name) for name in (*_WATCHED, "__bool__", "__html__")}
         try:
             for name in _WATCHED:
                 setattr(Text, name, watched(name, getattr(Text, name)))
-            Text.__bool__ = truth  # type: ignore[attr-defined]
+            Text.__bool__, Text.__html__ = truth, html  # type: ignore[attr-defined]
             yield guards
         finally:
             for name, method in before.items():

@@ -217,11 +217,15 @@ def _is_name(segment: SourceSpan) -> bool:
 def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
     """The place of a message that says nothing, from what the template writes while it renders the message."""
     marks, segments = rendering.marks, rendering.segments
-    at = next((k for k, (_, who) in enumerate(marks) if who == index), None)
-    if at is None:
-        return None
-    begin = marks[at][0]
-    if not rendering.text[begin : marks[at + 1][0] if at + 1 < len(marks) else None].strip():
+    own = [
+        (begin, end)
+        for (begin, who), (end, _) in itertools.pairwise((*marks, (len(rendering.text), -1)))
+        if who == index
+    ]
+    # A template may look through all messages before it writes the first.
+    before = max((each.end for each in segments if 0 <= each.index < index), default=0)
+    begin, end = next((each for each in own if each[0] >= before), (own or [(0, 0)])[0])
+    if not rendering.text[begin:end].strip():
         return None
     last = next((each for each in reversed(segments) if each.end <= begin), None)
     later = (each.begin for each in segments if each.begin >= begin and each.index != index and each.end > each.begin)

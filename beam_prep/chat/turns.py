@@ -464,6 +464,14 @@ class Turns:
             once = _WORD.search(prompt) and text.count(prompt, place.after, place.begin) == 1
             if once and self._tokens.whole(text, place.after, end) == end:
                 return end
+        for prompt in prompts if found is None and place.said is None else ():  # what it opens may be missing
+            for closer in self._facts.closers:
+                prompt = prompt.lstrip().removeprefix(closer)
+            first = self._tokens.token.match(prompt := prompt.lstrip())
+            at = text.rfind(first[0], place.after, place.begin) if first else -1
+            begin = self._behind(Header(prompt, 0, True, "", None), place._replace(after=at)) if at >= 0 else None
+            if begin is not None:
+                return begin
         known = f"the generation prompt is {found.text[-60:]!r}" if found else "no generation prompt is known here"
         raise Refused("turn_begin", f"found {text[place.after : place.begin][-60:]!r} before its text, and {known}")
 
@@ -569,9 +577,15 @@ class Turns:
         owner = marks[k - 1][1] if k else -1
         if k < len(marks) and marks[k] == (at, index):
             owner, k = index, k + 1
+        following = self._messages[index + 1] if index + 1 < len(self._messages) else None
         if owner == index:
-            return min(marks[k][0], limit) if k < len(marks) else limit
-        if index == len(self._messages) - 1:
+            until, who = marks[k] if k < len(marks) else (limit, -1)
+            # A tool's empty result may stand in this turn: no text shows where.
+            empty = following is not None and following["role"] != "assistant" and not is_said(following)
+            other = self.places.get(index + 1)
+            if not empty or (who == index + 1 and other is not None and other.begin >= until):
+                return min(until, limit)
+        if following is None:
             return limit
         self.by_facts = False
         return self._cut_end(index + 1, index, place, at)
