@@ -54,8 +54,8 @@ class FirstRecords:
     def check_files(self) -> None:
         """Raises InputError if a file certainly cannot be read: see `check_heads`."""
         parts = self.config.parts()
-        for group, some in itertools.groupby(self.inputs, lambda file: file.group):
-            check_heads(list(some), parts[group or 0].input.fields)
+        for group, members in itertools.groupby(self.inputs, lambda file: file.group):
+            check_heads(list(members), parts[group or 0].input.fields)
 
     def warnings(self) -> list[str]:
         """Probable mistakes: bad answers that are trained, numbers as domains, certain findings of the audit."""

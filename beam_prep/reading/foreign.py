@@ -139,7 +139,7 @@ def refusal(head: bytes, path: str) -> str | None:
     packed = split_name(path)[2]
     for ending, compression in COMPRESSIONS.items():
         if head.startswith(compression.magic) and packed:
-            return f"{path!r} is compressed twice: type {_unpack(path)}, and name what it makes with {ending}"
+            return f"{path!r} is compressed twice: type {_unpack(path)}, and add {ending} to the name of the result"
         if head.startswith(compression.magic):
             command = f"mv {_quoted(path)} {_quoted(path + ending)}"
             return f"{path!r} is compressed, but its name does not end in {ending}: rename it: {command}"

@@ -67,8 +67,8 @@ _DATA_URL = re.compile(
     r"[\w+/=%-]{40,}+(?!\.\.)(?(1)\))",
     re.I,
 )
-"""With Markdown's image syntax around it. Examples of data URLs in explanations are shorter than any image, and
-shortened ones (`...`) do not count. SVG, fonts and JSON are texts, and code contains them."""
+"""A data URL, with Markdown's image syntax around it. Examples of data URLs in explanations are shorter than any image,
+and shortened ones (`...`) do not count. SVG, fonts and JSON are texts, and code contains them."""
 _BASE64 = ";base64,"
 _BEGINS = ("iVBORw0KGgo", "/9j/", "R0lGODlh", "R0lGODdh", "UklGR", "T2dnUw", "ZkxhQw", "SUQz", "JVBERi0")
 """Beginnings of files in base64: PNG, JPEG, GIF; WAV and WebP, Ogg, FLAC, MP3; PDF."""

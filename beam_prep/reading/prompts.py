@@ -21,7 +21,7 @@ _WITHIN_WORD = re.compile(r"[^\W\u3040-\u9fff]{2}")
 """Two characters of one word. Chinese and Japanese have no blanks between words."""
 
 _ECHO = 4
-"""Words: an answer that begins with so many words of its prompt repeats the prompt."""
+"""Words: an answer that begins with this many words of its prompt repeats the prompt."""
 
 _SHOWN = 60  # characters of a text, in messages
 
@@ -131,8 +131,8 @@ def _no_answer(name: str, value: Any) -> Reject:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value[:_SHOWN], ensure_ascii=False) + "..." * (len(value) > _SHOWN)
-    told = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
-    return f"[{', '.join(told)}{', ...' * (len(value) > 3)}]"
+    parts = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
+    return f"[{', '.join(parts)}{', ...' * (len(value) > 3)}]"
 
 
 # Texts.

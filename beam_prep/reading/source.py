@@ -186,7 +186,7 @@ class Source:
             begins = offset == 0 or not self.is_seekable or before[-1:] == b"\n" or after_bom
             parts = [read_up_to(stream, _STEP)]
             if left or not begins or not parts[0]:
-                raise InputError("no line begins there: the file is not what it was when the output was made")
+                raise InputError("no line begins there: the file changed since the output was made")
             while parts[-1] and b"\n" not in parts[-1]:
                 parts.append(read_up_to(stream, _STEP))
         return b"".join(parts).partition(b"\n")[0].rstrip(b"\r")

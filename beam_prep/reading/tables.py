@@ -103,7 +103,7 @@ class _Table(Source):
                     row.validate(full=True)  # as in `_lines`
                     return next(lines_of(row))[0]
                 left -= rows.num_rows
-        raise InputError(f"it has no row {offset + 1:,}: the file is not what it was when the output was made")
+        raise InputError(f"it has no row {offset + 1:,}: the file changed since the output was made")
 
     def columns(self, file: InputFile, files: Files) -> Sequence[str]:
         with files.open_table(file) as stream:
@@ -161,10 +161,10 @@ class Parquet(_Table):
         before = split.start if first else 0
         # Up to the next split with a row group.
         after = source.size if last + 1 == len(full) or not width else int(begins[last + 1]) // width * width
-        some = full[first : last + 1]
-        count = int(rows[some].sum())
-        row_bytes = int(content[some].sum()) // count
-        return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(some.tolist()), row_bytes)
+        numbers = full[first : last + 1]
+        count = int(rows[numbers].sum())
+        row_bytes = int(content[numbers].sum()) // count
+        return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(numbers.tolist()), row_bytes)
 
     def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:

@@ -340,7 +340,7 @@ def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: Fie
 
 
 _MOST_CLASSES, _OFTEN = 50, 3
-"""Most different answers, and least count of each: such answers, always with the same value, are names of the value."""
+"""Most different answers, and least count of each. Such answers, each always with one value, are names of the value."""
 
 
 def _begins_or_ends(answer: str, value: Any) -> bool:
@@ -447,9 +447,9 @@ def warning_of(found: Sequence[Verdict], records: int) -> str | None:
     bad = [verdict for verdict in found if verdict.bad]
     if not bad:
         return None
-    told = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
+    listed = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
     looked = f"{records:,} records that were looked at" if records > 1 else "the one record that was looked at"
-    return f"answers marked as bad are trained like the others: of {looked}, {told}: {bad[0].mend}"
+    return f"answers marked as bad are trained like the others: of {looked}, {listed}: {bad[0].mend}"
 
 
 BAD_ANSWERS = "bad_answers: "

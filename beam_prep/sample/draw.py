@@ -56,14 +56,14 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     Raises:
         InputError: a file cannot be read.
     """
-    some = drawn(len(files), _FILES, first=True).tolist()
-    streams = [index for index in some if is_stream(files[index])]
-    plain = [index for index in some if index not in set(streams)]
-    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in some}
+    chosen = drawn(len(files), _FILES, first=True).tolist()
+    streams = [index for index in chosen if is_stream(files[index])]
+    plain = [index for index in chosen if index not in set(streams)]
+    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in chosen}
     total = max(1, sum(weight.values()))
     most_places = max(1, _PLACES_BYTES * size // CHUNK)
     strata, unread = [], []
-    complete = len(some) == len(files)
+    complete = len(chosen) == len(files)
     for index in streams:
         places = max(1, round(most_places * weight[index] / total))
         most = max(CHUNK, _STREAM_BYTES * size // len(streams))
@@ -90,8 +90,8 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
         count = min(count, max(1, lines * size // held))
     taken = [block for part, quota in zip(strata, _quotas(strata, count), strict=True) for block in part.take(quota)]
     taken.sort(key=lambda block: (block.origin.file, block.origin.start))
-    about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(some)))
-    return Drawn(tuple(taken), min(lines, count), about, complete and lines <= count, len(some), tuple(unread))
+    about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(chosen)))
+    return Drawn(tuple(taken), min(lines, count), about, complete and lines <= count, len(chosen), tuple(unread))
 
 
 @dataclass(slots=True)

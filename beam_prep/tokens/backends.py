@@ -101,16 +101,16 @@ def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) ->
     blank = next((token.content for token in added if token.content != token.content.strip()), None)
     taking = next((token.content for token in added if token.lstrip or token.rstrip), None)
     if blank is not None and taking is not None:
-        raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} is one that has blanks")
+        raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} has blanks at its ends")
     late = [token.content for token in added if token.normalized]
     early = [token.content for token in added if not token.normalized]
     if (token := sharing(early, late)) is not None:
         raise Unsupported(f"the added token {token!r} overlaps one that is matched in normalised text")
 
 
-def sharing(some: Sequence[str], others: Sequence[str]) -> str | None:
+def sharing(texts: Sequence[str], others: Sequence[str]) -> str | None:
     """The first text that has a part in common with one of the others, so that both may match at one place."""
-    return next((text for text in some if any(_overlap(text, other) for other in others)), None)
+    return next((text for text in texts if any(_overlap(text, other) for other in others)), None)
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -155,10 +155,10 @@ class WithGigatoken:
         """
         left = np.zeros(0, np.int64)
         if self._looks and len(wide := _wide(texts)):
-            some = take(texts, wide)
-            left = wide[self._with_others(some)]
+            picked = take(texts, wide)
+            left = wide[self._with_others(picked)]
             if self._vague:
-                found = (not unicodedata.is_normalized("NFC", text) for text in some)
+                found = (not unicodedata.is_normalized("NFC", text) for text in picked)
                 left = np.union1d(left, wide[np.fromiter(found, bool, len(wide))])
         return self._encode(texts), left
 
@@ -302,11 +302,11 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     mine = np.flatnonzero(is_wide[spans.text])
     if not len(mine):
         return spans.start, spans.stop
-    some = take(texts, places)
-    data, borders = utf8(some)
+    picked = take(texts, places)
+    data, borders = utf8(picked)
     # Bytes that begin a character (not 0b10xxxxxx), and the end.
     begins = np.flatnonzero(np.append(data.view(np.int8), np.int8(0)) >= -64)
-    first, text = offsets_of(characters(some)), np.searchsorted(places, spans.text[mine])
+    first, text = offsets_of(characters(picked)), np.searchsorted(places, spans.text[mine])
     start, stop = spans.start.copy(), spans.stop.copy()
     for border in (start, stop):
         border[mine] = begins[first[text] + border[mine]] - borders[text]

@@ -67,7 +67,6 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
 
     Raises:
         ValueError: the policy does not return one bool for each segment, or masks were built before.
-        ValueError: the policy does not give one bool a segment, or masks were built before.
     """
     columns, schema = {}, {}
     refused: dict[int, tuple[str, str]] = {}

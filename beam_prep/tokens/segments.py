@@ -232,8 +232,8 @@ def painted(segments: Segments, places: Array, values: Array, size: int) -> Arra
         size: number of tokens of the output.
     """
     places, start, stop = disjoint(segments, places)
-    some = start < stop
-    places, start, stop = places[some], start[some], stop[some]
+    filled = start < stop
+    places, start, stop = places[filled], start[filled], stop[filled]
     found = np.zeros(2 * len(places) + 1, values.dtype)
     found[1::2] = values[places]
     borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])

@@ -298,7 +298,7 @@ REFERENCE = "reference"
 
 
 def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
-    """Encodes the texts of a block by a backend; `sampled`: the reference encodes a sample of them, too."""
+    """Encodes the texts of a block with a backend; `sampled`: the reference encodes a sample, too."""
     if backend == REFERENCE:
         return tokenize(rendered, tokenizer, tokenizer.bos_id)
     encoder = encoder_of(tokenizer, backend)

@@ -175,7 +175,7 @@ def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedT
         folder: the tokenizer's folder, or a name on the Hub, which is never cached.
         resolve: resolves it, and writes the files into their folder.
     """
-    # Without the cache if transformers is imported: other classes may be registered, and the import is the slow part.
+    # No cache if transformers is imported: other classes may be registered, and the import is the slow part.
     if "transformers" in sys.modules:
         return resolve()
     return _remembered(lambda: _state_of(folder), resolve)
