@@ -128,8 +128,8 @@ def _by_group(records: Records, groups: tuple[tuple[Step, ...], ...]) -> Batch:
     source = records.origin.source
     if source.group is None or source.group >= len(groups):
         raise ConfigError(
-            f"{source.path!r} is of no group: input.groups of the config names files itself, for beam-prep run and "
-            "Pipeline; in a chain of your own, write one Prepare for each group"
+            f"{source.path!r} is of no group: the config has input.groups, whose files only beam-prep run and "
+            "Pipeline read; in a chain of your own, write one Prepare for each group"
         )
     block: Any = records
     for step in groups[source.group]:
