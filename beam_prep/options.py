@@ -150,7 +150,7 @@ class JobOptions(BaseModel):
     tokenizer_path: str = _job(
         ...,
         "Tokenizer folder",
-        "a tokenizer's folder; on the command line or its Hugging Face name",
+        "a tokenizer's folder; on the command line also its Hugging Face name",
         "gs://bucket/tokenizers/qwen3",
         kind="input_folder",
         metavar="DIR_OR_NAME",

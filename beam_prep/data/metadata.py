@@ -33,7 +33,7 @@ class Metadata:
     Attributes:
         columns: the column of each field, in order.
         values: field -> a value for each line of the block; lines that are no record have an empty string, or 0.
-        missing: int64 [lines]: number of fields that the record lacks.
+        missing: int64 [lines]: number of string fields that the record lacks.
         problems: line -> why one of its values does not fit its column.
     """
 
