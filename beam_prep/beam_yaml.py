@@ -1,6 +1,6 @@
-"""The transforms for pipelines in Beam YAML, which gives them strings, numbers and mappings. See docs/beam_yaml.md.
+"""The transforms for Beam YAML, whose arguments are strings, numbers and mappings. See docs/beam_yaml.md.
 
-`beam_prep_yaml.yaml` lists them under their names. Each function checks its arguments, and makes one transform.
+`beam_prep_yaml.yaml` lists them by name. Each function checks its arguments, and makes one transform.
 """
 
 import functools
@@ -30,17 +30,17 @@ from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.steps import Tokenize
 
 PROVIDERS = Path(__file__).with_name("beam_prep_yaml.yaml")
-"""The list of the transforms, for `providers:` of a pipeline: `- include: PATH`."""
+"""The list of the transforms, for `providers:` in a pipeline: `- include: PATH`."""
 
 ConfigOrPath = str | dict[str, Any]
 Made = TypeVar("Made")
 
 
 def _for_yaml(name: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Decorates what makes a transform: its arguments are checked first, by their names and types.
+    """Decorates a function that makes a transform: checks names and types of its arguments first.
 
     Args:
-        name: of the transform, for messages.
+        name: the name of the transform, for messages.
     """
 
     def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
@@ -88,7 +88,7 @@ def read_jsonl(
 
 @_for_yaml("FromRecords")
 def from_records(buckets: int = 256, block_bytes: int = BLOCK_BYTES) -> FromRecords:
-    """Rows of any bounded collection -> blocks of records, in the order of their digests. See `bp.FromRecords`."""
+    """Rows of a bounded collection -> blocks of records, ordered by their digests. See `beam_prep.FromRecords`."""
     return FromRecords(buckets, block_bytes)
 
 
@@ -120,7 +120,7 @@ def _step(kind: type[BlockStep], config: ConfigOrPath, tokenizer: str, **ways: A
 
 
 def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
-    """What makes one step of a config, as `Prepare` would."""
+    """A function that makes one step of a config, as `Prepare` makes it."""
 
     def make(config: ConfigOrPath, tokenizer: str) -> BlockStep:
         return _step(kind, config, tokenizer)
@@ -169,8 +169,8 @@ def shard(
         tokenizer: the path of the tokenizer's folder.
         overwrite: replace an earlier output.
         max_reject_rate: a larger share of rejected records fails the run.
-        max_no_loss_rate: so does a larger share of records that are dropped with nothing to train on.
-        max_reject_chars: characters of a rejected record that are kept.
+        max_no_loss_rate: a larger share of records that are dropped without loss fails the run.
+        max_reject_chars: most characters kept of a rejected record.
     """
     chosen, loaded = _loaded(config, tokenizer)
     return recipe.shard(

@@ -189,7 +189,6 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command's arguments, and those that may be Beam's.
 
     Raises:
-        _UsageError: what is wrong, and the option that may be meant.
         _UsageError: says what is wrong, and which option may be meant.
     """
     if words[:1] in (["run"], ["replay"]):

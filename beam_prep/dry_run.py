@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: the blocks that it would tokenise, and why; the shards that stay; the room."""
+"""A dry run: which blocks a run would tokenise, and why; which shards would stay; how much room it would need."""
 
 import dataclasses
 import itertools
@@ -34,13 +34,13 @@ NEW, OTHER_FACTS, DAMAGED, UNTRUSTED = (
     "damaged",
     "made in a way that this run does not trust",
 )
-"""The reasons why a block is tokenised."""
+"""The reasons to tokenise a block."""
 _FILES_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of the input: its origin, its receipt in the token cache, or the reason why that is not used."""
+    """A block of the input: its origin, and its receipt in the token cache or the reason not to use it."""
 
     origin: Origin
     receipt: BlockReceipt | None
@@ -52,17 +52,17 @@ class DryRun:
     """What a run would do.
 
     Attributes:
-        output: its output.
-        state: `up to date`, `new`, `replaced`, or `refused`: it is there, and the run may not replace it.
-        changed: facts that differ from those of the output that is there: `config.output.dtype: X -> Y`.
-        blocks, reused: how many blocks the input has, and how many of them are in the token cache.
-        bytes_to_do: of input that is tokenised.
-        reasons: reason -> blocks that are tokenised.
-        files: file -> blocks of it that are tokenised.
-        shards: of the output that is there; None: it does not tell them apart.
-        shards_linked: of these, those that stay, as far as it is known before blocks are tokenised.
-        cache_bytes, output_bytes: that are written, about.
-        cache_free, output_free: bytes on these disks; None in a store.
+        output: the path of its output.
+        state: `up to date`, `new`, `replaced`, or `refused`: an output exists, and the run may not replace it.
+        changed: facts that differ from those of the existing output: `config.output.dtype: X -> Y`.
+        blocks, reused: number of blocks of the input, and of those in the token cache.
+        bytes_to_do: bytes of input to tokenise.
+        reasons: reason -> number of blocks to tokenise.
+        files: file -> number of its blocks to tokenise.
+        shards: number of shards of the existing output; None: they have no keys.
+        shards_linked: number of those shards that stay, as far as known before blocks are tokenised.
+        cache_bytes, output_bytes: bytes to write, about.
+        cache_free, output_free: free bytes on these disks; None in a store.
     """
 
     output: str
@@ -81,7 +81,7 @@ class DryRun:
     output_free: int | None
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The result as text for people."""
         if self.state == "up to date":
             return [f"{self.output} is up to date: nothing would be done"]
         found = {
@@ -109,9 +109,9 @@ class DryRun:
 
 
 def dry_run(job: Pipeline) -> DryRun:
-    """What `job.run()` would do.
+    """Finds out what `job.run()` would do.
 
-    Reads the inputs, the token cache and the manifest of the output that is there, and tokenises the first records, to
+    Reads the inputs, the token cache and the manifest of the existing output, and tokenises the first records to
     estimate sizes.
     """
     token_cache = job.cache_of_run()
@@ -165,20 +165,20 @@ def _block(origin: Origin, token_cache: TokenCache) -> Block:
 
 
 def _shards_that_stay(job: Pipeline, token_cache: TokenCache, blocks: list[Block], earlier: EarlierOutput) -> list[str]:
-    """The keys of the shards before the first block that is tokenised, as far as the earlier output has them."""
+    """The keys of the shards before the first block to tokenise that the earlier output has."""
     known = list(itertools.takewhile(lambda block: block.receipt is not None, blocks))
     if not known or not len(earlier) or earlier.manifest is None:
         return []
     complete = len(known) == len(blocks)
     last, of_known = known[-1].origin, [block.receipt for block in known if block.receipt is not None]
-    if not complete:  # for the plan the last file ends here
+    if not complete:  # so that the plan sees the last file end here
         ends = last.start + last.size
         of_known = [each.updated(path_size=ends) if each["file"] == last.file else each for each in of_known]
     receipts = Receipts([pack_receipts(of_known)])
     row_indexes, config = RowIndexes(token_cache.row_indexes, receipts), job.config
     seen = first_items(receipts, row_indexes, config.preprocessing.max_items)
     borders = shard_borders(seen, row_indexes, config.output.max_tokens_per_shard)
-    if not complete and seen is receipts:  # the shard in which the known blocks end gets more rows
+    if not complete and seen is receipts:  # the shard where the known blocks end gets more rows
         if not borders:
             return []
         seen = first_items(receipts, row_indexes, int(receipts.rows[: borders[-1].block].sum()) + borders[-1].rows)
@@ -210,9 +210,9 @@ def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Ma
 
 
 def _changes(old: Any, new: Any, place: str = "") -> list[str]:
-    """The facts of a job that differ from those of a manifest, one line each."""
+    """The facts of a job that differ from those of a manifest, a line for each."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        # A manifest has more than facts.
+        # A manifest has more entries than facts.
         names = [*new, *(name for name in old if name not in new and place)]
         return [
             line

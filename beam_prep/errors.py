@@ -1,21 +1,22 @@
 """All errors that beam_prep raises on purpose.
 
     BeamPrepError
-     |-- ConfigError        a config that makes no sense; also a ValueError
-     |-- InputError         an input that cannot be read: missing, a directory, damaged gzip, changed during the run
-     |-- TokenizerError     a tokenizer that cannot be loaded, or that does not do what it says
-     |-- OutputError        an output that may not be written: it exists and belongs to another job
+    BeamPrepError
+     |-- ConfigError        the config is wrong; also a ValueError
+     |-- InputError         an input cannot be read: missing, a directory, damaged gzip, changed during the run
+     |-- TokenizerError     the tokenizer cannot be loaded, or does not work as its files say
+     |-- OutputError        the output may not be written: it exists and belongs to another job
      |    `-- LockedError   another job is writing the output
-     |-- StorageError       a disk that is full, a path that cannot be written, a store that does not answer or refuses
-     |-- RunError           a run that failed by a rule: too many rejects, nothing kept, nothing trained
+     |-- StorageError       a disk is full, a path cannot be written, a store does not answer or refuses
+     |-- RunError           the run failed by a rule: too many rejects, nothing kept, nothing trained
      |-- EngineError        the runner lost the job, a worker, or a part of its data
-     |-- TokenCacheError         a tokenised block is damaged or missing: run again, and it is made again
-     |-- FormatError        a file that is not what its reader expects
+     |-- TokenCacheError    a tokenised block is damaged or missing: run again, which makes it again
+     |-- FormatError        a file is not what its reader expects
      `-- UserFunctionError  a user's function raised on a record; the message names file and offset
 
-Each takes one message and nothing else, so that pickle carries it to another process unchanged. `exit_code` is what
-the command line ends with: 2 usage, config or tokenizer; 3 data; 4 the output is refused; 5 storage or engine, which
-may come back; 6 another job holds the output. So a scheduler knows what to run again: 5 and 6, and nothing else.
+Each takes exactly one message, so that pickle carries it to another process unchanged. `exit_code` is the exit code of
+the command line: 2: usage, config or tokenizer; 3: data; 4: the output is refused; 5: storage or engine, which may
+recover; 6: another job holds the output. A scheduler should run again only after 5 and 6.
 """
 
 import errno
@@ -26,7 +27,7 @@ import re
 class BeamPrepError(Exception):
     """The base class: ``except BeamPrepError`` catches everything that beam_prep raises on purpose.
 
-    Itself it is raised for an argument that names nothing: a row, a domain or a column that is not there.
+    The class itself is raised for an argument that names a missing row, domain or column.
     """
 
     exit_code = 2
@@ -75,7 +76,7 @@ class RunError(BeamPrepError):
 
 
 class EngineError(BeamPrepError):
-    """The runner lost the job, a worker, or a part of its data. What is done is not done again: run again."""
+    """The runner lost the job, a worker, or a part of its data. Run again: finished blocks are not made again."""
 
     exit_code = 5
 
@@ -111,15 +112,15 @@ _REFUSED = {
     errno.EINVAL: "cannot be made",
     errno.ENOTSUP: "cannot be made",
 }
-"""What is wrong with a path that the user chose; other errors are the disk's, and may pass."""
+"""Errors of a path that the user chose -> what is wrong. Other errors are the disk's, and may pass."""
 _NUMBER = re.compile(r"\[?[Ee]rrno\]?[ =]+(\d+)\]?")
 _PATH = re.compile(r"'([^']*)'(?: -> |$|\n|\\n| \[while)")
 
 
 def of_the_system(error: BaseException) -> BeamPrepError | None:
-    """What an error of the operating system means for a user: a full disk, a path that cannot be written.
+    """The error that a user gets for an error of the operating system: a full disk, a path that cannot be written.
 
-    Also of libraries in C, and of workers, of which only the text is known. None if it is no such error.
+    Also for errors of C libraries and of workers, of which only the text is known. None for other errors.
 
     >>> of_the_system(OSError(28, "No space left on device", "out/x"))
     StorageError('out/x: No space left on device: make room, or choose another disk, and run again')

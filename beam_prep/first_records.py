@@ -1,4 +1,4 @@
-"""What the first records of an input show before a run: what is trained of them that should not be; which encoder."""
+"""Checks the first records of an input before a run: warns of probable mistakes, and chooses the encoder."""
 
 import contextlib
 import itertools
@@ -29,14 +29,14 @@ from beam_prep.tokens.tokenizer import Tokenizer
 log = logging.getLogger("beam_prep")
 
 REFERENCE_ALONE = 2_000_000
-"""Bytes of input that the reference encodes sooner than another backend is loaded and compared with it."""
+"""Bytes of input that the reference encodes faster than another backend can be loaded and compared."""
 _GROUPS_PROBED = 16
-"""Groups of inputs whose first records are tried before a run: each is a file to open. In the run, blocks of all are
-checked by sample."""
+"""Most groups of inputs whose first records are checked before a run: each opens a file. The run checks blocks of all
+groups by sample."""
 _FILES_PROBED = 16
 _PROBE_BYTES = 4 * CHUNK
 _PROBES = 64
-_PROBE_CHARACTERS = 4096  # a line may be of any length, and this is start-up
+_PROBE_CHARACTERS = 4096  # a line may have any length, and start-up should be fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class FirstRecords:
     inputs: Sequence[InputFile]
 
     def check_files(self) -> None:
-        """Raises InputError if a file is certainly none that can be read: see `check_heads`."""
+        """Raises InputError if a file certainly cannot be read: see `check_heads`."""
         parts = self.config.parts()
-        for group, some in itertools.groupby(self.inputs, lambda file: file.group):
-            check_heads(list(some), parts[group or 0].input.fields)
+        for group, members in itertools.groupby(self.inputs, lambda file: file.group):
+            check_heads(list(members), parts[group or 0].input.fields)
 
     def warnings(self) -> list[str]:
-        """What is probably not meant: bad answers that are trained, numbers as domains, what the audit is sure of."""
+        """Probable mistakes: bad answers that are trained, numbers as domains, certain findings of the audit."""
         found: dict[str, None] = {}
         groups = self._groups()
         samples: list[Sample] = []
@@ -90,11 +90,11 @@ class FirstRecords:
         """The backend that encodes, chosen with the first records as probes.
 
         Args:
-            wanted: the one that is asked for.
+            wanted: the requested backend.
             references: see `recipe.Prepare`.
 
         Raises:
-            TokenizerError: it cannot be used.
+            TokenizerError: the requested backend cannot be used.
         """
         encoded = [(part, files[0]) for part, files in self._groups() if not part.input.tokenized]
         if not encoded:
@@ -115,7 +115,7 @@ class FirstRecords:
         return chosen
 
     def with_advice(self, error: BaseException) -> BaseException:
-        """An error of a run that failed by a rule with what an input is that is no JSONL; any other as it is."""
+        """The error; if a run failed by a rule, with the format of an input that is no JSONL, and how to convert it."""
         if not isinstance(error, RunError):
             return error
         advice = advice_on(self.inputs, str(error), ConfigView.of(self.config.canonical()).fields)
@@ -130,7 +130,7 @@ class FirstRecords:
 
 
 def _texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str]:
-    """Texts of the first records of a file, as they are encoded."""
+    """Texts of the first records of a file, ready to encode."""
     block: Any = _records(source)
     if block is None:
         return []
@@ -140,7 +140,7 @@ def _texts(source: InputFile, steps: Iterable[Callable[[Any], Any]]) -> list[str
 
 
 def _records(source: InputFile) -> Records | None:
-    """The first records of a file. None if it has none, or cannot be read, which the run will report."""
+    """The first records of a file; None if it has none, or cannot be read, which the run will report."""
     try:
         records = first_records(source, block_bytes=_PROBE_BYTES)
     except InputError:
@@ -149,16 +149,16 @@ def _records(source: InputFile) -> Records | None:
 
 
 def _spread(files: Sequence[InputFile], most: int) -> list[InputFile]:
-    """So many of the files, first and last among them."""
+    """At most `most` of the files (at least 2), evenly spaced, with the first and the last."""
     count = min(len(files), max(2, most))
     return [files[place * (len(files) - 1) // max(1, count - 1)] for place in range(count)]
 
 
 def _looked_at(source: InputFile) -> list[dict[str, Any]]:
-    """Records of a file's beginning, and of its middle and its end, where these can be read by themselves."""
+    """Records from a file's beginning, and from its middle and its end if these can be read separately."""
     places = [] if is_stream(source) else [source.size // 2, source.size - CHUNK]
     found: list[dict[str, Any]] = []
-    with contextlib.suppress(InputError):  # the run will report it
+    with contextlib.suppress(InputError):  # the run will report the error
         blocks = [first_records(source, block_bytes=_PROBE_BYTES)]
         blocks += [records_at(source, 0, place // CHUNK * CHUNK, 2 * CHUNK) for place in places if place >= CHUNK]
         for rows in (block.rows for block in blocks if block is not None):

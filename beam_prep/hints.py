@@ -1,4 +1,4 @@
-"""What may be meant by a name that is not known: a name that is near, or what other tools call the same thing."""
+"""Suggestions for an unknown name: a similar known name, or our name for what other tools call so."""
 
 import difflib
 import json
@@ -10,27 +10,27 @@ _short.maxstring = _short.maxother = 60
 
 
 def shown(value: object) -> str:
-    """A value as it is in a config, shortened."""
+    """A value as in a config, shortened."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return _short.repr(list(value) if isinstance(value, tuple) else value)
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that may be meant by another one, in whatever case; None: there is none."""
+    """The known name that is similar to an unknown one, whatever its case; None if there is none."""
     by_lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
     return by_lower[near[0]] if near else None
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The question for a message, with a blank behind it; "" where no known name is near."""
+    """A question for a message, followed by a blank; "" if no known name is similar."""
     near = nearest(name, known)
     return "" if near is None else f"did you mean {near!r}? "
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """A message for an unknown name: the name that may be meant, and all known ones."""
+    """A message for an unknown name, with a similar name and all known ones."""
     return f"unknown {what} {shown(name)}; {did_you_mean(name, known)}known: {', '.join(known)}"
 
 
@@ -51,11 +51,11 @@ OTHER_NAMES = {
     "max_no_loss_rate": "max_drops drop_rate",
     "max_reject_rate": "max_rejects reject_rate max_error_rate",
 }
-"""Options -> names that they have in other programs, and short ones."""
+"""Options -> their names in other programs, and short names."""
 
 
 def option_of(name: str) -> str | None:
-    """The option that other programs call so; None if there is none.
+    """The option that other programs call by this name; None if there is none.
 
     >>> option_of("num-proc")
     'direct_num_workers'
@@ -133,11 +133,11 @@ IN_CONFIG = {
     "roles": "mask (role to action)",
     "position_ids": "output.position_ids_mode",
 }
-"""Names of other tools -> the place in our config, with the values if they differ."""
+"""Settings of other tools -> the place in our config, with the values if they differ."""
 
 
 def place_of(name: str) -> str | None:
-    """Where our config has a setting of another tool, with the values if they differ; None if that is not known.
+    """The place in our config for a setting of another tool, with the values if they differ; None if unknown.
 
     >>> place_of("cutoff_len")
     'preprocessing.max_seq_len'

@@ -94,8 +94,8 @@ _KINDS: dict[Any, OptionKind] = {bool: "boolean", int: "integer", int | None: "i
 def _option(group: str, default: Any, label: str, help: str, example: str = "", **more: Any) -> Any:
     """A field of a table below. Its type decides its kind; `more`: see `Option`, and bounds of its value."""
     bounds = {name: more.pop(name) for name in ("ge", "le", "lt") if name in more}
-    told = {"group": group, **more}
-    return Field(default, title=label, description=help, examples=[example], json_schema_extra=told, **bounds)
+    extra = {"group": group, **more}
+    return Field(default, title=label, description=help, examples=[example], json_schema_extra=extra, **bounds)
 
 
 _job, _output, _files, _speed, _launch = (
@@ -150,7 +150,7 @@ class JobOptions(BaseModel):
     tokenizer_path: str = _job(
         ...,
         "Tokenizer folder",
-        "a tokenizer's folder; on the command line or its Hugging Face name",
+        "a tokenizer's folder; on the command line also its Hugging Face name",
         "gs://bucket/tokenizers/qwen3",
         kind="input_folder",
         metavar="DIR_OR_NAME",

@@ -1,4 +1,4 @@
-"""Who may write an output: its lock, its claim, its versions, and what launches left that did not end well."""
+"""The right to write an output: its lock, its claim, its versions, and the files that failed launches left."""
 
 import json
 import time
@@ -24,11 +24,11 @@ from beam_prep.storage.versions import Versions, new_name
 from beam_prep.tokens.check import IN_FULL
 
 _UNTIL_WORKERS_START = 3600.0
-"""Seconds."""
+"""Seconds that workers may take to start."""
 
 
 def manifest_of(output: str) -> dict[str, Any]:
-    """The manifest of an output that is there."""
+    """The manifest of an existing output."""
     path = join(output, MANIFEST)
     return load(read_bytes(path), path)
 
@@ -42,8 +42,8 @@ class OutputClaim:
         staging: the folder of this launch's unfinished files.
         options: of the job.
         token_cache, facts, inputs: of the job.
-        output: what is made: `root`, or a version of it.
-        is_taken: this launch has the claim, or had it.
+        output: the directory to make: `root`, or a version in it.
+        is_taken: True once this launch has taken the claim.
     """
 
     root: str
@@ -62,10 +62,10 @@ class OutputClaim:
         return self.staging.claims(self.root)
 
     def made_already(self) -> str | None:
-        """The output that is there, if it is complete and of this job; else None.
+        """The path of the existing output, if it is complete and of this job; otherwise None.
 
         Raises:
-            OutputError: it was made without the check that is asked for, and may not be replaced.
+            OutputError: the output was made without the requested check, and may not be replaced.
         """
         keep = self.options.keep_versions
         if keep is None:
@@ -74,7 +74,7 @@ class OutputClaim:
         made.clean()
         latest, other = made.latest(), self.claims.holder()
         claimed = None if other is None else other.version_name
-        # Of this name or of that launch, too: it was killed, perhaps, before `latest` pointed to what it had made.
+        # A launch may have been killed before `latest` pointed to its version, so these names are checked, too.
         for name in dict.fromkeys(filter(None, (latest, self.options.version_name, claimed))):
             if self._is_made(made.path(name)):
                 made.point(name)
@@ -83,7 +83,7 @@ class OutputClaim:
         return None
 
     def _is_made(self, output: str) -> bool:
-        """True if an output is complete, of this job, and made with the check that is asked for."""
+        """True if an output is complete, of this job, and made with the requested check."""
         if not up_to_date(output, self.facts, partial(self._same_inputs, output)):
             return False
         run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
@@ -101,23 +101,23 @@ class OutputClaim:
         return first_changed(self.inputs, listed, lambda: json.loads(read_bytes(join(output, RUN)))) is None
 
     def finish_for_others(self, output: str) -> None:
-        """Does what a launch that was killed after it had published an output left to do."""
+        """Finishes what a launch left undone that was killed after it had published an output."""
         is_claimed = self.claims.holder() is not None
         if is_claimed:
             try:
                 self.take(here=True, wait=True)
             except LockedError:
-                return  # a job is at work
+                return  # another job is running
             output_at(output, self.staging).remove_replaced(manifest_of(output))
         if is_claimed or is_local(self.root):
-            self._remove_others()  # killed before they had a claim
+            self._remove_others()  # files of launches that were killed before they had a claim
             if self.options.cache_dir is None:
                 self.staging.remove_kept()
         if is_claimed:
             self.claims.release()
 
     def choose_version(self) -> str:
-        """Chooses the output. A launch that did not end well has given its version a name, which is kept.
+        """Chooses the path of the output. The version of a launch that failed keeps its name.
 
         Raises:
             LockedError: another launch holds the output.
@@ -132,8 +132,8 @@ class OutputClaim:
         """Claims the output.
 
         Args:
-            here: the job ends with this process.
-            wait: this process renews the claim. Otherwise the workers do, and may take an hour to start.
+            here: True: the job ends with this process.
+            wait: True: this process renews the claim. False: the workers renew it, and may take an hour to start.
 
         Raises:
             LockedError: another launch holds the output.
@@ -151,12 +151,12 @@ class OutputClaim:
             self.claims.update(version_name=name)
 
     def _remove_others(self) -> None:
-        """Removes the unfinished files of all other launches: none of them has the claim."""
+        """Removes the unfinished files of all other launches, because none of them has the claim."""
         for root in {self.staging.root, self.staging.home}:  # copies of another disk's staging are next to the output
             replace(self.staging, root=root).remove_others()
 
     def _clear_up(self, version_name: str) -> None:
-        """Removes what a launch left of a version that did not end well, or ends its work if it had published."""
+        """Removes what a failed launch left of its version, or finishes the version if it was published."""
         made = Versions(self.root)
         if not made.has(version_name):
             made.remove_unfinished(version_name)
@@ -174,8 +174,8 @@ class OutputClaim:
         output_at(self.output, self.staging).fails()
 
     def release(self, here: bool) -> None:
-        """Ends the claim of a job that is done, and removes its blocks, if they are not kept."""
-        # A job that may outlive its launcher ends its claim itself. Whoever takes it over clears up, too.
+        """Ends the claim of a finished job, and removes its blocks unless they are kept."""
+        # A job that may outlive its launcher ends its own claim. A launch that takes over the claim cleans up, too.
         if here or self.claims.update(lease=self.options.lease, renewed=time.time()):
             if self.options.cache_dir is None:
                 self.staging.remove_kept()

@@ -1,4 +1,4 @@
-"""`beam-prep inspect FILE --config C --tokenizer_path T`: shows rows of a run before it is run. Writes nothing."""
+"""`beam-prep inspect FILE --config C --tokenizer_path T`: shows the rows of a run before the run. Writes nothing."""
 
 import dataclasses
 import itertools
@@ -32,14 +32,14 @@ from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.token_roles import is_of_labels, is_role_column
 
 _BYTES = 1 << 21
-"""Of records, at most, that are looked at: more than the rows of a page, and a few seconds' work."""
+"""Most bytes of records that are read: more than the rows of a page, and a few seconds of work."""
 _PROBLEMS = 10  # shown one by one
 
 _DROPPED = {
     "empty": "there is nothing to encode",
     "too_short": "every text field is shorter than preprocessing.min_chars, which is {min_chars:,}",
     "too_long": "longer than max_chars, {max_chars:,} characters, or {limit}, {tokens:,} tokens",
-    "rows_without_loss": "no token of it is trained on (preprocessing.rows_without_loss: 'keep' keeps it)",
+    "rows_without_loss": "no token of it is trained (preprocessing.rows_without_loss: 'keep' keeps it)",
 }
 
 
@@ -53,10 +53,10 @@ def preview(
     pager: bool = False,
     **chosen: Any,
 ) -> None:
-    """Prints rows that a run would write, the outcome of other records, and what the run would say.
+    """Prints rows that a run would write, the outcome of other records, and the messages of the run.
 
-    It looks at a sample of the records, always the same ones. Of their rows it shows the first, the shortest, the
-    longest, and a few that are drawn.
+    It uses a sample of the records, always the same one. By default it shows the first row, the shortest, the longest,
+    and a few random ones.
 
     Args:
         inputs: paths and globs of JSONL files, as for a run; None: the config names them.
@@ -64,14 +64,14 @@ def preview(
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
         ids: print each token's id in front of it.
         html: write a page for a browser to this file instead, with the roles of tokens. Unless records are chosen, it
-            has 1,000 rows that are drawn (all, if there are no more), and of each reason the first records left out.
-        pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
-        chosen: others of the records that it looks at: the arguments of `Selection`. `count`: the first rows, with the
-            outcome of the records between them.
+            has 1,000 random rows (or all rows, if there are fewer), and the first records left out for each reason.
+        pager: in a terminal, send the text to `$PAGER`, or to `less -R`.
+        chosen: which records to show: the arguments of `Selection`. `count`: the first rows, with the outcome of the
+            records between them.
 
     Raises:
-        BeamPrepError: two arguments exclude each other; nothing was left out for this reason.
-        ConfigError, InputError, TokenizerError, RunError: if a run with these arguments would raise them.
+        BeamPrepError: two arguments exclude each other; no record was left out for the given reason.
+        ConfigError, InputError, TokenizerError, RunError: a run with these arguments would raise them.
     """
     selection = Selection(**chosen)
     if html is not None:
@@ -87,12 +87,12 @@ def preview(
 
 
 class SampleRows:
-    """The rows of a sample, each alone: not packed. See `RowSource`.
+    """The rows of a sample, not packed. See `RowSource`.
 
     Args:
         sample: the sample.
-        name: of its config, for people.
-        chosen: what is shown of it.
+        name: the name of its config, for people.
+        chosen: what to show of the sample.
     """
 
     unit = ""
@@ -115,7 +115,7 @@ class SampleRows:
         return self._rows(self.sample.parts[place], number - int(self._starts[place]), why)
 
     def first(self, count: int) -> Iterator[Entry]:
-        """See `RowSource.first`: with the outcome of the records between them, and the reasons of more."""
+        """See `RowSource.first`. Includes the outcome of the records between rows, and the reasons of further ones."""
         sample, kept, left_out, more = self.sample, 0, 0, Counter[str]()
         for entry in itertools.chain.from_iterable(self._outcomes_of(*each) for each in enumerate(sample.files)):
             if kept == count:
@@ -144,7 +144,7 @@ class SampleRows:
             yield from SampleRows(sample_of([records], sample.config, sample.tokenizer, sample.files)).outcomes()
 
     def outcomes(self) -> Iterator[list[ShownRow] | LeftOut]:
-        """The outcome of each record, in order: its row (or its chunks), or why there is none."""
+        """The outcome of each record, in order: its row (or its chunks), or why it has none."""
         for part in self.sample.parts:
             ledger, rows = part.rows.ledger, {line: row for row, line in enumerate(part.rows.line.tolist())}
             for line, status in enumerate(ledger.status.tolist()):
@@ -178,7 +178,7 @@ class SampleRows:
                 yield self._left_out(part, line)
 
     def problems(self) -> Iterator[LeftOut]:
-        """See `RowSource.problems`: one for each reason."""
+        """See `RowSource.problems`. One record for each reason."""
         return itertools.islice(first_of_each(self, 1), _PROBLEMS)
 
     def head(self) -> Text:
@@ -203,7 +203,7 @@ class SampleRows:
         return self._notes
 
     def report(self) -> Text:
-        """See `RowSource.report`: what a run on these records would say."""
+        """See `RowSource.report`. The messages of a run on these records."""
         sample, text = self.sample, Text()
         for number, line in enumerate(sample.lines()):
             style = "bold" if number == 0 else "bold red" if line.startswith("a run on these would fail") else ""
@@ -224,7 +224,7 @@ class SampleRows:
         return numbers
 
     def _rows(self, part: Part, row: int, why: str = "") -> list[ShownRow]:
-        """A row that is kept; several, if it is cut into chunks or has its turns apart."""
+        """A kept row; several if it is cut into chunks, or split into turns."""
         sample, batch, line = self.sample, part.rows, int(part.rows.line[row])
         unpacked = self._layout
         if unpacked.packing != "none":
@@ -255,7 +255,7 @@ class SampleRows:
         return found
 
     def _left_out(self, part: Part, line: int) -> LeftOut:
-        """Says why a line that is not blank became no row, or is marked."""
+        """The reason why a line that is not blank became no row, or is marked."""
         ledger, status = part.rows.ledger, int(part.rows.ledger.status[line])
         kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
         why = ledger.messages[line] if kind == "rejected" else ledger.notes.get(line, "")
@@ -272,7 +272,7 @@ def _place(part: Part, line: int) -> str:
     kind = source_of(origin.source.path)
     if kind.by_row:
         return f"{origin.source.path}, {kind.place(offset + 1)}"
-    if origin.start:  # nobody has counted the lines before
+    if origin.start:  # the lines before are not counted
         return f"{origin.source.path}, byte offset {offset:,}"
     return f"{origin.source.path}, {kind.place(line + 1)}"
 

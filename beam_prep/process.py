@@ -1,4 +1,4 @@
-"""What concerns this process: signals that ask it to end, and what Beam logs while it is imported."""
+"""Signals that end this process, and a filter for Beam's logging during its import."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ _received: list[int] = []
 
 
 class Stopped(BaseException):
-    """A signal asks this process to end. Not an `Exception`: nothing that handles errors of data may catch it."""
+    """A signal ends this process. Not an `Exception`, so that no handler of data errors catches it."""
 
 
 def stop_on_signals() -> None:
@@ -26,13 +26,13 @@ def stop_on_signals() -> None:
 
 
 def received_signal() -> int | None:
-    """The signal that asked this process to end. Beam makes an error of its own of what is raised within a step."""
+    """The signal that this process received. Beam turns `Stopped`, raised within a step, into an error of its own."""
     return _received[0] if _received else None
 
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Beam warns of every extra that is not installed ("apitools not found ..."), and no job of ours needs one."""
+    """Hides Beam's warnings about extras that are not installed ("apitools not found ..."): no job needs them."""
     root = logging.getLogger()
     root.addFilter(not_of_beam)
     try:

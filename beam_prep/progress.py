@@ -1,7 +1,7 @@
 """Progress of a run: bars in a terminal, plain lines in a log.
 
-Workers append a short line to a report for each block, and while they write shards; the launcher adds them
-up. A runner whose workers share no folder with the launcher is asked for the job's counters instead.
+Workers append a line to a report for each block, and while they write shards; the launcher adds them up. If workers
+share no folder with the launcher, the launcher asks the runner for the job's counters instead.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ log = logging.getLogger("beam_prep")
 
 _EVERY_TERMINAL, EVERY_LOG, FIRST_LOG = 0.5, 30.0, 5.0
 _EVERY_SHARD = 0.25
-"""Seconds between two lines of a worker that writes a shard."""
+"""Seconds between two reports of a worker that writes a shard."""
 _WINDOW = 60.0
-"""Seconds over which the pace is measured."""
+"""Seconds over which the speed is measured."""
 _UNTIL_ENDED = 2.0
-"""Seconds that the end of a run waits for a terminal that does not take its output."""
+"""Seconds that the end of a run waits for a terminal that does not take output."""
 
 Phase = Literal["tokenise", "plan", "write"]
 PHASES: tuple[Phase, ...] = ("tokenise", "plan", "write")
@@ -39,15 +39,15 @@ PHASES: tuple[Phase, ...] = ("tokenise", "plan", "write")
 
 @dataclass(slots=True)
 class Counts:
-    """What was done: to one block, or in all that was reported.
+    """Progress: of one block, or of all reports.
 
     Attributes:
         bytes, lines, rejects: of the input's content.
-        stored: bytes of the input as it is stored, compressed or not.
+        stored: bytes of the input as stored, compressed or not.
         tokens: of kept records.
-        trained, maybe_trained: trained tokens, and all tokens, of the blocks that were made and have a mask.
-        planned: rows that are to be written; known when there is a plan.
-        written: rows that are written.
+        trained, maybe_trained: trained tokens, and all tokens, of newly made blocks with a mask.
+        planned: number of rows to write; known when there is a plan.
+        written: number of written rows.
         plans: 1 when the plan begins.
     """
 
@@ -63,7 +63,7 @@ class Counts:
     plans: int = 0
 
     def line(self) -> str:
-        """As a line of a report."""
+        """The line of a report."""
         return " ".join(str(getattr(self, name)) for name in _NAMES)
 
 
@@ -71,8 +71,8 @@ _NAMES = tuple(field.name for field in fields(Counts))
 
 
 def report_block(folder: str, done: Counts) -> None:
-    """Appends a short line to the report of this process, which the launcher reads."""
-    # A late retry may come when the launcher has removed the folder; or the launcher is on another machine.
+    """Appends a line to the report of this process, which the launcher reads."""
+    # A late retry may come after the launcher removed the folder, or the launcher is on another machine.
     name = f"{platform.node()}-{os.getpid()}"
     with contextlib.suppress(OSError), open(os.path.join(folder, name), "a") as file:
         file.write(done.line() + "\n")
@@ -80,7 +80,7 @@ def report_block(folder: str, done: Counts) -> None:
 
 @contextlib.contextmanager
 def reported_rows(folder: str | None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that is told of rows as they are written, and reports them a few times a second."""
+    """Yields a function that gets numbers of written rows, and reports them a few times a second."""
     pending, last = 0, time.monotonic()
 
     def tell(rows: int) -> None:
@@ -96,12 +96,12 @@ def reported_rows(folder: str | None) -> Iterator[Callable[[int], None]]:
 
 
 def reported(folder: str) -> Counts:
-    """The sums of all reports. Of plans, one counts: an engine may repeat the step."""
+    """The sums of all reports. Only one plan counts, because an engine may repeat the step."""
     rows = [[0] * len(_NAMES)]
     for path in Path(folder).glob("*"):
         with contextlib.suppress(OSError):  # the folder is removed at the end
             for line in path.read_bytes().split(b"\n")[:-1]:  # the last one may be incomplete
-                with contextlib.suppress(ValueError):  # of a worker that was killed within it
+                with contextlib.suppress(ValueError):  # the worker was killed while it wrote the line
                     values = [*map(int, line.split())]
                     rows += [values] if len(values) == len(_NAMES) else []
     lines = np.array(rows, np.int64)
@@ -111,11 +111,11 @@ def reported(folder: str) -> Counts:
 
 @contextlib.contextmanager
 def reports_folder(shared: str | None, here: bool) -> Iterator[str | None]:
-    """The folder of the workers' reports; None: they share none with this process.
+    """The folder of the workers' reports; None: they share no folder with this process.
 
     Args:
-        shared: one on a disk that they share.
-        here: they are processes of this machine, and need none that outlives them.
+        shared: a folder on a shared disk.
+        here: True: the workers are processes of this machine, so a temporary folder is enough.
     """
     if shared is not None or not here:
         yield shared
@@ -126,13 +126,13 @@ def reports_folder(shared: str | None, here: bool) -> Iterator[str | None]:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a run is, from what was reported.
+    """The state of a run, from the reports.
 
     Attributes:
-        phase: what is done now.
-        done, goal: of the phase: bytes of the input as it is stored, or rows. No goal: not known.
-        words: what is said of it, without the time that is left.
-        left: seconds until the phase ends, if it goes on as it went in the last minute; None: not known.
+        phase: the current phase.
+        done, goal: of the phase: bytes of the input as stored, or rows. `goal` None: unknown.
+        words: a description, without the remaining time.
+        left: seconds until the phase ends, at the speed of the last minute; None: unknown.
     """
 
     phase: Phase
@@ -143,18 +143,18 @@ class State:
 
     @property
     def share(self) -> float | None:
-        """0 to 1; None: not known."""
+        """The finished share, 0 to 1; None: unknown."""
         return min(self.done / self.goal, 1.0) if self.goal else None
 
     def line(self) -> str:
-        """All of it, as a line."""
+        """The whole state as a line."""
         share = "" if self.share is None else f" {self.share:.0%}"
         left = "" if self.left is None else f", about {lasting(self.left)} left"
         return f"{self.phase}{share}: {self.words}{left}"
 
 
 def lasting(seconds: float) -> str:
-    """A time as a person says it.
+    """A duration for people.
 
     >>> lasting(42.4), lasting(205), lasting(7320)
     ('42 s', '3 min 25 s', '2 h 2 min')
@@ -166,7 +166,7 @@ def lasting(seconds: float) -> str:
 
 
 def short(count: float) -> str:
-    """A number with a unit that can be read at a glance.
+    """A number with a unit, easy to read.
 
     >>> short(812), short(45_300), short(1_260_000)
     ('812', '45.3k', '1.3M')
@@ -182,13 +182,13 @@ Ask = Callable[[], Mapping[str, int]]
 
 
 class Progress:
-    """Shows what the workers report while a run lasts. A context manager. No error of it fails the run.
+    """Shows the workers' reports during a run. A context manager. Its errors never fail the run.
 
     Args:
         folder: the folder of the workers' reports; None: it is not on this machine.
-        inputs: the sum of their sizes, as they are stored, is the goal.
-        limited: the output may end before the input does.
-        clock: gives seconds.
+        inputs: the sum of their sizes, as stored, is the goal.
+        limited: True: the output may end before the input does.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -223,11 +223,11 @@ class Progress:
                 self._console.show_cursor(True)
 
     def ask(self, how: Ask) -> None:
-        """Gives a way to ask the runner. It is used where nothing is reported."""
+        """Sets the way to ask the runner, which is used if there are no reports."""
         self._ask = how
 
     def state(self) -> State:
-        """How far the run is now."""
+        """The current state of the run."""
         counts = Counts() if self._folder is None else reported(self._folder)
         tasks: tuple[int, int] | None = None
         if self._ask is not None and not counts.bytes:
@@ -235,7 +235,7 @@ class Progress:
             counts.stored, counts.lines = asked.get("stored", 0), asked.get("lines", 0)
             counts.rejects, counts.tokens = asked.get("rejected", 0), asked.get("tokens", 0)
             tasks = (asked["tasks_done"], asked["tasks"]) if asked.get("tasks") else None
-            counts.plans = int(0 < self._goal <= counts.stored)  # no counter tells of what follows
+            counts.plans = int(0 < self._goal <= counts.stored)  # there is no counter of later phases
         phase: Phase = "tokenise"
         if counts.plans:
             phase = "write" if counts.planned else "plan"
@@ -252,7 +252,7 @@ class Progress:
         return State(phase, done, goal, words, self._left(phase, now, done, goal))
 
     def _left(self, phase: Phase, now: float, done: int, goal: int | None) -> float | None:
-        """Seconds until the goal, at the pace of the last minute: blocks in the token cache take no time."""
+        """Seconds until the goal, at the speed of the last minute: blocks in the token cache take no time."""
         seen = self._seen.setdefault(phase, deque([(self._began[phase], 0)]))
         if done > seen[-1][1]:
             seen.append((now, done))
@@ -287,7 +287,7 @@ class Progress:
         return ", ".join(parts)
 
     def _watch(self) -> None:
-        # What a runner answers, and a terminal that is gone, are no reasons to disturb the run.
+        # Errors of a runner's answer, or of a closed terminal, must not disturb the run.
         with contextlib.suppress(Exception):
             if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown"):
                 self._watch_terminal()
@@ -295,12 +295,12 @@ class Progress:
                 self.watch_log()
 
     def watch_log(self) -> None:
-        """A line soon, one every half minute, and one when a long phase has ended."""
+        """Logs a line soon, then one every half minute, and one when a long phase has ended."""
         wait, phase = FIRST_LOG, PHASES[0]
         due = self._clock() + wait
         while not self.stopped.wait(min(_EVERY_TERMINAL, max(due - self._clock(), 0.0))):
             if self._ask is not None and self._clock() < due:
-                continue  # a runner is asked no more often than is needed
+                continue  # ask a runner no more often than needed
             state = self.state()
             if state.phase != phase:
                 took = self._began[state.phase] - self._began[phase]

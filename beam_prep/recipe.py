@@ -307,9 +307,7 @@ def inputs_of(
 
 def files_of_groups(files: Iterable[InputFile]) -> list[int]:
     """The number of files of each group; [] without groups. The files of a group are adjacent."""
-    return [
-        sum(1 for _ in some) for group, some in itertools.groupby(file.group for file in files) if group is not None
-    ]
+    return [sum(1 for _ in run) for group, run in itertools.groupby(file.group for file in files) if group is not None]
 
 
 def text_steps(

@@ -1,4 +1,4 @@
-"""What was renamed or taken away, and what to write instead. An old name is an error that says the new one."""
+"""Old names, and what to write instead. An old name is an error whose message gives the new name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ OPTIONS = {
 """Options of `run` and `replay`, and arguments of `Pipeline` and `Replay`: old name -> new name."""
 
 GONE_OPTIONS = {
-    "render": "it is gone, as there is one way to render chat templates: leave it out",
-    "shuffle_method": "it is gone, as every shuffle sorts groups of blocks and merges these: leave it out",
-    "staging_ttl": "it is gone, as the next launch that claims an output removes what others left: leave it out",
+    "render": "it is gone, because there is only one way to render chat templates now: leave it out",
+    "shuffle_method": "it is gone, because every shuffle sorts groups of blocks and merges them: leave it out",
+    "staging_ttl": "it is gone, because the next launch that claims an output removes files of others: leave it out",
 }
-"""Options that there were: name -> what to do."""
+"""Removed options: name -> what to do."""
 
-GONE_VALUES = {"tokie": "which is gone, as transformers encodes WordPiece and Unigram: leave the option out"}
-"""Values of options that there were: value -> what to do."""
+GONE_VALUES = {"tokie": "which is gone, because transformers encodes WordPiece and Unigram: leave the option out"}
+"""Removed values of options: value -> what to do."""
 
 CONFIG_KEYS = {
     "output.carry": "output.keep_fields",
@@ -33,26 +33,26 @@ PUBLIC_NAMES = {"Carry": "KeepFields"}
 
 
 def instead(name: str, mark: str = "") -> str | None:
-    """What to do about an option that there was; None if there was none.
+    """What to do about an old option; None if there was no such option.
 
     >>> instead("spool", "--")
     'it is --cache_dir now'
 
     Args:
         name: the option, without `--`.
-        mark: what stands before the name of an option where it is given.
+        mark: the prefix of an option's name where it is given.
     """
     return f"it is {mark}{OPTIONS[name]} now" if name in OPTIONS else GONE_OPTIONS.get(name)
 
 
 def keys(found: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Renames what a file of an earlier version says.
+    """Renames keys in a file of an earlier version.
 
     Args:
-        found: parts, each an object; it is changed.
+        found: parts, each an object; changed in place.
         names: `part.old` -> `part.new`.
     """
     for old, new in names.items():
         (part, name), (_, wanted) = old.split("."), new.split(".")
-        if name in found.get(part, {}):  # in its place: what a job is, is compared as text
+        if name in found.get(part, {}):  # keeps the place of the key, because facts of jobs are compared as text
             found[part] = {wanted if key == name else key: value for key, value in found[part].items()}

@@ -1,4 +1,4 @@
-"""`Replay`: a run on the inputs of an output, with a mended config, template or tokenizer; and what that changed."""
+"""`Replay`: a run on the inputs of an earlier output with a new config, template or tokenizer; and what changed."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.versions import Versions
 
 _COMPARED = ("ids", "mask", "labels", "weights", "token_value", "value", "text")
-"""Roles of columns that come from the record alone, and not from the packed row that it is put in."""
+"""Roles of columns that come only from the record, and not from its packed row."""
 _DOCUMENT = np.dtype([("place", [("file", "i4"), ("offset", "i8")]), ("digest", "u8")])
 
 
@@ -39,9 +39,9 @@ class RowsCompared:
     """The records that both outputs keep.
 
     Attributes:
-        same: how many give the same tokens, masks, labels and weights.
-        changed: how many others.
-        first: the place of the first of these; "": there is none.
+        same: number of records with the same tokens, masks, labels and weights.
+        changed: number of the other records.
+        first: the place of the first changed record; "" if there is none.
     """
 
     same: int
@@ -53,8 +53,8 @@ class Rejects:
     """Rejected records, by reason.
 
     Attributes:
-        counts: reason -> how many.
-        first: reason -> the first of them: `file`, `line`, `offset`, `message` and `text`.
+        counts: reason -> number of records.
+        first: reason -> its first record: `file`, `line`, `offset`, `message` and `text`.
     """
 
     def __init__(self, rejects: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -64,12 +64,12 @@ class Rejects:
             self.add(reject)
 
     def add(self, reject: Mapping[str, Any]) -> None:
-        """Counts one."""
+        """Counts a reject."""
         self.counts[reject["reason"]] += 1
         self.first.setdefault(reject["reason"], reject)
 
     def lines(self) -> list[str]:
-        """A line a reason: how many, and the first of them."""
+        """A line for each reason: the number of records, and the first one."""
         return [
             f"  {self.counts[reason]:,} {reason}, the first: {reject['file']}:{reject['line']}"
             + (f": {reject['message']}" if reject["message"] else "")
@@ -84,10 +84,10 @@ class Replayed:
     Attributes:
         result: of the run; None: nothing was done.
         before: the ledger of the earlier output.
-        after: the ledger of the new one; that of the earlier one if nothing was done.
+        after: the ledger of the new output; the earlier one if nothing was done.
         still: the records that both outputs reject.
-        newly: those that the new one rejects, and the earlier one does not.
-        rows: None: they are not compared, see docs/replay.md.
+        newly: the records that only the new output rejects.
+        rows: the kept records of both outputs; None: they are not compared, see docs/replay.md.
     """
 
     result: Result | None
@@ -98,7 +98,7 @@ class Replayed:
     rows: RowsCompared | None = None
 
     def lines(self) -> list[str]:
-        """What changed, and what still fails, for people."""
+        """What changed, and which records are still rejected, as text for people."""
         texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
         if self.result is not None:
             old, kept = self.before["kept"], self.after["kept"]
@@ -123,22 +123,21 @@ class Replayed:
 
 
 class Replay:
-    """A run on the inputs of an output that rejected records, with a mended config; and a comparison with that output.
+    """A run on the inputs of an output that rejected records, with a new config; compares the new output with it.
 
     Args:
-        output: the earlier output, or a folder of versions, of which the latest is meant. Its manifest names the
-            inputs.
-        config: the new config, or its path; without it, the earlier one.
-        output_dir: the directory to make. Without it, a folder of versions gets a new one (none is removed, but see
+        output: the earlier output, or a folder of versions, whose latest is taken. Its manifest names the inputs.
+        config: the new config, or its path; by default the earlier one.
+        output_dir: the directory to make. By default, a folder of versions gets a new version (none is removed, but see
             `keep_versions` of `Pipeline`), and another output is replaced, which `overwrite` must allow.
-        tokenizer_path: see `Pipeline`; without it, the tokenizer that the output keeps.
-        overwrite: replace `output`, or what is at `output_dir`.
+        tokenizer_path: see `Pipeline`; by default the tokenizer that the output keeps.
+        overwrite: replace `output`, or an output at `output_dir`.
         beam_options: see `Pipeline`.
-        options: the other arguments of `Pipeline`. `block_bytes`, `max_reject_chars` and `max_line_bytes` are by
-            default those of the earlier run.
+        options: the other arguments of `Pipeline`. The defaults of `block_bytes`, `max_reject_chars` and
+            `max_line_bytes` are the values of the earlier run.
 
     Raises:
-        BeamPrepError: as `Pipeline`; and an OutputError: there is no output to replay.
+        BeamPrepError: see `Pipeline`; and an OutputError: there is no output to replay.
 
     >>> config = bp.PipelineConfig.from_json("configs/sft_chat.json")
     >>> replay = bp.Replay("out/pipeline", config, output_dir="out/replayed")
@@ -148,7 +147,7 @@ class Replay:
     True
 
     Attributes:
-        output: the path of the output that is replayed.
+        output: the path of the earlier output.
         manifest: its manifest.
         job: the `Pipeline` that makes the new output; None if no record was rejected.
     """
@@ -209,7 +208,7 @@ class Replay:
         """The new config.
 
         Raises:
-            ConfigError: it cannot be read, or is wrong; or it needs another tokenizer than the one that is kept.
+            ConfigError: the config cannot be read, or is wrong; or it needs another tokenizer than the kept one.
         """
         if given is None:
             return PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
@@ -224,11 +223,11 @@ class Replay:
 
     @property
     def rejected(self) -> dict[str, int]:
-        """The records that were rejected: how many for each reason."""
+        """Number of rejected records, by reason."""
         return dict(self.manifest["ledger"]["rejected"])
 
     def plan(self) -> list[str]:
-        """What would be replayed, for people."""
+        """What would be replayed, as text for people."""
         total = _counted(sum(self.rejected.values()))
         return [f"would replay {total} of {self.output}", *Rejects(self._before.rejects()).lines()]
 
@@ -236,9 +235,9 @@ class Replay:
         """Makes the new output, if a record was rejected and anything changed. For the arguments see `Pipeline.run`.
 
         Raises:
-            InputError: an input is not what it was.
-            OutputError: the output would be replaced, without leave.
-            BeamPrepError: as `Pipeline.run`.
+            InputError: an input changed.
+            OutputError: the earlier output would be replaced, and `overwrite` is not set.
+            BeamPrepError: see `Pipeline.run`.
         """
         ledger = self.manifest["ledger"]
         if self.job is None or same_facts(self.manifest, self.job.facts):
@@ -264,7 +263,7 @@ class Replay:
         """Compares the inputs with the digests in the manifest.
 
         Raises:
-            InputError: one changed.
+            InputError: an input changed.
         """
         if self.job is None:
             return
@@ -277,7 +276,7 @@ class Replay:
 
 
 def documents(dataset: Dataset) -> Array | None:
-    """The place and a digest of every row, of a packed row of every document in it.
+    """The place and a digest of every row, or of every document of packed rows.
 
     Returns:
         `_DOCUMENT` [documents], in the order of the rows; None: rows have no provenance, or packing split documents.
@@ -300,7 +299,7 @@ def _documents_of(row: Mapping[str, Any], columns: Sequence[Column]) -> Iterator
                 values = row[column.name]
                 for part in [values.flat, values.lengths] if isinstance(values, Ragged) else [values[start:end]]:
                     digest.update(f"{column.name} {len(part)}".encode())
-                    # A column may be stored in fewer bytes than it was.
+                    # A column may be stored with a narrower dtype than before.
                     digest.update(part.astype(np.float64 if part.dtype.kind == "f" else np.int64).tobytes())
         yield place, int.from_bytes(digest.digest(), "little")
 

@@ -1,6 +1,6 @@
-"""`report.html`: what became of the records of a run, for people. The counts are the run's own.
+"""`report.html`: the outcome of a run's records, for people. The counts come from the run.
 
-Numbers of a manifest and a `run.json` -> HTML that needs nothing else, no network, no scripts.
+It is made from a manifest and a `run.json`, and needs nothing else: no network, no scripts.
 """
 
 import functools
@@ -31,7 +31,7 @@ from beam_prep.tokens.tokenizer import Tokenizer
 def _samples(
     samples: Sequence[Mapping[str, Any]], config: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    """The rows that were drawn, as `run.json` has them, to be shown: `domain`, `parts`, and whether they are `cut`."""
+    """The rows that `run.json` has as samples: `domain`, `parts`, and whether they are `cut`."""
     for sample in samples:
         display = RowDisplay(tuple(Column(**column) for column in sample["columns"]), tokenizer, config)
         row = {column.name: _array(sample["row"][column.name], column) for column in display.schema}
@@ -51,7 +51,7 @@ _WORDS = {
     DUPLICATE: "equal to an earlier record",
     NOT_SAMPLED: "left out by output.mix",
 }
-"""What reasons mean that are not those of a rule on single records."""
+"""The meaning of reasons that do not come from a rule on single records."""
 _FIRST = (
     "ReadJSONL", "KeyRecords", "CountBadAnswers", "KeepFields", "AdaptRecords", "FilterByChars", "FilterRecords",
     "MapRecords", "Decontaminate",
@@ -81,7 +81,7 @@ def _template() -> Template:
 
 
 def _visible(value: Any) -> Any:
-    """Control and bidirectional characters of data, made visible."""
+    """A text of the data, with visible control and bidirectional characters."""
     return value.translate(VISIBLE) if type(value) is str else value
 
 
@@ -152,7 +152,7 @@ def _numbers(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
-    """(step, reason, lines, kind), in the order in which lines go."""
+    """(step, reason, lines, kind), in the order of the steps."""
     yield "lines of the input", "", ledger["lines"], "total"
     if ledger["not_read"]:
         yield "not read", "max_items was reached", ledger["not_read"], "out"
@@ -168,7 +168,7 @@ def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _after(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """What became of kept records."""
+    """The outcome of kept records."""
     totals, kept = manifest["totals"], manifest["ledger"]["kept"]
     if (repeated := manifest.get("repeated", 0)) > 0:
         yield f"Repeated for the mix: {repeated:,} rows more than records."
@@ -187,7 +187,7 @@ def _roles(manifest: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
 
 
 class _Domain(NamedTuple):
-    """A domain, or the part of it that is in a split. `trained` is None without masks and labels."""
+    """A domain, or its part in a split. `trained` is None without masks and labels."""
 
     split: str | None
     name: str
@@ -198,7 +198,7 @@ class _Domain(NamedTuple):
 
 
 def _domains(manifest: Mapping[str, Any]) -> list[_Domain]:
-    """Split by split, the largest first."""
+    """The domains, split by split, the largest first."""
     counts: dict[tuple[str | None, str], Counter[str]] = {}
     for shard in manifest["shards"]:
         more = {"shards": 1, "rows": shard["rows"], "tokens": sum(shard["tokens"].values())}
@@ -227,7 +227,7 @@ def _mix(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int, int]
 
 
 def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(class, rows before they were cut, rows as kept), from the first class that has rows to the last."""
+    """(class, rows before truncation, rows as kept), from the first class with rows to the last."""
     counts = list(zip_longest(uncut, kept, fillvalue=0))
     first = next((place for place, rows in enumerate(counts) if any(rows)), len(counts))
     found = []
@@ -238,7 +238,7 @@ def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> list[tuple[str, int, 
 
 
 def _place(step: str) -> int:
-    """The place of a step in a chain."""
+    """The index of a step in a chain."""
     steps = (*_FIRST, "", *_LAST)
     return steps.index(step if step in steps else "")
 

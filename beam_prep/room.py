@@ -1,4 +1,4 @@
-"""The room that a run will probably need on its disks, by the first records of its input."""
+"""Estimates the disk space of a run from the first records of its input."""
 
 import io
 import os
@@ -17,13 +17,13 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenizer import Tokenizer
 
 AMPLE = 20
-"""So many times the size of the input are enough for any run: then nothing is estimated."""
+"""This many times the size of the input are enough for any run: with more space, nothing is estimated."""
 
 
 def sizes(
     config: PipelineConfig, tokenizer: Tokenizer, inputs: Sequence[InputFile], max_reject_chars: int
 ) -> tuple[float, float]:
-    """(bytes in the token cache, bytes in the output) for each byte of input, of the first records that are kept."""
+    """(bytes in the token cache, bytes in the output) for each byte of input, estimated from the first kept records."""
     for number, source in enumerate(inputs):
         records = first_records(source, number)
         if records is None:
@@ -39,7 +39,7 @@ def sizes(
 
 
 def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
-    """The bytes that a block's rows take in an output."""
+    """Bytes of a block's rows in an output."""
     columns = layout.columns(tuple(batch.schema.values()))
     file = _Kept()
     writers = [FORMATS[name].writer(lambda _: file, columns, 0, 1) for name in formats]
@@ -52,17 +52,17 @@ def _written(batch: Batch, formats: Sequence[str], layout: Layout) -> int:
 
 
 class _Kept(io.BytesIO):
-    """A file that can be asked for its size when its writer has closed it."""
+    """A file that still knows its size after its writer has closed it."""
 
     def close(self) -> None:
         """Does nothing."""
 
 
 def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
-    """A line for each disk that has less room than is needed there.
+    """A warning for each disk with less free space than needed.
 
     Args:
-        needs: (folder, what is written there, bytes). The same on the same disk is written once.
+        needs: (folder, what is written there, bytes). The same thing on the same disk is counted once.
     """
     disks: dict[int, dict[str, tuple[str, float]]] = {}
     for folder, what, size in needs:
@@ -80,7 +80,7 @@ def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
 
 
 def free_bytes(folder: str) -> int:
-    """The room on the disk of a folder, which need not be there yet."""
+    """Free bytes on the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(_existing(folder)).free
 
 

@@ -1,6 +1,6 @@
 """`beam-prep template TOKENIZER`: what a chat template does with the conversations of `chat.conversations`.
 
-They are records of a list, taken through the chain of a run, and drawn as `inspect` draws rows before a run.
+The conversations go through the chain of a run, and are shown like the rows of `inspect` before a run.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class Case(NamedTuple):
 
     Attributes:
         name: of the conversation.
-        outcome: what becomes of it.
-        entry: its row, or why there is none.
+        outcome: its outcome.
+        entry: its row, or why it has none.
     """
 
     name: str
@@ -57,15 +57,15 @@ def template(
     as_json: bool = False,
     pager: bool = False,
 ) -> None:
-    """Prints whether a chat template takes each of the conversations, what it leaves out, and what is trained of it.
+    """Prints for each conversation whether a chat template takes it, what it leaves out, and what is trained.
 
     Args:
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        chat_template: the path of a template, or the name of one of the tokenizer's; None: the tokenizer's own, or all
-            of them, if they have names.
+        chat_template: the path of a template, or the name of one of the tokenizer's templates; None: the tokenizer's
+            own template, or all its named ones.
         html: write a page for a browser to this file instead.
         as_json: print one line of JSON instead.
-        pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
+        pager: in a terminal, send the text to `$PAGER`, or to `less -R`.
 
     Raises:
         TokenizerError: the tokenizer or the template cannot be used, or there is no such template.
@@ -93,7 +93,7 @@ def template(
 
 
 def _sources(path: str, tokenizer: Tokenizer, given: str | None) -> Mapping[str, str | None]:
-    """Name ("" of the tokenizer's only one) -> template, as `input.chat_template` has it."""
+    """Name ("" for the tokenizer's only template) -> template, as a value of `input.chat_template`."""
     named = tokenizer.chat_templates
     if given is not None:
         return {os.path.basename(given): named.get(given, given)}
@@ -106,15 +106,15 @@ def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[C
     """Takes the conversations through the chain of a run.
 
     Args:
-        source: the template, as `input.chat_template` has it; None: the tokenizer's own.
+        source: the template, as a value of `input.chat_template`; None: the tokenizer's own.
         tokenizer: the tokenizer.
-        name: with which titles begin.
+        name: the first word of titles.
 
     >>> cases = cases_of(None, bp.Tokenizer.load("examples/tokenizer"))
     >>> cases[0].name, cases[0].outcome.kind
     ('question and answer', 'taken')
     """
-    # As of a usual run, but for records that would be left out, though there is something to see.
+    # The settings of a usual run, but records that it would leave out are kept, because there is something to see.
     section = {"field": "messages", "action": "$role", "template": "conversation"}
     given = {"sections": [section], "not_rendered": "keep", "date": date.today().isoformat(), "chat_template": source}
     steps = {"max_seq_len": 1 << 20, "rows_without_loss": "keep"}
@@ -137,7 +137,7 @@ def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[C
 
 
 def _counts(cases: Sequence[Case]) -> dict[str, int]:
-    """How many conversations are of each kind."""
+    """Number of conversations of each kind."""
     counts = Counter(case.outcome.kind for case in cases)
     return {kind: counts[kind] for kind in _KINDS}
 
@@ -159,13 +159,13 @@ def _summary(heading: str, cases: Sequence[Case]) -> Text:
 
 
 def _texts(summary: Text, cases: Sequence[Case], screen: Screen) -> Iterator[Text]:
-    """For a terminal: the summary, then each conversation as it is drawn."""
+    """For a terminal: the summary, then each conversation in colours."""
     yield Text("\n").join([summary, legend(screen.marks)])
     yield from (text_of(case.entry, screen) for case in cases)
 
 
 def _as_json(case: Case) -> dict[str, Any]:
-    """With the text of a row, and the parts of it that are trained."""
+    """The outcome of a conversation, with the text of its row and the trained parts."""
     (name, (kind, reason, message, _), entry), lost = case, case.outcome.lost
     found = {"name": name, "outcome": kind, "reason": reason, "message": message, "not_written": lost}
     if isinstance(entry, LeftOut):

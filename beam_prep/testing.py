@@ -1,4 +1,4 @@
-"""For tests of your own steps: a list of dicts as a block, and a block as rows again.
+"""For tests of your own steps: makes a block from a list of dicts, and rows from a block.
 
 Without a pipeline, a step is a function on a block:
 

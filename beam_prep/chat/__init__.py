@@ -1,1 +1,1 @@
-"""Chat templates: records -> texts, and which characters of them a model is to learn."""
+"""Chat templates: renders records as texts, and finds the characters that a model should learn."""

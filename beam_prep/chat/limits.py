@@ -70,7 +70,7 @@ def bounded(value: T) -> T:
 def expect(size: int, most: int = MAX_CHARACTERS) -> None:
     """Raises TemplateLimit if a size is too large."""
     if size > most:
-        raise TemplateLimit(f"what it makes has more than {most} characters or items")
+        raise TemplateLimit(f"it makes more than {most} characters or items")
 
 
 def count_round() -> None:

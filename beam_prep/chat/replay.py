@@ -1,11 +1,11 @@
 """Renders plain chats of a known kind without the template, by joining constants and contents.
 
-A kind is a sequence of roles. When a kind comes for the second time, one chat is rendered while every operation on its
-texts is watched. An operation that returns a bool or an int becomes a guard, and so does one that returns the text
-itself (`strip` of a text without blanks around it). If the template does anything else with a text, the kind is not
-replayed. Only plain texts are replayed: of two characters or more, without blanks around them, without the first
-characters of a special token. Then the spans of `turns` are constant, too. `ChatTemplate.render` gives the same result;
-a sample of each block is compared with it.
+A kind is given by roles and variables. When a kind comes for the second time, one chat is rendered while every
+operation on its texts is watched. An operation that returns a bool or an int becomes a guard, and so does one that
+returns the text itself (`strip` of a text without blanks around it). If the template does anything else with a text,
+the kind is not replayed. Only plain texts are replayed: of two characters or more, without blanks around them, without
+the first characters of a special token. Then the spans of `turns` are constant, too. `ChatTemplate.render` gives the
+same result; a sample of each block is compared with it.
 """
 
 import bisect

@@ -219,7 +219,7 @@ class ChatTemplate:
         return RenderedChat(text, turns, [], marked=marked)
 
     def render_plainly(self, messages: Sequence[Message], /, **variables: Any) -> RenderedChat:
-        """Renders with transformers' function, and takes the turns from renderings of prefixes.
+        """Renders without origins, exactly as transformers does, and takes the turns from renderings of prefixes.
 
         For arguments and errors see `render`.
         """

@@ -1,4 +1,4 @@
-"""Fill in the middle: a part of the documents is reordered, so that a model learns to write what is missing.
+"""Fill-in-the-middle (FIM): reorders a share of the documents, so that a model learns to write a missing part.
 
 A document is cut at two random places into prefix, middle and suffix, and becomes, with the tokenizer's sentinels,
 
@@ -7,9 +7,9 @@ A document is cut at two random places into prefix, middle and suffix, and becom
     spm_v1:     <suffix> suffix <prefix> prefix <middle> middle
     codestral:  <suffix> suffix <prefix> prefix middle
 
-Source: M. Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", arXiv:2207.14255; cut between
-characters, as there, by documents. `spm_v1` is its first SPM; `spm` its variant SPMv2, as in StarCoder and Code Llama;
-`codestral` is that of Mistral, which writes no sentinel before the middle. Prefix and middle that stand together are
+Source: M. Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", arXiv:2207.14255; documents
+are cut between characters, as in the paper. `spm_v1` is its first SPM; `spm` is its variant SPMv2, used by StarCoder
+and Code Llama; `codestral` is used by Mistral, and has no sentinel before the middle. Adjacent prefix and middle are
 encoded together.
 """
 
@@ -28,9 +28,9 @@ class Parts(NamedTuple):
     """A text whose parts are encoded alone.
 
     Attributes:
-        texts: the parts, in order. Sentinels are parts of their own.
-        first: the number of the part with which the document begins. It alone gets what a tokenizer puts before every
-            text, as the space of SentencePiece; so the others get no space that the document does not have.
+        texts: the parts, in order. Each sentinel is a part.
+        first: the number of the part with which the document begins. Only this part gets the prefix that a tokenizer
+            adds to every text (SentencePiece's space), so the others get no space that the document lacks.
     """
 
     texts: tuple[str, ...]
@@ -38,12 +38,12 @@ class Parts(NamedTuple):
 
 
 class Known(NamedTuple):
-    """How the models of a family are trained to fill in the middle.
+    """The FIM format of a family of models.
 
     Attributes:
-        prefix, middle, suffix: the texts of their sentinels.
+        prefix, middle, suffix: the texts of the sentinels.
         mode: their order.
-        end: the text of the token behind the middle; None: EOS alone ends it, if anything.
+        end: the text of the token behind the middle; None: at most EOS ends it.
     """
 
     prefix: str
@@ -70,7 +70,7 @@ _NUMBERS = struct.Struct("<3Q")
 
 @dataclass(frozen=True, slots=True)
 class Fim:
-    """The rule by which documents are reordered. It depends on the document's text alone.
+    """The rule that reorders documents. It depends only on the document's text.
 
     >>> fim = Fim(rate=1.0, seed=4, sentinels=("<PRE>", "<MID>", "<SUF>"))
     >>> fim("one two three").texts
@@ -80,9 +80,9 @@ class Fim:
 
     Attributes:
         rate: the share of documents that are reordered, 0 to 1.
-        mode: see the module; None: that of the family of the sentinels, `psm` for others.
-        seed: another seed reorders others, and cuts at other places.
-        sentinels: the texts of the tokens before prefix, middle and suffix; None: those of the tokenizer, see `of`.
+        mode: see the module; None: the mode of the sentinels' family, `psm` for unknown ones.
+        seed: another seed reorders other documents, and cuts at other places.
+        sentinels: the texts of the tokens before prefix, middle and suffix; None: the tokenizer's, see `of`.
         end: the text of the token behind the middle; None: there is none.
     """
 
@@ -93,14 +93,14 @@ class Fim:
     end: str | None = None
 
     def of(self, tokens: Sequence[str], greedy: Sequence[str] = ()) -> "Fim":
-        """The rule with sentinels of a tokenizer.
+        """The rule with the sentinels of a tokenizer.
 
         Args:
-            tokens: texts of its tokens that are never split.
-            greedy: texts of those that take white space beside them, which would change the document.
+            tokens: texts of the tokenizer's tokens that are never split.
+            greedy: texts of tokens that take white space beside them, which would change the document.
 
         Raises:
-            TokenizerError: it has none, or not those that are given.
+            TokenizerError: the tokenizer has no sentinels, or lacks the given ones.
         """
         known = _known(tokens, self.sentinels, greedy)
         end = known.end if known.end in tokens else None
@@ -108,14 +108,14 @@ class Fim:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The texts of all tokens that it writes, or may write in another mode."""
+        """The texts of all tokens that the rule may write."""
         return (*(self.sentinels or ()), *([] if self.end is None else [self.end]))
 
     def __call__(self, text: str) -> Parts | None:
-        """A document, reordered; None: it stays as it is.
+        """A document, reordered; None if it stays unchanged.
 
         Raises:
-            ValueError: there are no sentinels.
+            ValueError: the rule has no sentinels.
         """
         if self.sentinels is None:
             raise ValueError("sentinels is None, wanted those of a tokenizer: see `of`")
@@ -128,7 +128,7 @@ class Fim:
 
     def _ordered(self, prefix: str, middle: str, suffix: str) -> Parts:
         before, between, after = self.sentinels or ("", "", "")
-        # Then where prefix, middle and suffix are.
+        # (texts, the places of prefix, middle and suffix among them)
         texts, places = {
             "psm": ((before, prefix, after, suffix, between, middle), (1, 5, 3)),
             "spm": ((before, after, suffix, between, prefix + middle), (4, 2)),
@@ -140,7 +140,7 @@ class Fim:
 
 
 def _known(tokens: Sequence[str], given: tuple[str, str, str] | None, greedy: Sequence[str]) -> Known:
-    """The family whose sentinels are given, or else of those that are among the tokens the first."""
+    """The family of the given sentinels; without given ones, the first family whose sentinels are among the tokens."""
     there = {*tokens}
     if given is not None:
         _check_greedy(given, greedy)

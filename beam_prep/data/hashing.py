@@ -1,4 +1,4 @@
-"""Digests of inputs that do not depend on how the input was split.
+"""Digests of inputs that do not depend on how the inputs were split.
 
 A binary hash tree over chunks of 64 KB, as in RFC 6962 (section 2.1): a split that begins at a multiple of the chunk
 gives a few complete subtrees, and the subtrees of all splits, in order, give the digest of the file.
@@ -31,7 +31,7 @@ def _push(stack: list[Node], node: Node) -> None:
 
 
 def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: bytes = b"") -> tuple[Node, ...]:
-    """The largest complete subtrees over `head + data`, from byte `start` of a file on, a multiple of `chunk`."""
+    """The largest complete subtrees over `head + data`, from byte `start` of a file, a multiple of `chunk`."""
     if start % chunk:
         raise ValueError(f"start {start} is no multiple of {chunk}")
     view, before = memoryview(data), len(head)
@@ -43,12 +43,12 @@ def tree_nodes(data: bytes | memoryview, start: int, chunk: int = CHUNK, head: b
 
 
 def subtree(leaves: Mapping[int, Iterable[bytes]], first: int, count: int) -> Node:
-    """The complete subtree over leaves, of which most may be empty.
+    """The complete subtree over leaves, most of which may be empty.
 
     Args:
-        leaves: place -> the parts of the content, of those that have any.
+        leaves: place -> the parts of the content, for leaves that are not empty.
         first: the place of the first leaf, a multiple of `count`.
-        count: of leaves, a power of 2.
+        count: number of leaves, a power of 2.
     """
     digests = {place - first: _leaf(parts) for place, parts in leaves.items()}
     empty, level = _leaf(()), 0
@@ -82,14 +82,14 @@ def tree_digest(nodes: Iterable[Node]) -> str:
 
 
 def block_digest(nodes: Collection[Node], skip: int, bom: bool, tail: bytes | memoryview, cut: bool = False) -> str:
-    """Names a block, by all that its lines depend on.
+    """The name of a block: a digest of everything that its lines depend on.
 
     Args:
         nodes: the subtrees of its byte range.
-        skip: bytes at its head that belong to a line before.
-        bom: whether it begins with a byte order mark that is skipped; elsewhere in a file the same bytes are no JSON.
-        tail: what its last line has beyond the range.
-        cut: that line has more, which is not read.
+        skip: bytes at its head that belong to an earlier line.
+        bom: it begins with a byte order mark, which is skipped; elsewhere in a file, the same bytes are no JSON.
+        tail: the part of its last line beyond the range.
+        cut: the last line has more bytes, which are not read.
     """
     state = hashlib.sha256(f"{skip} {bom:d} {len(nodes)}{' cut' if cut else ''}\n".encode())
     for node in nodes:

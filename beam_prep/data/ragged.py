@@ -1,4 +1,4 @@
-"""`Ragged`: rows of different lengths in two arrays. The only shape in which tokens travel."""
+"""`Ragged`: rows of different lengths in two arrays. All tokens are in this form."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def offsets_of(lengths: npt.ArrayLike) -> Array:
-    """Row lengths [n] -> row borders int64 [n + 1], beginning with 0."""
+    """Row lengths [n] -> row borders int64 [n + 1], from 0 on."""
     lengths = np.asarray(lengths, dtype=np.int64)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -25,26 +25,26 @@ def changes(*columns: Array) -> Array:
     """int64 [groups]: the first row of each group of neighbours that are equal in all columns.
 
     Args:
-        columns: of at least 0 [rows] each.
+        columns: arrays [rows], whose values are at least 0.
     """
     differs = [np.diff(column, prepend=-1) != 0 for column in columns]
     return np.flatnonzero(np.logical_or.reduce(differs))
 
 
 MAX_NARROW = 2**31 - 1
-"""The largest border that int32 holds, and so an Arrow list or string."""
+"""The largest border that int32 holds, and so an Arrow list or string can have."""
 
 
 def narrow(offsets: Array) -> Array:
-    """Borders as int32: Arrow itself does not always notice that they do not fit.
+    """Borders as int32. Arrow itself does not always notice that they do not fit.
 
     Raises:
-        RunError: there are too many values for that.
+        RunError: there are too many values for int32.
     """
     if offsets[-1] > MAX_NARROW:
         raise RunError(
             f"{offsets[-1]} values in one column of a block, wanted up to {MAX_NARROW}: "
-            "give a smaller --block_bytes, or leave out the record that is so long"
+            "give a smaller --block_bytes, or leave out the longest record"
         )
     return offsets.astype(np.int32)
 
@@ -54,15 +54,15 @@ def take_rows(values: Array, offsets: Array, rows: Array) -> Array:
 
     Args:
         values, offsets: see `Ragged`.
-        rows: int64, in the order in which they are wanted.
+        rows: int64, in the order of the result.
     """
     if not len(rows) or not values.size:
         return values[:0]
-    import pyarrow as pa  # a reader of arrays alone does not need it
+    import pyarrow as pa  # a reader that only reads arrays does not need it
 
-    # Arrow copies row by row; an index of numpy would be eight bytes a value, and ten times as slow.
+    # Arrow copies row by row. An index of numpy would take eight bytes a value, and ten times as long.
     values = np.ascontiguousarray(values)
-    size = values.nbytes // len(values)  # of a value; it may be an array itself
+    size = values.nbytes // len(values)  # bytes of a value, which may be an array
     wanted = int((offsets[1:][rows] - offsets[:-1][rows]).sum())
     rows = np.where(rows < 0, rows + len(offsets) - 1, rows)
     small = max(int(offsets[-1]), wanted) * size <= MAX_NARROW
@@ -76,14 +76,14 @@ def take_rows(values: Array, offsets: Array, rows: Array) -> Array:
 
 
 def join_pieces(values: Array, starts: Array, lengths: Array) -> Array:
-    """`values[start:start + length]` of each, one after the other.
+    """Joins the slices `values[start:start + length]`.
 
-    Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and
-    more time from about 100 tokens a piece on.
+    Copies piece by piece: an index of all tokens would take several times the memory of the tokens, and more time for
+    pieces of about 100 tokens and more.
     """
     stops, order = starts + lengths, np.argsort(starts, kind="stable")
     borders = np.column_stack([starts[order], stops[order]]).ravel()
-    if (borders[1:] >= borders[:-1]).all():  # the pieces, and what is between them, are rows
+    if (borders[1:] >= borders[:-1]).all():  # the pieces, and the gaps between them, are rows
         rows = np.empty_like(order)
         rows[order] = np.arange(0, len(borders), 2)
         return take_rows(values, borders, rows)
@@ -102,11 +102,11 @@ class Ragged:
     [[5, 6, 7], [8]]
 
     Attributes:
-        values: the rows one after the other: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
-        offsets: int64 [n + 1]; they rise from 0 to `len(values)`.
+        values: the rows joined: an array of any dtype, or a `Ragged` (rows of lists, as in rollouts).
+        offsets: int64 [n + 1], ascending from 0 to `len(values)`.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the offsets are not.
     """
 
     values: Union[Array, "Ragged"]
@@ -129,7 +129,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[Any]], dtype: npt.DTypeLike = np.int32, depth: int = 1) -> "Ragged":
-        """Rows given as lists (of lists where `depth` is 2)."""
+        """Makes it from rows as lists (`depth` 2: as lists of lists)."""
         lengths = [len(row) for row in rows]
         items = itertools.chain.from_iterable(rows)
         values = np.fromiter(items, dtype, sum(lengths)) if depth == 1 else cls.from_lists([*items], dtype, depth - 1)
@@ -148,12 +148,12 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        """int64 [n]."""
+        """int64 [n]: the length of each row."""
         return np.diff(self.offsets)
 
     @property
     def flat(self) -> Array:
-        """The innermost values, one array."""
+        """The innermost values, as one array."""
         return self.values.flat if isinstance(self.values, Ragged) else self.values
 
     @property
@@ -163,7 +163,7 @@ class Ragged:
 
     @property
     def flat_lengths(self) -> Array:
-        """int64 [n]: innermost values a row."""
+        """int64 [n]: number of innermost values of each row."""
         if isinstance(self.values, Ragged):
             return np.diff(self.values.offsets[self.offsets])
         return self.lengths
@@ -205,38 +205,38 @@ class Ragged:
         return Ragged(take_rows(self.values, self.offsets, rows), offsets_of(lengths))
 
     def cut(self, begin: Array | int, lengths: Array) -> "Ragged":
-        """Of every row so many values, from its `begin`-th on."""
+        """`lengths` values of every row, from its `begin`-th on."""
         starts = self.offsets[:-1] + begin
         if isinstance(self.values, Ragged):
             return self._gather(starts, lengths)
         return Ragged(join_pieces(self.values, starts, lengths), offsets_of(lengths))
 
     def _gather(self, starts: Array, lengths: Array) -> "Ragged":
-        """Of rows of lists those from each start on."""
+        """For rows of lists: the lists of each row from each start on."""
         offsets = offsets_of(lengths)
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         assert isinstance(self.values, Ragged)
         return Ragged(self.values.take(index), offsets)
 
     def with_flat(self, flat: Array) -> "Ragged":
-        """The same rows over other innermost values (of the same count)."""
+        """The same rows over other innermost values (as many)."""
         if isinstance(self.values, Ragged):
             return Ragged(self.values.with_flat(flat), self.offsets)
         return Ragged(flat, self.offsets)
 
     def sums(self, flat: Array | None = None) -> Array:
-        """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them). 0 for an empty row."""
+        """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them); 0 for an empty row."""
         flat = self.flat if flat is None else flat
         borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
         filled = borders[1:] > borders[:-1]
         totals = np.zeros(len(self), np.int64)
         if filled.any():
-            # `reduceat` sums from each given border to the next, so empty rows are left out.
+            # `reduceat` sums from each border to the next, so empty rows are skipped.
             totals[filled] = np.add.reduceat(flat, borders[:-1][filled], dtype=np.int64)
         return totals
 
     def to_lists(self) -> list[Any]:
-        """Rows as lists of Python numbers; for tests and printing only."""
+        """Rows as lists of Python numbers; only for tests and printing."""
         if isinstance(self.values, Ragged):
             inner = self.values.to_lists()
             return [inner[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
@@ -244,7 +244,7 @@ class Ragged:
 
 
 class Aligned:
-    """The base of dataclasses whose fields are arrays with as many rows."""
+    """The base of dataclasses whose fields are arrays of equal length."""
 
     __slots__ = ()
 
@@ -255,7 +255,7 @@ class Aligned:
 
     @classmethod
     def concat(cls, parts: Iterable[Self]) -> Self:
-        """All rows, in order; there is at least one part."""
+        """All rows, in order. There must be at least one part."""
         return cls(*map(np.concatenate, zip(*(part.arrays.values() for part in parts), strict=True)))
 
     def take(self, places: Array) -> Self:
@@ -267,18 +267,18 @@ class Aligned:
 
 
 def characters(texts: Sequence[str]) -> Array:
-    """int64: lengths of texts."""
+    """int64: numbers of characters of texts."""
     return np.fromiter(map(len, texts), np.int64, len(texts))
 
 
 def sizes(texts: Sequence[str]) -> Array:
-    """int64: bytes of texts (UTF-8)."""
+    """int64: bytes of texts in UTF-8."""
     return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
 def utf8(texts: Sequence[str]) -> tuple[Array, Array]:
-    """(UTF-8 of all texts, uint8 [bytes]; their borders in it, int64 [texts + 1])."""
-    # One by one: a single wide character would make all of a joint text wide.
+    """(UTF-8 of all texts, uint8 [bytes]; the borders of the texts in it, int64 [texts + 1])."""
+    # One by one: a single wide character would make the whole joined text wide.
     encoded = [text.encode() for text in texts]
     return np.frombuffer(b"".join(encoded), np.uint8), offsets_of(np.fromiter(map(len, encoded), np.int64, len(texts)))
 

@@ -1,4 +1,4 @@
-"""Block statistics: a row of one Arrow table for each block in the token cache. It is all that the plan knows of it."""
+"""Block statistics: one row of an Arrow table for each block in the token cache. The plan knows nothing else of it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from beam_prep.data.ragged import Array
 from beam_prep.data.schema import Column
 
 Histogram = tuple[int, ...]
-"""How many lengths are in each class of `BORDERS`, without the empty classes at the end."""
+"""Number of lengths in each class of `BORDERS`, without empty classes at the end."""
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
-_PATH = pa.dictionary(pa.int32(), pa.binary())  # as in the file system: names of files need not be UTF-8
+_PATH = pa.dictionary(pa.int32(), pa.binary())  # names of files need not be UTF-8
 
 STATISTICS = pa.schema(
     [
@@ -41,21 +41,20 @@ STATISTICS = pa.schema(
 )
 """The columns up to `uncut` are kept with a block: a function of its content and the config, without paths and times.
 
-* `lines`: of the block, blank ones too.
+* `lines`: number of lines of the block, with blank ones.
 * `domains`: in order of first appearance.
-* `counts`: see `BlockReceipt.counts`. `made` in them is of whoever made the block first: no byte of an output depends
-  on it.
-* `columns`: what each row has, see `BlockReceipt.columns`.
-* `kept`, `uncut`: histograms of the lengths of kept rows, see `Batch.lengths`; and of what they were before they were
-  cut.
+* `counts`: see `BlockReceipt.counts`. Its `made` describes the run that made the block: no byte of an output depends on
+  it.
+* `columns`: the columns of each row, see `BlockReceipt.columns`.
+* `kept`, `uncut`: histograms of the lengths of kept rows, see `Batch.lengths`; after and before truncation.
 
-The others are added in each run (`shards.receipts.placed`); they are null before.
+Each run adds the other columns (`shards.receipts.placed`); they are null before.
 
-* `name`: its file in the token cache, without ending. `reused`: it was there already: from an earlier run, or because
-  the input has the same bytes twice.
+* `name`: name of its file in the token cache, without ending. `reused`: the file existed already: from an earlier run,
+  or because the input has the same bytes twice.
 * `file`, `start`, `first_byte`, `size`, `nodes`: see `Origin`.
 * `path`, `path_size`: of the input file. `plain`: the blocks of that file end at its size.
-* `copies`: the file of its rows that are copies of earlier records, and not counted here; "": it has none. See
+* `copies`: the file that lists its rows that are copies of earlier records, which are not counted here; "": none. See
   `shards.compose`.
 """
 
@@ -81,33 +80,33 @@ class BlockReceipt:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], columns: Sequence[Column]) -> "BlockReceipt":
-        """The statistics of a block that has no place yet.
+        """The statistics of a block without its place in an input.
 
         Args:
-            values: of the columns of `STATISTICS` up to `uncut`, but for `columns`.
-            columns: what each row has.
+            values: of the columns of `STATISTICS` up to `uncut`, except `columns`.
+            columns: the columns of each row.
         """
         return cls.from_dict({**values, "columns": json.dumps([astuple(column) for column in columns])})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "BlockReceipt":
-        """From the values of the columns; others are null."""
+        """Makes it from values of columns. Missing columns are null."""
         return cls(pa.RecordBatch.from_pylist([dict(values)], schema=STATISTICS))
 
     def as_dict(self) -> dict[str, Any]:
-        """The values of the columns that are not null."""
+        """The values of all columns that are not null."""
         return {name: value for name, value in self.row.to_pylist()[0].items() if value is not None}
 
     def updated(self, **values: Any) -> "BlockReceipt":
-        """With other values in some columns."""
+        """The statistics with new values in some columns."""
         return self.from_dict({**self.as_dict(), **values})
 
     def __getitem__(self, column: str) -> Any:
         return self.row.column(column)[0].as_py()
 
     def counts(self, kind: str) -> dict[str, int]:
-        """What is counted of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows
-        (`truncated_rows`, `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role."""
+        """The counts of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows (`truncated_rows`,
+        `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role."""
         found = ((*count_of(each["what"]), each["count"]) for each in self["counts"])
         return {what: count for of, what, count in found if of == kind}
 
@@ -117,7 +116,7 @@ class BlockReceipt:
 
     @property
     def domains(self) -> list[tuple[str, int, int]]:
-        """(domain, rows, tokens) of each, in order of first appearance."""
+        """(domain, rows, tokens) of each domain, in order of first appearance."""
         return [(each["domain"], each["rows"], each["tokens"]) for each in self["domains"]]
 
     @property
@@ -134,26 +133,26 @@ class BlockReceipt:
 
 
 def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[tuple[str, int]]:
-    """Counts by kind, as a row has them: none of 0."""
-    # As JSON, since a reason that a user's function gives may be no UTF-8.
+    """Counts by kind -> the form of a row, without counts of 0."""
+    # As JSON, because a reason from a user's function may be no UTF-8.
     return [(json.dumps([kind, what]), n) for kind, found in counts.items() for what, n in found.items() if n]
 
 
 def count_of(text: str) -> tuple[str, str]:
-    """(kind, what) of a count."""
+    """(kind, what) of an entry's text."""
     kind, what = json.loads(text)
     return kind, what
 
 
 def columns_of(text: str) -> tuple[Column, ...]:
-    """Columns, as a row has them."""
+    """The columns of a receipt's text."""
     return tuple(Column(*column) for column in json.loads(text))
 
 
-# Histograms of lengths in tokens: so small that every block has one. They add up.
+# Histograms of lengths in tokens. They are small, so every block has one, and they can be added.
 
 BORDERS: tuple[int, ...] = (0, 1, *sorted(size << bits for size in (2, 3) for bits in range(30)))
-"""The least length of each class: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ... Twice as many classes as powers of two."""
+"""The least length of each class: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ... There are two classes for each power of two."""
 
 
 def histogram(lengths: Array) -> Histogram:
@@ -169,12 +168,12 @@ def histogram(lengths: Array) -> Histogram:
 
 
 def add(one: Sequence[int], other: Sequence[int]) -> Histogram:
-    """The histogram of the lengths of both."""
+    """The histogram of the lengths of both histograms."""
     return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
 
 
 def quantile(found: Sequence[int], share: float) -> int:
-    """A length which at least this share of the lengths does not exceed: the largest of its class; 0 without lengths.
+    """The largest length of the class that holds this quantile; 0 without lengths.
 
     >>> quantile((0, 0, 0, 0, 90, 9, 1), 0.5)
     5

@@ -14,13 +14,13 @@ from beam_prep.data.schema import Output
 DEFAULT_DOMAIN = "__default__"
 
 MASK, TRAIN, BY_ROLE = 0, 1, 2
-"""Codes of a piece's action: never trained, trained, by its role."""
+"""Codes of a segment's action: never trained, trained, by its role."""
 
 UNSET = -1
 
 
 class Segment(NamedTuple):
-    """A part of a piece, and what is known about it.
+    """A part of a piece, with its role and action.
 
     Attributes:
         start, stop: characters of the piece; (0, -1) = the entire piece.
@@ -28,8 +28,8 @@ class Segment(NamedTuple):
         role: index into the block's roles; UNSET for text sections.
         turn: index of the message; UNSET for text sections.
         own: the code of the message's own `train` or `weight` key, see `weight_code`; UNSET without.
-        refused: 0; or, where it contradicts the rule of what is trained, 1 + its index in `Pieces.reasons`.
-        kind: of its text, see `PART_KINDS`; 0, content, where kinds are not told apart.
+        refused: 0; or, if its turn contradicts the rule of what is trained, 1 + its index in `Pieces.reasons`.
+        kind: the kind of its text, see `PART_KINDS`; 0 (content) if kinds are not told apart.
     """
 
     start: int
@@ -51,24 +51,24 @@ WHOLE = (0, -1)
 
 @dataclass(slots=True)
 class Pieces:
-    """The texts of one output, in order, and what is known about each.
+    """The texts of one output, in order, with their segments.
 
     Attributes:
-        texts: one text a piece; each is encoded alone.
-        special: bool [pieces]: encoded with the tokenizer's own special tokens.
-        prompts: piece -> its prompt's text: the piece is trained after the longest common prefix of both's ids.
-        prompt_end: int64 [pieces]: one past the last character of the prompt that a conversation begins with; -1: it
-            does not begin with its prompt; -2: it has none.
+        texts: one text for each piece; each is encoded alone.
+        special: bool [pieces]: the tokenizer adds its special tokens.
+        prompts: piece -> its prompt's text: the piece is trained behind the longest common prefix of both's ids.
+        prompt_end: int64 [pieces]: one past the last character of the prompt that begins a conversation; -1: the
+            conversation does not begin with its prompt; -2: it has no prompt.
         segments: `SEGMENT` [segments].
         borders: int64 [pieces + 1]: borders of pieces, in segments.
         roles: the names of the roles of this block.
         sequences: int64 [sequences + 1]: borders of sequences, in pieces.
-        rows: int64 [rows + 1]: borders of rows, in sequences (one each, but for lists).
-        bos: bool [sequences]: begins with the BOS token, unless the first rendering brings it.
-        message_roles: int64, the role of every message, one row a piece.
+        rows: int64 [rows + 1]: borders of rows, in sequences (one sequence each, except for lists).
+        bos: bool [sequences]: begins with the BOS token, unless the first rendering writes it.
+        message_roles: int64, the role of every message, one row for each piece.
         weights: float64: the weight of each code of `own`.
-        reasons: (reason, message) of segments that are refused.
-        parts: piece -> the parts of its text, for a document that is reordered for filling in the middle.
+        reasons: (reason, message) of refused segments.
+        parts: piece -> the parts of its text, for a document that is reordered for FIM.
     """
 
     texts: Sequence[str]
@@ -87,11 +87,11 @@ class Pieces:
     parts: dict[int, Parts] = field(default_factory=dict)
 
     def message_roles_by_row(self) -> Ragged:
-        """int64, the role of every message of each row."""
+        """int64, the role of every message, one row for each row."""
         return Ragged(self.message_roles.values, self.message_roles.offsets[self.sequences[self.rows]])
 
     def take(self, places: Array) -> "Pieces":
-        """A selection of the pieces, each a row of its own."""
+        """Some of the pieces, each as a row by itself."""
         segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
         each = np.arange(len(places) + 1)
         return Pieces(
@@ -124,8 +124,8 @@ class Rendered(Block):
     [{'sequence': ['Hello']}]
 
     Attributes:
-        outputs: what each row consists of.
-        domain: one name a row.
+        outputs: the outputs of each record.
+        domain: one domain name for each row.
         pieces: output name -> its texts (kinds `ids` and `list`).
         values: output name -> numbers (kind `value`), float64.
         weights: float64 [rows], the weights of records; None: no output has weights.

@@ -11,38 +11,38 @@ IGNORE_INDEX = -100
 """The label of a token without loss (PyTorch's `ignore_index`)."""
 
 LOSS_WEIGHTS = "loss_weights"
-"""The column of weights that a config adds."""
+"""The column of token weights that a config adds."""
 
 RESERVED = ("domain", "position_ids", "seq_lens", "attention_mask", "offsets", "list_offsets", "inner_offsets", "meta")
-"""Names that a user's column cannot have: those of added columns, and those that formats use besides columns."""
+"""Names that a user's column cannot have: names of added columns, and names that formats use otherwise."""
 
 NAME = "[A-Za-z][A-Za-z0-9_]*"
-"""The pattern of the name of a column."""
+"""The pattern of a column's name."""
 
 PROMPT_COMPLETION = ("chosen_ids", "rejected_ids", "prompt_ids")
-"""The columns of preference pairs whose prompt is split off. The first one measures shards."""
+"""The columns of preference pairs with a separate prompt. The first one measures shards."""
 
 Action = Literal["train", "mask", "$role", "$last", "value"]
 
 RoleRule = Literal["train", "mask", "last"]
-"""What a config's `mask` says of a role; `last`: only the role's last message is trained."""
+"""The values of a config's `mask`, by role; `last`: only the role's last message is trained."""
 
 OutputKind = Literal["ids", "list", "value", "token_value", "text"]
-"""What a row has of an output, see `Output`."""
+"""The kind of an output, see `Output`."""
 
 DefaultRule = Literal["train", "mask"]
-"""The rule of the roles that `mask` does not name."""
+"""The rule of roles that `mask` leaves out."""
 
 Strategy = Literal["simple", "bfd", "bfd_split", "wrapped"]
-"""How rows are packed: the keys of `shards.pack.STRATEGIES`."""
+"""Packing strategies: the keys of `shards.pack.STRATEGIES`."""
 
 Packing = Literal["none", Strategy]
-"""The packing of a config; `none`: one document a row."""
+"""The packing of a config; `none`: one document in each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One field of a record, and what is done with it.
+    """One field of a record, and its use.
 
     >>> prompt, answer = bp.Section("prompt", "mask"), bp.Section("response", "train")
     >>> prompt.template is None
@@ -50,11 +50,11 @@ class Section:
 
     Attributes:
         field: the record's key.
-        action: `train`, `mask`, `$role` (by the message's role), `$last` (what follows the prompt), or `value`
+        action: `train`, `mask`, `$role` (by the message's role), `$last` (the text behind the prompt), or `value`
             (numbers, not text).
-        template: None for plain text; "message" = each message rendered and encoded alone; "conversation" = the
-            messages of all sections rendered once, as one conversation.
-        add_special_tokens: None = yes for the first section that yields anything, if it is text.
+        template: None: plain text; "message": each message is rendered and encoded alone; "conversation": the messages
+            of all sections are rendered once, as one conversation.
+        add_special_tokens: None: True for the first section that is not empty, if it is text.
     """
 
     field: str
@@ -65,7 +65,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One sequence (or list of sequences, or list of values) of every row, and the name of its mask.
+    """One sequence (or list of sequences, or list of values) of every row, and its mask.
 
     >>> messages = bp.Section("messages", "$role", template="conversation")
     >>> bp.Output("sequence", "ids", (messages,), mask_name="loss_mask").trains
@@ -73,12 +73,12 @@ class Output:
 
     Attributes:
         name: the column of the ids (or values).
-        kind: `ids` (one sequence a row), `list` (a list of sequences a row), `value` (a list of numbers a row);
-            `token_value` and `text` are columns of rollouts, which no step makes of an `Output`.
+        kind: `ids` (one sequence in a row), `list` (a list of sequences), `value` (a list of numbers); `token_value`
+            and `text` are columns of rollouts, which no step makes of an `Output`.
         sections: its parts, in order.
         mask_name: the column of the mask; None if the config needs no mask.
         joint: text sections are joined before they are encoded.
-        weights_name: the column of the weights of its tokens; None: they have none.
+        weights_name: the column of token weights; None: there is none.
     """
 
     name: str
@@ -116,27 +116,27 @@ class Output:
 
 PartKind = Literal["content", "reasoning", "tool_calls", "generation_prompt", "eos"]
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
-"""The kinds of text within a message; their places are their codes in `Segments.kind`."""
+"""The kinds of text within a message; an index in this tuple is the code in `Segments.kind`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskOptions:
-    """What is trained within the messages that are trained.
+    """What is trained within trained messages.
 
-    With it, `Segments` tell the kinds of text apart, for mask policies of your own, too. The reasoning and the tool
-    calls of a message are what the template writes because of them, with the constants around them.
+    With it, `Segments` tell the kinds of text apart, also for your own mask policies. The reasoning and the tool calls
+    of a message are the text that the template writes for them, with the constants around it.
 
     >>> options = bp.MaskOptions(reasoning="mask")
     >>> options.tool_calls
     'train'
 
     Attributes:
-        reasoning: `train`; `mask`: it is in the text, and not trained; `drop_history`: before the last question it is
-            taken out of the messages, the rest is trained. Also reasoning with which a content begins, up to
-            `</think>`.
+        reasoning: `train`; `mask`: it stays in the text, but is not trained; `drop_history`: it is removed from
+            messages before the last question, the rest is trained. Reasoning at the beginning of a content, up to
+            `</think>`, counts, too.
         tool_calls: `train` or `mask`.
-        generation_prompt: `template`: trained where the template's generation blocks hold it; `train`: always;
-            `mask`: never.
+        generation_prompt: `template`: trained if the template's generation blocks hold it; `train`: always; `mask`:
+            never.
         eos: `train` or `mask`: the end tokens after a message, with the white space around them.
     """
 
@@ -148,11 +148,11 @@ class MaskOptions:
 
 @dataclass(frozen=True, slots=True)
 class TurnsApart:
-    """The rule by which a conversation becomes several rows, see `beam_prep.chat.conversation`.
+    """The rule that makes several rows of a conversation, see `beam_prep.chat.conversation`.
 
     Attributes:
-        auto: a new row only where the template writes earlier turns in another way than they were generated; False: a
-            row for each trained turn of the assistant.
+        auto: True: a new row only if the template writes earlier turns differently from how they were generated; False:
+            a row for each trained turn of the assistant.
         roles, default: which turns are trained, see `RoleMask`.
     """
 
@@ -163,27 +163,28 @@ class TurnsApart:
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """The rules that turn text into pieces, beyond the sections.
+    """The rules that turn text into pieces, apart from the sections.
 
     >>> bp.TextRules(eos="if_missing", bos="strip").control_tokens
     'keep'
 
     Attributes:
-        eos: rows of plain text end with the text of the EOS token: `never`, `if_missing`, `always`.
-        bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the
-            `tokenizer` add its own special tokens.
-        implicit_prompt: (preference) where a record has no prompt, the longest common prefix of both sides is it.
+        eos: whether rows of plain text end with the EOS token's text: `never`, `if_missing`, `always`.
+        bos: the BOS at the head of a rendered conversation: `keep` it, `strip` it, or strip it and let the `tokenizer`
+            add its special tokens.
+        implicit_prompt: (preference) in a record without a prompt, the longest common prefix of both sides is the
+            prompt.
         chat_template: replaces the tokenizer's own.
-        control_tokens: texts of control tokens in what people wrote: `keep`, `escape` or `reject`, see
+        control_tokens: texts of control tokens in a record's own texts: `keep`, `escape` or `reject`, see
             `chat.control.Guard`.
-        date: the result of `strftime_now` in a chat template, as "2026-11-22".
-        fim: reorders documents, before they get their EOS; for one section of plain text.
-        mask_options: tells the kinds of text within messages apart, for conversations; None: all of it is content.
-        template_variables: what chat templates are given for all records; a record's `chat_template_kwargs` win.
-        not_rendered: a content or a call that the template does not write: `reject` the record, or `keep` the rest.
-        tool_arguments: the form of the arguments of calls: `auto`: the one that the template takes; `object`, `string`:
-            this one; `as_is`: the record's own.
-        turns: a conversation becomes a row for each trained turn; None: one row.
+        date: the day for `strftime_now` in a chat template, such as "2026-11-22".
+        fim: reorders documents before they get their EOS; for one section of plain text.
+        mask_options: tells the kinds of text within messages apart, for conversations; None: all text is content.
+        template_variables: variables of chat templates for all records; a record's `chat_template_kwargs` win.
+        not_rendered: if the template does not write a content or a call: `reject` the record, or `keep` the rest.
+        tool_arguments: the form of the arguments of calls: `auto`: the form that the template takes; `object` or
+            `string`: this form; `as_is`: the record's own.
+        turns: makes a row of each trained turn of a conversation; None: one row.
         not_text: images, audio and video: `reject` the record, or `drop_parts`: keep its text.
     """
 
@@ -211,16 +212,14 @@ class Column:
 
     Attributes:
         name: its key in every format.
-        dtype: numpy name of what is stored ("int32", "bool", "float32" ...).
-        depth: 1 = each row is a list of values, 2 = each row is a list of lists; 0 = each row is one value, of what is
-            kept as metadata from records.
-        role: `ids` (token ids), `mask` (1 where the loss is taken), `labels` (ids, -100 where it is not), `weights`
-            (of the loss: 0 where it is not taken), `token_value` (numbers, one for each id), `value` (numbers of the
-            row), `text` (the bytes of a text in UTF-8), `attention` (1 where there is a token, 0 where there is
-            padding), `position`, `lengths` (of the documents in a packed row). Of metadata, see `METADATA_ROLES`:
-            `string` (dtype uint8: its bytes in UTF-8), `number`, `file` and `offset`. In the token cache alone:
-            `rows`, see `shards.chunk`.
-        of: for a mask, labels or weights, the column of ids that it belongs to.
+        dtype: numpy name of the stored dtype ("int32", "bool", "float32" ...).
+        depth: 1: each row is a list of values; 2: a list of lists; 0: a single value, in metadata columns.
+        role: `ids` (token ids), `mask` (1 for trained tokens), `labels` (ids, or -100 without loss), `weights` (of the
+            loss: 0 for tokens without loss), `token_value` (numbers, one for each id), `value` (numbers of the row),
+            `text` (the UTF-8 bytes of a text), `attention` (1 for a token, 0 for padding), `position`, `lengths` (of
+            the documents in a packed row). For metadata columns see `METADATA_ROLES`: `string` (dtype uint8: its UTF-8
+            bytes), `number`, `file` and `offset`. Only in the token cache: `rows`, see `shards.chunk`.
+        of: for a mask, labels or weights: the column of its ids.
         shifted: for labels and weights: those at i belong to the token after input i.
     """
 
@@ -249,39 +248,38 @@ class Column:
 
     @property
     def of_tokens(self) -> bool:
-        """True if a row has one list, with a value for each token (or for each of its documents)."""
+        """True if a row is one list, with a value for each token (or for each of its documents)."""
         return self.depth == 1 and self.role not in OF_RECORDS
 
     @property
     def metadata(self) -> bool:
-        """True if its values say what a row came from, see `METADATA_ROLES`."""
+        """True for metadata columns, see `METADATA_ROLES`."""
         return self.role in METADATA_ROLES
 
     @property
     def levels(self) -> int:
-        """The depth of its `Ragged`: a row of one number is a list of it, and a string is the list of its bytes."""
+        """The depth of its `Ragged`: a single number is a list of one value, and a string is a list of bytes."""
         return self.depth + 1 if self.role == "string" else max(self.depth, 1)
 
 
 METADATA_ROLES = ("string", "number", "file", "offset")
-"""Roles of metadata columns, beside the tokens: strings and numbers of fields; and, with
-provenance, the number of the file in the manifest's `inputs`, and the byte in it at which the line begins (of a table:
-the rows before it). A row has one value (depth 0), a packed row a list (depth 1), with a value for each of its
-documents."""
+"""Roles of metadata columns: strings and numbers of fields; and, with provenance, the index of the file in the
+manifest's `inputs`, and the byte offset of the line in it (of a table: the rows before it). A row has one value
+(depth 0), a packed row has a list (depth 1), with a value for each of its documents."""
 
 OF_RECORDS = ("value", "text", "rows", *METADATA_ROLES)
-"""Roles of columns whose values are those of a record, not of its tokens: they are neither cut, packed nor padded."""
+"""Roles of columns with values of a record, not of its tokens: they are neither cut, packed nor padded."""
 
 NO_LOSS = {"mask": 0, "labels": IGNORE_INDEX, "weights": 0}
-"""Role -> what its columns have where no loss is taken."""
+"""Role -> the value of its columns for tokens without loss."""
 
 
 def name_problems(names: Mapping[str, str], columns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The problems of the names under which columns are to be written: (column, problem).
+    """(column, problem) for each wrong new name of a column.
 
     Args:
-        names: column -> its new name; columns that are not in it keep theirs.
-        columns: those that are written, by their own names.
+        names: column -> its new name; other columns keep their names.
+        columns: the columns that are written, by their own names.
     """
     taken = {column.lower(): column for column in columns}
     for column, name in names.items():

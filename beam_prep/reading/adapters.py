@@ -1,10 +1,10 @@
-"""Other shapes of records -> the shapes that sections read: ShareGPT, Alpaca, tools, tokenised rows.
+"""Adapters: convert records of other forms to the fields that sections read: ShareGPT, Alpaca, tools, tokenised rows.
 
     adapt = adapter("sharegpt", roles={"bing": "assistant"})
     adapt({"conversations": [{"from": "human", "value": "Hi"}]})  # {'messages': [{'role': 'user', 'content': 'Hi'}]}
 
-An adapter takes one parsed record and gives a new one, or raises `Reject`. A record that has nothing for the adapter
-(its fields are absent or null) passes unchanged; ApplyTemplate reports what is missing.
+An adapter takes one parsed record and returns a new one, or raises `Reject`. A record whose fields for the adapter are
+absent or null passes unchanged; ApplyTemplate reports what is missing.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ from beam_prep.reading.json_line import describe, parse_json
 from beam_prep.reading.records import Record, Records
 
 SMALLEST, LARGEST = 1e-12, 1e12
-"""The smallest weight above 0, and the largest. The product of three of them is a normal float32."""
+"""The smallest weight above 0, and the largest. A product of three weights is a normal float32."""
 
 WANTED = f"wanted 0, or a number from {SMALLEST:g} to {LARGEST:g}"
 
 
 def record_weight(record: Record) -> float:
-    """The weight of a record, its `weight`; 1 where that is absent or null.
+    """The `weight` of a record; 1 if absent or null.
 
     Raises:
         Reject: `wrong_type` or `bad_weight`.
@@ -43,17 +43,17 @@ def record_weight(record: Record) -> float:
 
 
 def record_domain(record: Record, key: str | None) -> str:
-    """The domain of a record; `__default__` where it has none, or a number or a boolean, of which a run warns.
+    """The domain of a record. `__default__` if it is absent, a number or a boolean; then the run warns.
 
     >>> record_domain({"year": "2024"}, "year"), record_domain({"year": 2024}, "year")
     ('2024', '__default__')
 
     Args:
         record: the record.
-        key: its key that names the domain; None: there is none.
+        key: the field that names the domain; None: no field does.
 
     Raises:
-        Reject: `wrong_type`: it is a list or an object.
+        Reject: `wrong_type`: the domain is a list or an object.
     """
     found = None if key is None else record.get(key)
     if isinstance(found, str):
@@ -65,7 +65,7 @@ def record_domain(record: Record, key: str | None) -> str:
 
 
 def check_loss_weight(weight: Any, where: str) -> None:
-    """Raises Reject if this is no weight: `wrong_type` or `bad_weight`."""
+    """Raises Reject (`wrong_type` or `bad_weight`) if the value is no loss weight."""
     if type(weight) not in (int, float):
         raise Reject("wrong_type", f"'{where}' is {describe(weight)}, {WANTED}")
     if weight != 0 and not SMALLEST <= weight <= LARGEST:
@@ -88,23 +88,23 @@ ROLES: Mapping[str, str] = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""Names of roles in ShareGPT files -> those of chat templates."""
+"""Names of roles in ShareGPT files -> roles of chat templates."""
 
 _SIDES = ("prompt", "completion", "chosen", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGPT:
-    """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; other fields are kept.
+    """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
-    Items that have a `role` pass as they are. A string field `system` becomes the first message where none of that
-    role is there. A `function_call` that is JSON with `name` and `arguments` (or a list of such) becomes `tool_calls`.
-    `prompt`, `completion`, `chosen` and `rejected` are changed too, in their place, where they hold such items.
+    Items with a `role` pass unchanged. A string field `system` becomes the first message if there is no system message.
+    A `function_call` that is JSON with `name` and `arguments` (or a list of such objects) becomes `tool_calls`. Such
+    items in `prompt`, `completion`, `chosen` and `rejected` are converted in place, too.
 
     Attributes:
-        field: where the items are.
-        roles: names of roles beside `ROLES`, or in place of them; `{}` or "keep": all names stay as they are (as in
-            TRL), and nothing becomes `tool_calls`.
+        field: the field that holds the items.
+        roles: names of roles that extend or override `ROLES`; `{}` or "keep": all names stay (as in TRL), and nothing
+            becomes `tool_calls`.
     """
 
     field: str = "conversations"
@@ -152,7 +152,7 @@ class ShareGPT:
 
 
 def _listed(value: Any) -> Any:
-    """A side may be one item alone."""
+    """A list; a side may be a single item."""
     return [value] if isinstance(value, dict) else value
 
 
@@ -193,11 +193,11 @@ def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str
 
 
 def _calls(text: str) -> list[dict[str, Any]] | None:
-    """A function call written as JSON -> `tool_calls` as chat templates want them; None: it is plain text."""
+    """A function call written as JSON -> `tool_calls` for chat templates; None if it is plain text."""
     try:
         found = _parsed(text)
     except Reject as reject:
-        if reject.reason == "bad_text":  # a call that no tokenizer takes is no plain text
+        if reject.reason == "bad_text":  # no tokenizer takes it as plain text either
             raise
         return None
     calls = found if isinstance(found, list) else [found]
@@ -207,7 +207,7 @@ def _calls(text: str) -> list[dict[str, Any]] | None:
 
 
 def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, after the record's `system` text (which is removed from it) if they have none themselves."""
+    """The messages, behind the record's `system` text if they have no system message. Removes `system` if used."""
     system = record.get("system")
     if not isinstance(system, str) or not messages or any(message.get("role") == "system" for message in messages):
         return messages
@@ -217,18 +217,17 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
 
 @dataclass(frozen=True, slots=True)
 class Alpaca:
-    r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; other fields are kept.
+    r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; keeps other fields.
 
-    Of preference pairs (`instruction`, `input`, `chosen`, `rejected`) the `prompt` is made, as messages.
+    Of preference pairs (`instruction`, `input`, `chosen`, `rejected`), only the `prompt` is made, as messages.
 
-    The user's text is the instruction, the separator (one line end) and the input; without an input (absent, null or
-    blank) it is the instruction alone, without an instruction the input alone. `system` (a text) and `history` (a list
-    of [question, answer]) become messages before it; a prompt that is a text has no place for them, so there they are
-    rejected.
+    The user's text is the instruction, the separator (one line end) and the input. If one of them is absent, null or
+    blank, it is the other one alone. `system` (a text) and `history` (a list of [question, answer]) become messages
+    before it. A prompt that is a text has no place for them, so such records are rejected.
 
     Attributes:
         to: "messages", "prompt_completion" or "preference".
-        separator: between instruction and input.
+        separator: the text between instruction and input.
         instruction, input, output, system, history: names of the fields.
     """
 
@@ -330,7 +329,7 @@ def _check_free(record: Record, name: str, source: str) -> None:
 ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
 
 AdapterName = Literal["sharegpt", "alpaca", "tokenized"]
-"""The adapters that a config can name: those of `ADAPTERS`, and `tokenized`, which is `ids.tokenized`."""
+"""The adapters that a config can name: the keys of `ADAPTERS`, and `tokenized`, which is `ids.tokenized`."""
 
 
 def fields_read(name: str, **options: Any) -> tuple[str, ...]:
@@ -339,14 +338,14 @@ def fields_read(name: str, **options: Any) -> tuple[str, ...]:
 
 
 def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
-    """The adapter of that name: a picklable function that takes a record and gives a new one, or raises Reject.
+    """The adapter of a name: a picklable function that takes a record and returns a new one, or raises Reject.
 
     Args:
         name: a key of `ADAPTERS`.
         options: see `ShareGPT` and `Alpaca`.
 
     Raises:
-        ConfigError: no such adapter, no such option, or a value that it cannot take.
+        ConfigError: the adapter or an option is unknown, or a value is wrong.
     """
     if name not in ADAPTERS:
         raise ConfigError(_unknown("adapter", name, list(ADAPTERS)))
@@ -360,7 +359,7 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
 
 @step
 def adapt_records(records: Records, adapter: Adapter) -> Records:
-    """Puts `adapter(record)` in each record's place; one for which it raises Reject leaves the block."""
+    """Replaces each record by `adapter(record)`; rejects it if the adapter raises Reject."""
     return work_on_each(records, adapter)
 
 
@@ -377,13 +376,13 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:
-    """The record's `tools`: a list of schemas, or that list as a JSON string; None where absent, null or blank.
+    """The record's `tools`: a list of schemas, or that list as a JSON string; None if absent, null or blank.
 
-    `functions`, as OpenAI's API took them before it took `tools`, are tools, too: a list of schemas with names, one of
-    them, or these as a JSON string.
+    `functions`, the older field of OpenAI's API, holds tools, too: a list of schemas with names, or one schema, or
+    either as a JSON string.
 
     Raises:
-        Reject: `bad_tools`: they are nothing of that, or there are `functions` that are not the same.
+        Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
     """
     given = record.get("tools")
     found = parsed_field(given, "tools", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
@@ -403,7 +402,7 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
 
 
 def has_functions(record: Mapping[str, Any]) -> bool:
-    """True if the record's `functions` are tools: one of them is an object with a name. Names or code are none."""
+    """True if the record's `functions` holds tools: an object with a name. Lists of names, or code, are no tools."""
     given = record.get("functions")
     if isinstance(given, str):
         return _OBJECTS.match(given) is not None and '"name"' in given
@@ -411,7 +410,7 @@ def has_functions(record: Mapping[str, Any]) -> bool:
 
 
 def _has_name(function: Any) -> bool:
-    """True for a schema, also in the form of `tools`."""
+    """True for a schema, also in the form of an element of `tools`."""
     if not isinstance(function, dict):
         return False
     inner = function.get("function", function)
@@ -437,10 +436,10 @@ def _functions(record: Record) -> list[dict[str, Any]]:
 
 
 def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json") -> Any:
-    """The value of a field that is JSON in a text; None where it is blank.
+    """The value of a field that is JSON in a string; None if the string is blank.
 
     Raises:
-        Reject: it is no JSON; with this reason, and what is wanted.
+        Reject: with this reason: the string is no JSON; the message says what is wanted.
     """
     try:
         return _parsed(text) if text.strip() else None
@@ -450,7 +449,7 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
 
 
 def template_kwargs(record: Record) -> dict[str, Any]:
-    """The record's `chat_template_kwargs`, variables for its template; {} where absent or null."""
+    """The record's `chat_template_kwargs`, variables for the template; {} if absent or null."""
     found = record.get("chat_template_kwargs")
     if found is None:
         return {}
@@ -458,18 +457,18 @@ def template_kwargs(record: Record) -> dict[str, Any]:
         raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {describe(found)}, wanted an object")
     for name in ("messages", "add_generation_prompt"):
         if name in found:
-            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which is not for a record to set")
+            raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which a record cannot set")
     return found
 
 
 def message_list(value: Any, where: str) -> list[Any] | None:
-    """Messages that are given in another form than as a list of them; None: they are not.
+    """Messages in another form than a list of messages; None if the value has no such form.
 
-    That is the JSON of the list, in a text; or lists of one length in an object (`{"role": [...], "content": [...]}`),
-    as `datasets` stores a `Sequence` of a dict.
+    The forms are: the list as JSON in a string; or lists of equal length in an object (`{"role": [...], "content":
+    [...]}`), as `datasets` stores a `Sequence` of a dict.
 
     Raises:
-        Reject: `bad_json`: a text begins like such JSON, and is none.
+        Reject: `bad_json`: a string begins like a JSON list, but is no JSON.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         found = parsed_field(value, where, "a list of messages")
@@ -489,5 +488,5 @@ def _is_list(value: Any) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    """A JSON string inside a record, as strict as records themselves."""
+    """Parses a JSON string within a record, as strictly as the record itself."""
     return parse_json(text.encode("utf-8", "surrogatepass"))

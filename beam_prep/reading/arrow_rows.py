@@ -1,20 +1,20 @@
-"""Rows of Arrow's tables -> lines of JSON, as a file of JSONL would have them.
+"""Rows of Arrow's tables -> lines of JSON, as in a JSONL file.
 
-Types that JSON has are what they are: numbers, booleans, texts, lists; structs and maps are objects; JSON
-(`arrow.json`, which is Parquet's JSON, too) is the value that its text says. The others:
+Types that JSON has stay: numbers, booleans, texts, lists; structs and maps become objects; JSON (`arrow.json`, which is
+also Parquet's JSON) becomes its value. The other types:
 
 * Timestamps (in UTC), dates, times and durations become texts: `2026-11-22 18:07:38Z`, `2026-11-22`, `18:07:38`,
   `1 day, 0:00:05`. So do UUIDs.
 * Decimals become numbers, with all their digits.
 * Tensors of a fixed shape become lists of lists.
-* Numbers that are not finite stay what they are: `NaN`, `Infinity`. Bytes become an object, `{"binary": 1234}`, with
-  how many they are. Whatever reads one of them rejects the record: see `json_line.check_values`.
-* A null member of a struct, and a null column, is left out, as tables fill in the members that other records have.
-  Only the `content` of a message, which chat templates look for, stays null. Nulls in lists, maps and JSON stay.
-* What cannot be said (bytes in a text that are no UTF-8, a text of JSON that is none, a timestamp out of range, a key
-  twice in a map) rejects the record, see `Unfit`.
+* Numbers that are not finite stay: `NaN`, `Infinity`. Bytes become an object with their number, `{"binary": 1234}`. A
+  record is rejected if the run reads such a value: see `json_line.check_values`.
+* A null member of a struct and a null column are left out, because tables add the members that other records have.
+  Only the `content` of a message stays null, because chat templates look for it. Nulls in lists, maps and JSON stay.
+* Values that JSON cannot hold reject the record, see `Unfit`: bytes in a text that are no UTF-8, wrong JSON in a JSON
+  column, a timestamp out of range, a key twice in a map.
 
-The other types (intervals, unions ...) are problems of the file: see `schema_problem`.
+For all other types (intervals, unions ...) the file is refused: see `schema_problem`.
 """
 
 import itertools
@@ -35,16 +35,16 @@ from beam_prep.data.reasons import Reason
 from beam_prep.reading.json_line import BINARY, parse_json
 
 MAX_DEPTH = 200
-"""Levels of nesting of a column: orjson writes 254."""
+"""Most levels of nesting of a column: orjson writes 254."""
 
 _KEPT_NULL = "content"
 
 
 class Unfit(Reject):
-    """Takes the place of a value that cannot be said as JSON: its record is a reject.
+    """Stands for a value that JSON cannot hold: its record is rejected.
 
     Attributes:
-        shown: what a reject quotes of it.
+        shown: the text that the reject quotes.
     """
 
     def __init__(self, reason: Reason, message: str, shown: Any) -> None:
@@ -53,7 +53,7 @@ class Unfit(Reject):
 
 
 def schema_problem(schema: pa.Schema) -> str | None:
-    """What of a table cannot be lines of JSON; None: all can.
+    """Why a table cannot become lines of JSON; None if it can.
 
     >>> schema_problem(pa.schema([("took", pa.month_day_nano_interval())]))
     "column 'took' is of type month_day_nano_interval, which JSON does not have"
@@ -90,14 +90,14 @@ def _twice(names: Sequence[str]) -> str | None:
 
 
 Line = tuple[bytes, tuple[str, str] | None]
-"""A line of JSON, without its line end, and (reason, message) where the row is a reject."""
+"""A line of JSON without its line end; and (reason, message) if the row is rejected."""
 
 
 def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
     """A line of JSON for each row.
 
     Args:
-        rows: whose schema has no `schema_problem`.
+        rows: a batch without `schema_problem`.
 
     >>> rows = pa.record_batch({"messages": [[{"role": "user", "content": "Hi"}]], "score": [0.5], "note": [None]})
     >>> list(lines_of(rows))
@@ -122,7 +122,7 @@ def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
 
 
 def values(array: pa.Array) -> list[Any]:
-    """The values of an array, as `orjson.dumps` takes them; where JSON cannot say one, an `Unfit`."""
+    """The values of an array for `orjson.dumps`; an `Unfit` for each value that JSON cannot hold."""
     if isinstance(array, pa.ExtensionArray):
         return _EXTENSIONS.get(array.type.extension_name, _storage)(array)
     if types.is_dictionary(array.type):
@@ -137,7 +137,7 @@ def values(array: pa.Array) -> list[Any]:
 
 def _with_nulls(found: list[Any], array: pa.Array) -> list[Any]:
     if array.null_count:
-        found = found or [None] * len(array)  # of a dictionary without entries
+        found = found or [None] * len(array)  # a dictionary without entries
         for place in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             found[place] = None
     return found
@@ -150,7 +150,7 @@ def _objects(names: Sequence[str], members: Sequence[list[Any]], count: int, top
     for name, member in zip(names, members, strict=True):
         if None in member:
             for row, value in zip(rows, member, strict=True):
-                # In tools and their calls, `content` is the name of an argument.
+                # In tools and calls, `content` may be the name of an argument.
                 if value is None and not (name == _KEPT_NULL and (top or row.get("role") is not None)):
                     del row[name]
     return rows
@@ -211,7 +211,7 @@ def _booleans(array: pa.Array) -> list[Any]:
 
 
 def _floats(array: pa.Array) -> list[Any]:
-    # The nulls of floats are no numbers either, and are replaced later.
+    # Nulls of floats are NaN here, and are replaced later.
     numbers = array.to_numpy(zero_copy_only=False).astype(np.float64)
     found: list[Any] = numbers.tolist()
     for place in np.flatnonzero(~np.isfinite(numbers)).tolist():
@@ -226,7 +226,7 @@ def _decimals(array: pa.Array) -> list[Any]:
 def _texts(array: pa.Array) -> list[Any]:
     try:
         found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
-    except (pa.ArrowException, UnicodeDecodeError):  # which of them depends on the version
+    except (pa.ArrowException, UnicodeDecodeError):  # depends on the version
         found = list(map(_text, array.cast(pa.large_binary()).to_numpy(zero_copy_only=False).tolist()))
     return found
 
@@ -245,7 +245,7 @@ def _views(array: pa.Array) -> list[Any]:
 
 def _times(array: pa.Array) -> list[Any]:
     if types.is_timestamp(array.type) and array.type.tz is not None:
-        array = array.cast(pa.timestamp(array.type.unit, "UTC"))  # in others, a machine's own table of zones is used
+        array = array.cast(pa.timestamp(array.type.unit, "UTC"))  # other zones would need the machine's own tables
     return [_in_range(text) for text in _texts(array.cast(pa.string()))]
 
 
@@ -261,7 +261,7 @@ def _durations(array: pa.DurationArray) -> list[Any]:
 
 
 def _duration(count: int, in_a_second: int) -> Any:
-    """As Python says it: `1 day, 0:00:05.000001`; with nine digits where there are nanoseconds."""
+    """In Python's form: `1 day, 0:00:05.000001`; with nine digits if there are nanoseconds."""
     seconds, rest = divmod(count, in_a_second)
     nanoseconds = rest * 10**9 // in_a_second
     digits = f".{nanoseconds:09}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06}" if nanoseconds else ""
@@ -300,7 +300,7 @@ def _embedded(text: str) -> Any:
         value = parse_json(line, constants=float)
     except Reject as reject:
         return Unfit(reject.reason, f"its JSON is refused, {reject.message}", text)
-    # As it is written, so that numbers keep their digits; line ends stand between values only.
+    # As written, so that numbers keep their digits; line ends stand only between values.
     return None if value is None else orjson.Fragment(line.replace(b"\n", b" "))
 
 
@@ -319,7 +319,7 @@ _EXTENSIONS: dict[str, Callable[[Any], list[Any]]] = {
     "arrow.uuid": lambda array: [None if data is None else str(UUID(bytes=data)) for data in array.storage.to_pylist()],
     "arrow.fixed_shape_tensor": _tensors,
 }
-"""By their names: the classes depend on the version of pyarrow. Of others, the storage is read."""
+"""By name, because the classes depend on the version of pyarrow. Other extension types are read from their storage."""
 
 _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
     (types.is_struct, _structs),

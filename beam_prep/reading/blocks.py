@@ -1,4 +1,4 @@
-"""A stream of bytes -> blocks: every line belongs to exactly one, at any block size."""
+"""Cuts a stream of bytes into blocks: every line belongs to exactly one block, at any block size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from beam_prep.data.hashing import CHUNK, block_digest, tree_nodes
 BOM = b"\xef\xbb\xbf"
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""The largest length of a line, without its line feed."""
+"""Most bytes of a line, without its line feed."""
 
 SHOWN_BYTES = 64 * 1024
-"""Bytes that are kept of a longer one."""
+"""Bytes that are kept of a longer line."""
 
 
 class Readable(Protocol):
@@ -24,15 +24,15 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawBlock:
-    """Bytes of one block. It owns the lines that *begin* in `[start, start + size)` of the content.
+    """Bytes of one block. The block owns the lines that *begin* in `[start, start + size)` of the content.
 
     Attributes:
         start: offset of the range in the content.
         size: bytes of the range.
-        skip: bytes at the head of the range that belong to a line of the block before.
+        skip: bytes at the head of the range that belong to a line of the previous block.
         data: the bytes from `start + skip` to the end of the last line, which may be beyond the range.
         head: the skipped bytes.
-        cut: the last line is longer than the limit. `data` ends within it.
+        cut: the last line is longer than the limit, and `data` ends within it.
     """
 
     start: int
@@ -43,8 +43,8 @@ class RawBlock:
     cut: bool = False
 
     def origin(self, file: int, source: InputFile, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> Origin:
-        """The digests of the block, and its place in the file."""
-        # A block size that is no multiple of the chunk is for tests only: its digests depend on it.
+        """The origin of the block: its place in the file, and its digests."""
+        # Only tests have a block size that is no multiple of the chunk: it changes the digests.
         chunk = CHUNK if block_bytes % CHUNK == 0 else block_bytes
         mine = self.size - self.skip
         nodes = tree_nodes(memoryview(self.data)[:mine], self.start, chunk, self.head)
@@ -56,7 +56,7 @@ class RawBlock:
 
 
 _LINE_END, _MOST_AT_ONCE = CHUNK // 2, 1024 * 1024
-"""Bytes that are read after a block's range at once (most often the last line ends there), and later."""
+"""Bytes of one read behind a block's range: of the first (most often the last line ends there), and of later ones."""
 
 
 def read_blocks(
@@ -65,15 +65,15 @@ def read_blocks(
     """Cuts a stream into blocks.
 
     Args:
-        stream: positioned at `start`, or one byte before it where `start` is not 0 (that byte says whether a line
+        stream: positioned at `start`, or at the byte before it if `start` is not 0 (this byte says whether a line
             begins at `start`).
         start: offset of the first block.
-        stop: end of the range, one block; -1: blocks of `block_bytes` to the end of the stream.
-        block_bytes: size of a block's range.
-        max_line_bytes: a longer line is not read to its end by the block that owns it.
+        stop: end of the range, which is one block; -1: blocks of `block_bytes` to the end of the stream.
+        block_bytes: bytes of a block's range.
+        max_line_bytes: a longer line is not read to its end.
     """
     line_begins = start == 0 or stream.read(1) == b"\n"
-    ahead = b""  # what was read for the block before, beyond its range
+    ahead = b""  # bytes behind the previous block's range that were read with it
     while stop < 0 or start < stop:
         wanted = block_bytes if stop < 0 else stop - start
         own = b"".join((ahead[:wanted], read_up_to(stream, wanted - len(ahead))))
@@ -87,7 +87,7 @@ def read_blocks(
             begun = size - max(own.rfind(b"\n") + 1, first)
             ahead, rest, cut = _finish_line(stream, ahead, begun, max_line_bytes)
         block = RawBlock(start, size, first, b"".join((memoryview(own)[first:], rest)), own[:first], cut)
-        del own  # which would stay while the block is worked on
+        del own  # it would stay in memory while the block is worked on
         yield block
         del block
         start += size
@@ -103,11 +103,11 @@ def read_up_to(stream: Readable, size: int) -> bytes:
 
 
 def _finish_line(stream: Readable, ahead: bytes, begun: int, max_line_bytes: int) -> tuple[bytes, bytes, bool]:
-    """Reads on to the end of a line of which some bytes were read.
+    """Reads to the end of a line that was read in part.
 
     Returns:
-        all that was read beyond them, `ahead` first: it belongs to the next block; the rest of the line, with its line
-        feed; (its beginning, True) if it is too long.
+        (all bytes read behind this part, `ahead` included, for the next block; the rest of the line, with its line
+        feed, or only its beginning; True if the line is too long).
     """
     read, end, step = bytearray(ahead), ahead.find(b"\n"), _LINE_END
     while end < 0 and begun + len(read) <= max(max_line_bytes, SHOWN_BYTES) and (part := stream.read(step)):

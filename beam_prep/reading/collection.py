@@ -1,8 +1,8 @@
 """Records of a collection, which has no order -> blocks of JSON lines in the order of their digests.
 
-All of them are the lines of one file that nobody writes, `records`: sorted by the digest of the record (its keys
-sorted), then by the line. It is cut into buckets, ranges of the digest, and these into blocks. So where a line is, and
-the digest of all, depend on no bucket, block or order of arrival.
+All records are the lines of a virtual file, `records`: sorted by the digest of the record (with sorted keys), then by
+the line. The file is cut into buckets, which are ranges of the digest, and buckets are cut into blocks. So the place of
+a line and the digest of the file do not depend on buckets, blocks or the order of arrival.
 """
 
 import enum
@@ -28,17 +28,17 @@ from beam_prep.reading.json_line import MAX_DEPTH
 from beam_prep.reading.records import Records, parse
 
 MOST_BUCKETS = 1 << 16
-"""Leaves of the tree of digests: a bucket is one or more of them, so that the digest of all depends on no bucket."""
+"""Leaves of the hash tree. A bucket is one or more leaves, so the digest of all records depends on no bucket."""
 
 _DIGEST = 16
 _REFUSED = b"!"
 
 
 def encode_record(element: Any) -> bytes:
-    """An element of a collection as bytes: its digest, and its line or why it is refused, with what is shown of it.
+    """An element of a collection as bytes: its digest, then its line, or why it is refused with a part of its text.
 
-    What JSON lacks is written as text: dates and times as `isoformat` does, Beam's timestamps as RFC 3339, `Decimal`
-    and `UUID` as `str` does. Rows and named tuples are objects, tuples and arrays lists.
+    Values that JSON lacks become texts: dates and times by `isoformat`, Beam's timestamps in RFC 3339, `Decimal` and
+    `UUID` by `str`. Rows and named tuples become objects, tuples and arrays become lists.
     """
     try:
         line, canonical = _lines(element)
@@ -69,7 +69,7 @@ def _decoded(encoded: bytes) -> tuple[bytes, tuple[str, str] | None]:
 
 
 def bucket_of(encoded: bytes, buckets: int) -> int:
-    """The bucket of an encoded record, one of so many."""
+    """The number of an encoded record's bucket, below `buckets`."""
     return _leaf(encoded) // (MOST_BUCKETS // buckets)
 
 
@@ -78,7 +78,7 @@ def _leaf(encoded: bytes) -> int:
 
 
 def line_size(encoded: bytes) -> int:
-    """Bytes that the line of an encoded record takes in the file."""
+    """Bytes of an encoded record's line in the file, with its line end."""
     head = encoded.index(b"\n", _DIGEST) + 1 if encoded.startswith(_REFUSED, _DIGEST) else _DIGEST
     return len(encoded) - head + 1
 
@@ -87,7 +87,7 @@ def line_size(encoded: bytes) -> int:
 
 
 class _Unfit(Exception):
-    """The element is no record. `shown`: what it holds, as far as JSON can say it."""
+    """The element is no record. `shown`: its content, as far as JSON can hold it."""
 
     def __init__(self, reject: Reject, shown: str) -> None:
         super().__init__(reject, shown)
@@ -95,7 +95,7 @@ class _Unfit(Exception):
 
 
 def _lines(element: Any) -> tuple[bytes, bytes]:
-    """The element as a line, and with its keys sorted."""
+    """(the element as a line, the same with sorted keys)."""
     found: list[Reject] = []
     if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
         found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
@@ -111,16 +111,16 @@ def _lines(element: Any) -> tuple[bytes, bytes]:
 
 
 def _simpler(value: Any) -> Any:
-    """What stands for a value that JSON lacks.
+    """A simpler value in place of one that JSON lacks.
 
     Raises:
-        TypeError: nothing does.
+        TypeError: there is none.
     """
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(type(value), "_asdict"):  # a Row of Beam, or a named tuple
         return type(value)._asdict(value)
-    if isinstance(value, date | time) and value == value:  # NaT of pandas is a date, too
+    if isinstance(value, date | time) and value == value:  # NaT of pandas is a date, but differs from itself
         return value.isoformat()
     if hasattr(type(value), "to_rfc3339"):  # a timestamp of Beam
         return value.to_rfc3339()
@@ -134,8 +134,8 @@ def _simpler(value: Any) -> Any:
 
 
 def _plain(element: Any, found: list[Reject]) -> Any:
-    """An element as JSON has it. What JSON cannot hold is named in its place, and why is added to `found`."""
-    # Not recursive: how deep a function may call itself depends on the runner's own calls.
+    """An element as values of JSON. A value that JSON cannot hold is replaced by its type's name; adds a `Reject`."""
+    # Not recursive: the stack that is left depends on the runner.
     result: list[Any] = [None]
     todo: list[tuple[Any, str, int, Any, Any]] = [(element, "", 1, result, 0)]
     while todo:
@@ -157,7 +157,7 @@ def _plain(element: Any, found: list[Reject]) -> Any:
 
 
 def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
-    """A value as one of the types of JSON; the values in an object or a list are as they were."""
+    """A value as one of JSON's types. Values within an object or a list are unchanged."""
     if value is None or type(value) is bool:
         return value
     if isinstance(value, str):
@@ -175,13 +175,13 @@ def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
         return list(value)
     try:
         simpler = _simpler(value)
-    except (TypeError, ValueError, OverflowError):  # also a timestamp that no calendar has
+    except (TypeError, ValueError, OverflowError):  # also for a timestamp out of range
         return _unfit(value, _kind(value), _place(where), found)
     return _scalar_or_nested(simpler, where, found)
 
 
 def _inside(where: str, key: Any) -> str:
-    name = str.__str__(key) if isinstance(key, str) else "?"  # the text of any object may differ from run to run
+    name = str.__str__(key) if isinstance(key, str) else "?"  # other objects may have another text in each run
     return f"{where}.{name}" if where else name
 
 
@@ -226,19 +226,19 @@ def blocks(
     Args:
         bucket: its number.
         encoded: its records, in any order.
-        sizes: bucket -> bytes of its lines, of all that are not empty.
-        buckets: of how many.
+        sizes: bucket -> bytes of its lines, for all buckets that are not empty.
+        buckets: number of buckets.
         block_bytes: bytes of a block, unless one line has more.
 
     Raises:
-        InputError: the records are not those that the sizes are of.
+        InputError: the records do not have the sizes that were counted before.
     """
     records = sorted(encoded, reverse=True)
     found, wanted = sum(map(line_size, records)), sizes.get(bucket, 0)
     if found != wanted:
         raise InputError(
             f"a bucket of records has {found} bytes, wanted {wanted}: the source gave other records when a part of the "
-            "job ran again: run again, and read what nobody writes to (a snapshot, a table as of a time)"
+            "job ran again: run again, and read data that nobody writes to (a snapshot, a table as of a time)"
         )
     nodes = _nodes(bucket, records, sizes, buckets)
     start = sum(size for other, size in sizes.items() if other < bucket)
@@ -248,7 +248,7 @@ def blocks(
         refused: list[tuple[int, str, str]] = []
         size = 0
         while records and (not lines or size + line_size(records[-1]) <= block_bytes):
-            line, reject = _decoded(records.pop())  # so that a record is not held twice
+            line, reject = _decoded(records.pop())  # removed, so that no record is held twice
             if reject is not None:
                 refused.append((len(lines), *reject))
             lines.append(line)
@@ -261,13 +261,13 @@ def blocks(
 
 
 def _nodes(bucket: int, records: list[bytes], sizes: Mapping[int, int], buckets: int) -> tuple[Node, ...]:
-    """The digests of a bucket, of the empty ones before it, and, for the last one, of those after it.
+    """The digests of a bucket, of the empty buckets before it, and, for the last bucket, of those after it.
 
     Args:
         bucket: its number.
-        records: encoded, the last one first.
+        records: encoded, in reverse order.
         sizes: see `blocks`.
-        buckets: of how many.
+        buckets: number of buckets.
     """
     leaves = MOST_BUCKETS // buckets
     first = bucket * leaves

@@ -1,8 +1,8 @@
-"""Records that share an n-gram of words with evaluation data.
+"""Finds records that share an n-gram of words with evaluation data.
 
 The words of a text: Unicode form NFKC, case folded (`str.casefold`), each character that is no letter, mark or number
-(Unicode categories L, M, N) made a blank, split at blanks. N-grams are looked up by a hash of 64 bits, and what is
-found is compared as text, so that nothing is taken for an n-gram that it is not.
+(Unicode categories L, M, N) replaced by a blank, split at blanks. N-grams are looked up by a 64-bit hash, and each hit
+is compared as text, so there are no false hits.
 """
 
 import functools
@@ -22,23 +22,23 @@ from beam_prep.reading.sources import place_in
 Mode = Literal["drop", "mark"]
 
 _NOTED = 300
-"""Characters of an n-gram that are quoted."""
+"""Most characters of an n-gram in a note."""
 AT_ONCE = 1 << 18
-"""Characters of the texts that are worked on at a time."""
+"""Characters of the texts that are processed at a time."""
 _WIDTH, _LONG = 8, 64
-"""Bytes of a word that are hashed at a time; bytes of a word, beyond which it is hashed alone."""
+"""Bytes of a word that are hashed at a time; most bytes of a word in that hash. A longer word is hashed by BLAKE2."""
 _BITS = 32
-"""Bits of the filter for each n-gram: at most one of 32 others passes it."""
+"""Bits of the filter for each n-gram: at most one of 32 other n-grams passes."""
 _MOST_BITS = 31
 """The filter has at most 2**31 bits (256 MB)."""
 
 _MULTIPLIER, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93)
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_WIDTH + 1)], np.uint64)
-"""A mask of so many bytes."""
+"""Masks for the first 0 to 8 bytes of a word."""
 
 
 class Shared(NamedTuple):
-    """An n-gram that a text shares with a reference: its words, and the reference's first place that has it."""
+    """An n-gram that a text shares with a reference: its words, and the first place in the references that has it."""
 
     ngram: str
     file: str
@@ -54,8 +54,8 @@ class Words:
     """The words of several texts.
 
     Attributes:
-        start, end: int64 [words], places in the bytes of all texts.
-        first: int64 [texts + 1], borders of the texts, in words.
+        start, end: int64 [words], their borders in the bytes of all texts.
+        first: int64 [texts + 1], borders of the texts, counted in words.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class Words:
             borders = offsets_of([len(text) + 1 for text in texts])
         else:
             data, borders = _plain(texts)
-        self._data = data + bytes(_WIDTH)  # so that eight bytes can be read from any place on
+        self._data = data + bytes(_WIDTH)  # so that eight bytes can be read at any place
         self._bytes: Array = np.frombuffer(self._data, np.uint8)
         kept = np.zeros(len(data) + 1, bool)
         np.greater(self._bytes[: len(data)], ord(" "), out=kept[1:])
@@ -76,7 +76,7 @@ class Words:
         return len(self.start)
 
     def hashes(self) -> Array:
-        """uint64 [words]."""
+        """uint64 [words]: a hash of each word."""
         at = np.ndarray((len(self._data) - _WIDTH + 1,), np.dtype("<u8"), self._data, 0, (1,))
         start, left = self.start, self.end - self.start
         found = at[start] & _FIRST_BYTES.take(left, mode="clip")
@@ -93,12 +93,12 @@ class Words:
         return _mixed(found)
 
     def text(self, first: int, count: int) -> str:
-        """Words, with blanks between them."""
+        """`count` words, separated by blanks."""
         borders = zip(self.start[first : first + count].tolist(), self.end[first : first + count].tolist(), strict=True)
         return " ".join(self._data[start:end].decode() for start, end in borders)
 
     def joined(self) -> tuple[bytes, Array]:
-        """(UTF-8: the words with a blank after each, a line feed after a text's last; int64 [words]: where each is)."""
+        """(UTF-8: each word and a blank, a line feed behind each text's last word; int64 [words]: begins of words)."""
         content = self._bytes.copy()
         last = self.first[1:][np.diff(self.first) > 0] - 1
         content[self.end[last]] = ord("\n")
@@ -108,7 +108,7 @@ class Words:
 
 
 def _mixed(values: Array) -> Array:
-    """uint64, each bit of which depends on many of the value's; other values give others."""
+    """uint64: mixes the bits of each value; a bijection."""
     values = values ^ (values >> np.uint64(32))
     values *= _MIX
     values ^= values >> np.uint64(29)
@@ -116,7 +116,7 @@ def _mixed(values: Array) -> Array:
 
 
 def _plain(texts: Sequence[str]) -> tuple[bytes, Array]:
-    """(UTF-8 of folded texts, with a blank after each and for each character of no word; borders of the texts)."""
+    """(UTF-8 of folded texts, a blank for each character outside of words, a line feed behind each text; borders)."""
     folded = [_folded(text) for text in texts]
     characters = np.frombuffer(" ".join([*folded, ""]).encode("utf-32-le", "surrogatepass"), np.uint32).copy()
     characters[~_kept_characters()[characters]] = ord(" ")
@@ -139,15 +139,15 @@ _ASCII = bytes(ord(chr(code).lower()) if code < 0x80 and _is_kept(code) else ord
 
 @functools.cache
 def _kept_characters() -> Array:
-    """bool [code points]: those that belong to a word."""
+    """bool [code points]: True for characters of words."""
     return np.fromiter(map(_is_kept, range(0x110000)), bool, 0x110000)
 
 
 def ngrams(hashes: Array, count: int) -> Array:
-    """uint64 [words - count + 1]: hashes of `count` words in a row, from those of single words.
+    """uint64 [words - count + 1]: hashes of `count` words in a row, from hashes of single words.
 
-    A sum of hashes times powers of a multiplier, those of the words' places: the difference of two sums up to a place,
-    divided by the power of the first word's place.
+    The hash is the sum of word hash * multiplier**place, divided by the power of the first word's place. It is computed
+    as the difference of two cumulative sums.
     """
     sums: Array = np.append(np.uint64(0), np.cumsum(hashes * _powers(_MULTIPLIER, len(hashes))))
     found: Array = sums[count:] - sums[:-count]
@@ -156,7 +156,7 @@ def ngrams(hashes: Array, count: int) -> Array:
 
 
 def _powers(base: int, count: int) -> Array:
-    """uint64 [count]: 1, base, its square ..."""
+    """uint64 [count]: 1, base, base**2 ..."""
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
     powers: Array = np.cumprod(factors)
@@ -164,7 +164,7 @@ def _powers(base: int, count: int) -> Array:
 
 
 class IndexSource(Protocol):
-    """What gives an index, in the launcher and on workers."""
+    """A source of the index, for the launcher and for workers."""
 
     def load(self) -> "Index": ...
 
@@ -176,13 +176,13 @@ class Index:
     Attributes:
         ngram: words of an n-gram.
         hashes: uint64 [n-grams], ascending.
-        starts: int64 [n-grams], where each is in `text`: its first place there.
+        starts: int64 [n-grams], the first place of each in `text`.
         text: uint8, the words of all references as UTF-8, see `Words.joined`.
         record_starts: int64 [records], where each reference begins in `text`.
         record_files: int32 [records], indexes into `files`.
-        record_lines: int64 [records], lines from 1.
-        files: their paths.
-        without: how many references have no text of `ngram` words.
+        record_lines: int64 [records], line numbers from 1.
+        files: paths of the references.
+        without: number of references without a text of `ngram` words.
     """
 
     ngram: int
@@ -203,7 +203,7 @@ class Index:
 
     @functools.cached_property
     def _filter(self) -> tuple[Array, np.uint64]:
-        """(uint8: a bit for each value of a hash's first bits, set if an n-gram has it; how many bits are not used)."""
+        """(uint8: a bit for each prefix of hashes, set if an n-gram has it; number of hash bits behind the prefix)."""
         bits = min(max(3, (_BITS * len(self.hashes)).bit_length()), _MOST_BITS)
         unused = np.uint64(64 - bits)
         found = np.zeros(1 << bits, bool)
@@ -211,11 +211,11 @@ class Index:
         return np.packbits(found, bitorder="little"), unused
 
     def find(self, texts: Sequence[str]) -> dict[int, Shared]:
-        """Text -> the first n-gram that it shares, for the texts that do; ascending."""
+        """Text -> the first n-gram that it shares; only texts that share one, ascending."""
         found: dict[int, Shared] = {}
         is_ascii = np.fromiter(map(str.isascii, texts), bool, len(texts))
         sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        # Of texts beyond ASCII every character takes four bytes, and one may become several words.
+        # A non-ASCII character takes four bytes, and may become several words, so these texts are separate.
         for places in (np.flatnonzero(is_ascii & (sizes >= 2 * self.ngram - 1)), np.flatnonzero(~is_ascii)):
             for part in _parts(places, sizes):
                 for text, shared in self._find(Words([texts[place] for place in part])):
@@ -252,14 +252,14 @@ class Index:
 
 
 def _parts(places: Array, sizes: Array) -> Iterator[list[int]]:
-    """Some of several texts by place, a few at a time, by their sizes."""
+    """Splits texts into parts of about `AT_ONCE` characters, by place."""
     begins = offsets_of(sizes[places])[:-1]
     if len(places):
         yield from map(np.ndarray.tolist, np.split(places, np.flatnonzero(np.diff(begins // AT_ONCE)) + 1))
 
 
 class IndexBuilder:
-    """Collects references, one file after the other.
+    """Collects references, file by file.
 
     Args:
         ngram: words of an n-gram.
@@ -271,7 +271,7 @@ class IndexBuilder:
         self._parts: dict[str, list[Array]] = {}
 
     def add(self, file: str, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
-        """Adds records.
+        """Adds the records of a file.
 
         Args:
             file: its path.
@@ -308,13 +308,13 @@ class IndexBuilder:
             self._parts.setdefault(name, []).append(values)
 
     def build(self) -> Index:
-        """The index of all that was added."""
+        """The index of all added records."""
         empty = {"hashes": np.uint64, "text": np.uint8, "record_files": np.int32}
         arrays = {
             name: np.concatenate([np.zeros(0, empty.get(name, np.int64)), *self._parts.pop(name, ())])
             for name in ("hashes", "starts", "text", "record_starts", "record_files", "record_lines")
         }
-        order = np.argsort(arrays["hashes"], kind="stable")  # so the first place of each n-gram comes first
+        order = np.argsort(arrays["hashes"], kind="stable")  # stable: the first place of each n-gram comes first
         hashes = arrays["hashes"][order]
         new = np.ones(len(hashes), bool)
         new[1:] = hashes[1:] != hashes[:-1]
@@ -323,7 +323,7 @@ class IndexBuilder:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """The texts in a value of JSON, at any depth. A message's `role` is none."""
+    """The texts in a value of JSON, at any depth, without the `role` of messages."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -336,7 +336,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def texts_of(record: Record, fields: Iterable[str] | None) -> list[str]:
-    """The texts in these fields of a record; None: in all of them."""
+    """The texts in these fields of a record; None: in all fields."""
     values = record if fields is None else [record.get(name) for name in fields]
     return list(texts_in(values))
 
@@ -345,13 +345,13 @@ def texts_of(record: Record, fields: Iterable[str] | None) -> list[str]:
 def decontaminate(
     records: Records, references: IndexSource, fields: tuple[str, ...] | None = None, mode: Mode = "drop"
 ) -> Records:
-    """Drops (`contaminated`) or marks the records that share an n-gram with a reference, within one of their texts.
+    """Drops (`contaminated`) or marks the records with a text that shares an n-gram with a reference.
 
     Args:
         records: the records.
         references: gives the index.
-        fields: the fields that are looked at, see `texts_of`.
-        mode: `mark`: they are kept, and the ledger says what they share.
+        fields: the compared fields, see `texts_of`.
+        mode: `mark`: records are kept, and the ledger notes what they share.
     """
     by_row = [texts_of(row, fields) for row in records.rows]
     texts, borders = [text for each in by_row for text in each], offsets_of([len(each) for each in by_row])

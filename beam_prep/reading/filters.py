@@ -1,4 +1,4 @@
-"""Rules and functions of the user that keep, change, drop or reject records."""
+"""Rules, and functions of the user, that keep, change, drop or reject records."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,8 +16,8 @@ from beam_prep.reading.records import Record, Records
 def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tuple[str, ...]) -> Records:
     """Removes text fields with fewer than `min_chars` or more than `max_chars` code points.
 
-    A record that loses all of the `fields` that it had is dropped (`too_short` / `too_long`). Fields that are not
-    strings are left to ApplyTemplate, which rejects them.
+    A record that loses all its text `fields` is dropped (`too_short` / `too_long`). Fields that are no strings stay:
+    ApplyTemplate rejects them.
     """
 
     def work(row: Record) -> Record | str | bool:
@@ -33,7 +33,7 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
 
 
 def _why(texts: list[str], min_chars: int) -> str:
-    """Why a record is dropped, all of whose texts are too short or too long."""
+    """The reason to drop a record whose texts are all too short or too long."""
     filled = [text for text in texts if text.strip()]
     if not filled:
         return "empty"
@@ -41,15 +41,15 @@ def _why(texts: list[str], min_chars: int) -> str:
 
 
 class _Drop(Exception):
-    """A record that a rule leaves out."""
+    """A rule drops the record."""
 
 
 @step
 def filter_records(records: Records, function: Callable[[Record], bool | str]) -> Records:
-    """Keeps the records for which `function` gives True; False drops (`filtered`), a string rejects with that reason.
+    """Keeps records for which `function` returns True; False drops (`filtered`), a string rejects with this reason.
 
     Raises:
-        UserFunctionError: the function raised, or gave something else.
+        UserFunctionError: the function raised, or returned something else.
     """
 
     def work(row: Record) -> Record:
@@ -69,10 +69,10 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
 
 @step
 def map_records(records: Records, function: Callable[[Record], Record | str]) -> Records:
-    """Puts `function(record)` in each record's place; a string rejects the record with that reason.
+    """Replaces each record by `function(record)`; a string rejects the record, and is the reason.
 
     Raises:
-        UserFunctionError: the function raised, or gave neither an object nor a string.
+        UserFunctionError: the function raised, or returned neither an object nor a string.
     """
 
     def work(row: Record) -> Record:
@@ -87,7 +87,7 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
 
 
 def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
-    """`work` on every row; a row for which it raises Reject or _Drop leaves the block."""
+    """Applies `work` to every row. If it raises Reject or _Drop, the row leaves the block."""
     rows, kept, ledger = [], [], records.ledger.copy()
     for index, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
         try:
@@ -106,11 +106,11 @@ def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
 
 
 def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:
-    # The run stops here and names the record: an error in a user's code must not be skipped.
+    # The run ends here and names the record: an error in a user's code must not be skipped.
     try:
         return function(row)
     except Exception as error:
-        message = " ".join(str(error).split())  # on one line, so that the text after it is not lost in a log
+        message = " ".join(str(error).split())  # one line, so that logs do not separate the text behind it
         raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
 
 

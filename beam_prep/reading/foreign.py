@@ -1,8 +1,8 @@
-"""Inputs that are no JSONL: which format a file has, by its first bytes, and the command that makes JSONL of it.
+"""Inputs that are no JSONL: finds a file's format by its first bytes, and the command that converts it to JSONL.
 
-Some formats are certain: nothing that begins so is JSON. Such a file is refused when it is opened (`refusal`), because
-all of its records are missing, however few its lines are. Of others, as CSV, the first line may be a bad line of JSONL:
-these are named when a run has failed (`guess`).
+Some formats are certain: no JSON begins so. Such a file is refused when it is opened (`refusal`), because all of its
+records would be missing. Of others, such as CSV, the first line may be a bad line of JSONL: these are named only when a
+run has failed (`guess`).
 """
 
 import csv
@@ -20,19 +20,19 @@ from beam_prep.reading.source import COMPRESSIONS, Source, split_name
 from beam_prep.reading.sources import SOURCES, source_of
 
 HEAD_BYTES = 1024
-"""Bytes from a file's beginning that `refusal` needs."""
+"""Bytes from a file's beginning that `refusal` reads."""
 
 GUESS_BYTES = 1024 * 1024
-"""Bytes that `guess` makes most of."""
+"""Most bytes that `guess` uses."""
 
 
 class _Kind(NamedTuple):
-    """What a file may be instead of JSONL.
+    """A format of a file that is no JSONL.
 
     Attributes:
-        what: it is, for messages.
-        advice: with `$path` for its name on this disk, and `$made` for the file that a command makes.
-        wanted: of JSONL.
+        what: the format, for messages: `is ...`.
+        advice: what to do; `$path` stands for the file's local name, `$made` for the file that a command writes.
+        wanted: which JSONL is wanted, behind the word.
     """
 
     what: str
@@ -41,7 +41,7 @@ class _Kind(NamedTuple):
 
 
 def _python(program: str, rows: str, arguments: str = "$path") -> str:
-    """The command that writes some rows as JSONL, with what the program needs to have them."""
+    """The command that writes some rows as JSONL; `program` is the Python code before that."""
     write = f"sys.stdout.writelines(json.dumps(row, default=str) + chr(10) for {rows})"
     return f"type: python -c {shlex.quote(f'import json, sys{program}; {write}')} {arguments} > $made"
 
@@ -111,7 +111,7 @@ _MAGIC = {
         for magic, name in _UTF.items()
     },
 }
-"""First bytes -> what a file is that begins with them; those that begin with others come first."""
+"""First bytes -> the format. A longer beginning comes before its own prefix."""
 _PAGES = {
     **dict.fromkeys((b"<!doctype html", b"<html"), _Kind("an HTML page (the error page of a download?)", _AGAIN)),
     b"<?xml": _Kind("an XML document (the error message of a store?)", _AGAIN),
@@ -123,15 +123,15 @@ _TEXT = r'"(?:[^"\\]|\\.)*+"'
 _LISTED = re.compile(
     rf"\{{(?:\s*{_TEXT}\s*:\s*(?:{_TEXT}|[\w.+-]+|\{{[^{{}}]*\}}|\[[^][{{}}]*\])\s*,)*?\s*({_TEXT})\s*:\s*\[\s*(?=\{{)"
 )
-"""An object up to a list of objects, behind values that are not nested deeply."""
+"""An object, up to a list of objects in it, behind values that are not deeply nested."""
 
 
 def refusal(head: bytes, path: str) -> str | None:
-    """What a file is whose content is certainly no JSONL, and how to convert it; None if it may be JSONL.
+    """The format of a content that is certainly no JSONL, and how to convert it; None if it may be JSONL.
 
     Args:
-        head: the first bytes of its content (decompressed), `HEAD_BYTES` if it has so many.
-        path: its name. A compressed one has the ending of its compression.
+        head: the first `HEAD_BYTES` of the decompressed content.
+        path: the file's name. If it is compressed, the name has the ending of the compression.
 
     >>> print(refusal(b"PK" + bytes([3, 4]), "chats.zip"))
     'chats.zip' is a zip archive, wanted JSONL: unpack it, and name the files that were in it: unzip chats.zip
@@ -139,7 +139,7 @@ def refusal(head: bytes, path: str) -> str | None:
     packed = split_name(path)[2]
     for ending, compression in COMPRESSIONS.items():
         if head.startswith(compression.magic) and packed:
-            return f"{path!r} is compressed twice: type {_unpack(path)}, and name what it makes with {ending}"
+            return f"{path!r} is compressed twice: type {_unpack(path)}, and add {ending} to the name of the result"
         if head.startswith(compression.magic):
             command = f"mv {_quoted(path)} {_quoted(path + ending)}"
             return f"{path!r} is compressed, but its name does not end in {ending}: rename it: {command}"
@@ -161,10 +161,10 @@ def refusal(head: bytes, path: str) -> str | None:
 
 
 def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
-    """What a file seems to be of which a run could use little or nothing, and how to convert it; or None.
+    """The likely format of a file that gave a run few or no records, and how to convert it; None if unknown.
 
     Args:
-        head: the first bytes of its content, the more the better.
+        head: the first bytes of its content; more bytes give a better guess.
         path: its name.
         fields: the fields that the config reads.
     """
@@ -194,7 +194,7 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
 
 
 def not_utf8(head: bytes, path: str) -> str | None:
-    """The advice on a file that is text in another encoding than UTF-8; None if it is UTF-8."""
+    """Advice for a text file in another encoding than UTF-8; None if it is UTF-8."""
     try:
         head.decode()
     except UnicodeDecodeError as error:
@@ -206,7 +206,7 @@ def not_utf8(head: bytes, path: str) -> str | None:
 
 
 def _message(path: str, kind: _Kind) -> str:
-    """The problem and the command, for the file on this disk, unpacked."""
+    """The problem, and a command for the local, decompressed file."""
     unpack, unpacked = _unpack(path), _unpacked(path)
     stem, ending = os.path.splitext(unpacked)
     made = f"{stem}.converted.jsonl" if ending.lower() == ".jsonl" else f"{stem}.jsonl"
@@ -219,7 +219,7 @@ def _message(path: str, kind: _Kind) -> str:
 
 
 def _read_as(path: str, what: str, source: Source) -> str:
-    """Advice for a file that is read as it is, under another name."""
+    """Advice for a file that can be read under another name."""
     packed = split_name(path)[2]
     unpack = _unpack(path) if packed and not source.compressible else ""
     name = _unpacked(path) if unpack else _here(path)
@@ -232,23 +232,23 @@ def _read_as(path: str, what: str, source: Source) -> str:
 
 
 def _here(path: str) -> str:
-    """The name of a file on this disk; one in a store has to be copied."""
+    """The local name of a file; a file in a store has to be copied first."""
     return path.rpartition("/")[2] if "://" in path else path
 
 
 def _unpacked(path: str) -> str:
-    """The name that a file has on this disk when it is decompressed."""
+    """The local name of the decompressed file."""
     return _here(path)[: -len(split_name(path)[2]) or None]
 
 
 def _unpack(path: str) -> str:
-    """The command that decompresses a file; "" of one that is not compressed."""
+    """The command that decompresses a file; "" if it is not compressed."""
     packed = split_name(path)[2]
     return f"{COMPRESSIONS[packed].unpack} {_quoted(_here(path))}" if packed else ""
 
 
 def _quoted(path: str) -> str:
-    """A path for a shell; what is not printable is escaped, as it would change the terminal."""
+    """A path, quoted for a shell. Unprintable characters are escaped, because they could change the terminal."""
     if path.isprintable():
         return shlex.quote(path)
     escaped = (
@@ -259,13 +259,13 @@ def _quoted(path: str) -> str:
 
 
 def _spans_lines(text: str) -> bool:
-    """True if the first line is no complete object, and there are more."""
+    """True if the first line is no complete value, and more lines follow."""
     line, _, rest = text.partition("\n")
     return bool(rest.strip()) and _first_value(line.strip())[0] is None
 
 
 def _first_value(text: str) -> tuple[Any, str]:
-    """The JSON that a text begins with, and what follows it; None, and nothing, if it is none, or cut."""
+    """(the JSON value at the beginning of a text, what follows); (None, "") if there is none, or it is cut."""
     try:
         value, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -274,7 +274,7 @@ def _first_value(text: str) -> tuple[Any, str]:
 
 
 def _list_of_records(text: str, fields: Collection[str]) -> str | None:
-    """The key of the list that holds the records, of a file that is one object; None if it is none."""
+    """The key of the list that holds the records, if the file is one object; otherwise None."""
     if _first_value(text)[1] or (match := _LISTED.match(text)) is None:
         return None  # the object is one of several
     key, first = json.loads(match[1]), _first_value(text[match.end() :])[0]
@@ -283,11 +283,11 @@ def _list_of_records(text: str, fields: Collection[str]) -> str | None:
 
 
 def _delimiter(text: str, named: bool) -> str | None:
-    """The character between the columns of a table; None if it is none.
+    """The character between the columns of a table; None if the text is no table.
 
     Args:
         text: its first rows.
-        named: its name says that it is a table. Otherwise more rows are wanted, as texts have commas, too.
+        named: True if the file's name says that it is a table. Otherwise, more rows are needed: texts have commas, too.
     """
     lines = text.splitlines(keepends=True)[:50]
     for delimiter in ("\t", ",", ";", "|"):

@@ -1,4 +1,4 @@
-"""Ids that records hold already, and what stands beside each of them: masks, labels, weights."""
+"""Records that are tokenised already: their ids, with a mask, labels and weights for each id."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,10 @@ _MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 
 
 def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
-    """(ids int32 [n], mask uint8 [n]) of a row that is tokenised already; None where `input_ids` is absent or null.
+    """(ids int32 [n], mask uint8 [n]) of a tokenised record; None if `input_ids` is absent or null.
 
-    The mask comes from `labels` (-100 = not trained, else the id itself, not shifted). Without labels it is 1 where
-    all of `loss_mask`, `completion_mask` and `assistant_masks` that are there are 1. With neither, all is trained.
+    The mask comes from `labels` (-100: not trained, otherwise the id itself, not shifted). Without labels, the mask is
+    1 where all given masks (`loss_mask`, `completion_mask`, `assistant_masks`) are 1; without masks, it is 1.
 
     Args:
         record: the row.
@@ -31,7 +31,7 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     if record.get("input_ids") is None:
         return None
     check_list(record["input_ids"], "input_ids")
-    # Before the ids: that of padding may be beyond the tokenizer's.
+    # Checked before the ids, because padding may have ids that the tokenizer lacks.
     attended = _beside(record, "attention_mask", len(record["input_ids"]), read_bits)
     if attended is not None and not attended.all():
         raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
@@ -49,17 +49,17 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
 
 
 def token_weights(record: Record, name: str, length: int) -> Array:
-    """float64 [length]: the weights of tokens, of a record that is tokenised already; 1 where it has none.
+    """float64 [length]: the token weights of a tokenised record; 1 if it has none.
 
     Raises:
-        Reject: `wrong_type`, `bad_weight`, or `count_mismatch`: there are not `length` of them.
+        Reject: `wrong_type`, `bad_weight`, or `count_mismatch`: their number is not `length`.
     """
     weights = _beside(record, name, length, _weights)
     return np.ones(length) if weights is None else weights
 
 
 def _beside(record: Record, name: str, length: int, read: Callable[[list[Any], str], Array]) -> Array | None:
-    """A field with a value for each id; None where it is absent or null."""
+    """A field with a value for each id; None if absent or null."""
     values = record.get(name)
     if values is None:
         return None
@@ -70,13 +70,13 @@ def _beside(record: Record, name: str, length: int, read: Callable[[list[Any], s
 
 
 def check_list(value: Any, where: str) -> None:
-    """Raises Reject (`wrong_type`) if this is no list."""
+    """Raises Reject (`wrong_type`) if the value is no list."""
     if not isinstance(value, list):
         raise Reject("wrong_type", f"'{where}' is {describe(value)}, wanted a list")
 
 
 def check_types(values: list[Any], where: str, wanted: str, *kinds: type) -> None:
-    """Raises Reject (`wrong_type`) if one of the values is of none of these types."""
+    """Raises Reject (`wrong_type`) if a value has none of these types."""
     # The types of all values in one call: an array would take `true` and `1.0` for integers.
     if not set(map(type, values)) <= set(kinds):
         place = next(place for place, value in enumerate(values) if type(value) not in kinds)
@@ -113,7 +113,7 @@ def read_bits(values: list[Any], where: str) -> Array:
 
 
 def _integers(values: list[Any], where: str) -> Array:
-    """Python's own, which may be of any size."""
+    """Python integers, of any size."""
     check_types(values, where, "an integer", int)
     return np.array(values, object)
 

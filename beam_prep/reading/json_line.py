@@ -1,4 +1,4 @@
-"""One line of JSON, exactly: integers of any size, repeated keys, why it is refused."""
+"""Parses one line of JSON exactly: integers of any size, no repeated keys, a reason for each refusal."""
 
 import json
 import math
@@ -12,20 +12,20 @@ import orjson
 from beam_prep.data.block import Reject
 
 MAX_DEPTH = 512
-"""Levels of nesting of a line. The parsers could do more, but not always as many: their limit is the free stack."""
+"""Most levels of nesting of a line. The parsers may take more, but their limit depends on the free stack."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
-"""Of a line whose digits are all zeros: a number which orjson may turn into a double that is not the number."""
+"""In a line whose digits are replaced by zeros: a number that orjson may turn into another double."""
 _NESTED = {dict, list}
 _BOM = (
     "the record begins with a byte order mark (BOM), which only a file may: files that have one were put together; "
     "take it out: sed -i 's/^\\xEF\\xBB\\xBF//' FILE"
 )
 _NO_VALUE = re.compile(r"-?(?:(NaN|Infinity)|nan|inf|None|True|False|undefined)\b")
-"""What some programs write for values that JSON does not have, or writes in another way."""
+"""What some programs write for values that JSON lacks, or writes differently."""
 
 
 def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> Any:
@@ -33,10 +33,10 @@ def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> 
 
     Args:
         line: the line.
-        constants: gives the number for `NaN`, `Infinity` and `-Infinity`; None: they are refused.
+        constants: converts `NaN`, `Infinity` and `-Infinity`; None: they are refused.
 
     Raises:
-        Reject: it is no JSON, or says something twice: see `records.parse`.
+        Reject: the line is no JSON, or repeats a key: see `records.parse`.
     """
     try:
         value = orjson.loads(line)
@@ -48,8 +48,8 @@ def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> 
 
 
 def _quotes(value: Any) -> int:
-    """How many quotes a value takes as JSON. A repeated key that parsing dropped had at least two more."""
-    if type(value) is dict and _NESTED.isdisjoint(map(type, value.values())):  # a long text is not written for it
+    """Number of quotes of a value as JSON. A repeated key, which the parser dropped, had at least two more."""
+    if type(value) is dict and _NESTED.isdisjoint(map(type, value.values())):  # faster than to write a long text
         texts: list[str] = [*value, *(each for each in value.values() if type(each) is str)]
         return 2 * len(texts) + sum([text.count('"') for text in texts])
     try:
@@ -61,13 +61,13 @@ def _quotes(value: Any) -> int:
 def _parse_carefully(
     line: bytes, error: orjson.JSONDecodeError | None = None, constants: Callable[[str], float] | None = None
 ) -> Any:
-    """The standard library's parser, for what orjson cannot say: exact integers, repeated keys, why it refused."""
+    """Parses with the standard library: exact integers, repeated keys, and why orjson refused the line."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as bad:
         raise Reject("invalid_utf8", f"byte {bad.start} of the line is no UTF-8 ({bad.reason})") from None
     too_deep = Reject("too_deep", f"the line is nested deeper than {MAX_DEPTH} levels")
-    found = None  # what orjson found, where the other parser may find something worse
+    found = None  # what orjson found; the other parser may find something worse
     if error is not None:
         if "depth limit" in str(error):
             raise too_deep
@@ -138,7 +138,7 @@ def _is_binary(value: Any) -> bool:
 
 
 def describe(value: Any) -> str:
-    """`a number (3)`: what was found, for messages."""
+    """A value for messages, such as `a number (3)`."""
     if value is None:
         return "null"
     if _is_binary(value):
@@ -152,16 +152,16 @@ def describe(value: Any) -> str:
 
 
 BINARY = b'{"binary" :%d}'
-"""What stands for bytes of a table, with how many they are. The blank tells it from an object that a column holds."""
+"""Stands for bytes of a table, with their number. The blank before the colon marks that no column held this object."""
 BEYOND = re.compile(rb'NaN|Infinity|\{"binary" :')
-"""Found in the rows of tables that hold what JSON does not have, and in some others."""
+"""Matches rows of tables with values that JSON lacks, and some others."""
 
 
 def check_values(record: Mapping[str, Any], fields: Iterable[str]) -> None:
-    """Looks through fields of a row of a table that are read.
+    """Checks the fields of a table's row that the run reads.
 
     Raises:
-        Reject: `not_json`: one of them holds a number that is not finite, or bytes.
+        Reject: `not_json`: a field holds a number that is not finite, or bytes.
     """
     todo = [(name, record.get(name)) for name in fields]
     for where, value in todo:  # without recursion: a record may be nested deeper than Python's stack allows

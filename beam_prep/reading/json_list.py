@@ -4,20 +4,20 @@
      {"b": [2,                    ->       {"b": [2,^M 3]}
      3]}]
 
-`ListAsLines` changes bytes one for one, so every offset stays: a comma between elements becomes a line end, the
-list's own brackets become spaces, and line ends within become carriage returns: white space like them between the
-parts of an element, and as forbidden within a string. What `read_blocks` and `parse` do for JSONL (each record once,
-blocks, rejects with their byte offset) then holds for lists.
+`ListAsLines` replaces bytes one for one, so every offset stays. A comma between elements becomes a line end, the list's
+brackets become spaces, and line ends within elements become carriage returns, which are white space between values, and
+forbidden within strings, like line ends. So `read_blocks` and `parse` work as for JSONL: each record once, blocks,
+rejects with their byte offset.
 
-What is broken within an element (a bad literal, a trailing comma, bytes that are no UTF-8) is a reject of that
-element, a scalar is `not_an_object`, nothing between two commas is a blank line. Where the borders of elements are no
-longer certain, the file is refused (`InputError` with the byte offset): a bracket or a quote that never ends, one
-bracket too many, a line end within a string, bytes after the list. One kind of damage looks like a single broken
-element: two faults that cancel out, such as a bracket missing in one element and one too many in a later one;
-all between them is then one reject, of at most `MAX_ELEMENT` bytes.
+Damage within an element (a bad literal, a trailing comma, bytes that are no UTF-8) rejects that element. A scalar is
+`not_an_object`; nothing between two commas is a blank line. If the borders of elements are uncertain, the file is
+refused (`InputError` with the byte offset): a bracket or quote that never ends, a bracket too many, a line end within a
+string, bytes behind the list. One kind of damage is not recognised: two faults that cancel out, such as a missing
+bracket in one element and an extra one in a later element. Then everything between them is one reject, of at most
+`MAX_ELEMENT` bytes.
 
-A file that begins with an object is that one record, or several of them, each from a new line on; if the first line
-is a complete object, it is JSONL, and passes unchanged. So does a file that begins with anything else.
+A file that begins with an object is one record, or several records that each begin on a new line. If its first line is
+a complete object, the file is JSONL, and passes unchanged, like a file that begins with anything else.
 """
 
 import re
@@ -33,10 +33,10 @@ from beam_prep.reading.records import Records, parse
 from beam_prep.reading.source import Source
 
 MAX_ELEMENT = 256 * 1024 * 1024
-"""Bytes of one element: one that is longer is the sign of a bracket or quote that never ends."""
+"""Most bytes of one element: a longer one means that a bracket or quote never ends."""
 
 STEP = 256 * 1024
-"""Bytes that are examined at once: what is made of them stays in the processor's cache."""
+"""Bytes that are processed at once: intermediate results stay in the processor's cache."""
 
 _WHITE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*+")
@@ -45,11 +45,11 @@ _QUOTE, _COMMA, _LINE_END, _OPEN, _CLOSE = range(1, 6)
 _CODES = {b'"': _QUOTE, b",": _COMMA, b"\n": _LINE_END, b"[": _OPEN, b"{": _OPEN, b"]": _CLOSE, b"}": _CLOSE}
 _KINDS = bytes(_CODES.get(bytes([byte]), 0) for byte in range(256))
 _DEPTHS = np.array([0, 0, 0, 0, 1, -1], np.int64)
-"""The change of depth at each kind of byte."""
+"""The change of depth at each code."""
 
 
 class _Mode(Enum):
-    BEFORE = auto()  # nothing but white space so far
+    BEFORE = auto()  # only white space so far
     LIST = auto()
     AFTER_LIST = auto()
     OBJECTS = auto()
@@ -57,11 +57,11 @@ class _Mode(Enum):
 
 
 class ListAsLines:
-    """A stream over another one of the same length; see the module.
+    """A stream with the same length as the given one; see the module.
 
     Args:
-        stream: the file's content, from its first byte on.
-        name: the file, for errors.
+        stream: the file's content, from its first byte.
+        name: the file, for error messages.
         max_element: see `MAX_ELEMENT`.
     """
 
@@ -70,18 +70,18 @@ class ListAsLines:
         self._name = name
         self._max_element = max_element
         self._mode = _Mode.BEFORE
-        self._start = 0  # of the bytes that are looked at
-        self._element = 0  # where the element began that has not ended
+        self._start = 0  # of the current bytes
+        self._element = 0  # begin of the current element
         self._depth = 0
         self._in_string = False
         self._escaped = False  # the next byte follows a backslash
         self._first_line = True
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none only at the end.
+        """Up to `size` bytes; b"" only at the end.
 
         Raises:
-            InputError: it cannot be said where the elements of the list begin and end.
+            InputError: the borders of the elements are uncertain.
         """
         if size <= 0:
             return b""
@@ -102,12 +102,12 @@ class ListAsLines:
         return lines
 
     def _begin(self, data: bytes) -> bytes:
-        """Finds out what kind of file it is. The white space before its content belongs to the first line."""
+        """Finds out the kind of the file. White space before its content belongs to the first line."""
         rest = data.lstrip(_WHITE + BOM)
         head = data[: len(data) - len(rest)].replace(b"\n", b"\r")
         if rest:
             self._mode = {b"[": _Mode.LIST, b"{": _Mode.OBJECTS}.get(rest[:1], _Mode.LINES)
-        if self._mode is _Mode.LIST:  # all that is read from here on is within the list
+        if self._mode is _Mode.LIST:  # everything from here on is within the list
             self._depth = 1
             rest = b" " + rest[1:]
         self._element = self._start + len(head) + _spaces(rest, 0)
@@ -142,7 +142,7 @@ class ListAsLines:
         return head + self._cut(data, places[(kinds == _LINE_END) & (depths == 0)])
 
     def _structure(self, data: bytes) -> tuple[Array, Array, Array]:
-        """Brackets, commas and line ends outside of strings: their places, their kinds, the depth after each."""
+        """Brackets, commas and line ends outside of strings: (places, codes, depth behind each)."""
         codes = np.frombuffer(bytearray(data.translate(_KINDS)), np.uint8)
         codes[self._escaped_bytes(data)] = 0
         places = np.flatnonzero(codes != 0)
@@ -161,7 +161,7 @@ class ListAsLines:
         return places, kinds, depths
 
     def _escaped_bytes(self, data: bytes) -> Array:
-        """Places of the escaped bytes: those after an odd number of backslashes."""
+        """Places of escaped bytes: behind an odd number of backslashes."""
         slashes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\\"))
         head = np.zeros(int(self._escaped), np.int64)
         if self._escaped:
@@ -174,7 +174,7 @@ class ListAsLines:
         return escaped[escaped < len(data)]
 
     def _cut(self, data: bytes, borders: Array) -> bytes:
-        """The bytes with line ends at these places, and at no others."""
+        """The bytes with line ends at these borders, and nowhere else."""
         if len(borders):
             self._element = self._start + _spaces(data, int(borders[-1]) + 1)
         if self._start + len(data) - self._element > self._max_element:
@@ -204,7 +204,7 @@ class ListAsLines:
 
 
 def _spaces(data: bytes, place: int) -> int:
-    """Where the white space ends that begins at a place."""
+    """The end of the white space that begins at a place."""
     found = _SPACES.match(data, place)
     assert found is not None
     return found.end()
@@ -222,7 +222,7 @@ class JSONList(Source):
         return ListAsLines(stream, path)
 
     def parse(self, raw: RawBlock, origin: Origin) -> Records:
-        """As of JSONL; the offset of a line is that of the element's first byte."""
+        """As for JSONL, but a line's offset is that of its element's first byte."""
         records = parse(raw, origin)
         ledger = records.ledger
         filled = np.flatnonzero(ledger.starts < ledger.ends)

@@ -1,6 +1,6 @@
-"""Fields of records that are kept as metadata: they are read first, and become columns of the rows last.
+"""Metadata columns: fields of records that are kept beside the tokens. They are read first, and written last.
 
-No step in between sees them: they are in the ledger of their block, which has an entry for each line.
+No step in between sees them: the ledger of their block has an entry for each line.
 """
 
 import json
@@ -19,16 +19,15 @@ from beam_prep.reading.records import Records
 
 @step
 def keep_fields(records: Records, fields: Mapping[str, MetadataType]) -> Records:
-    """Notes fields of the records in the ledger. `CacheBlocks` makes columns of them.
+    """Notes fields of the records in the ledger. `CacheBlocks` makes metadata columns of them.
 
-    A string is taken as it is. A number (or true, or false) in a column of strings is the text that JSON writes for it;
-    a field that is absent or null is an empty string, which `keep_fields_missing` counts. In a column of numbers there
-    must be a number that the type holds: integers exactly, others rounded to its precision; in one of booleans true,
-    false, 1 or 0. All else becomes a reject
-    (`keep_fields`) if the record would be kept.
+    In a string column, strings stay; numbers, true and false become their JSON text; an absent or null field becomes an
+    empty string, which `keep_fields_missing` counts. A numeric column needs a number that its type holds: integers
+    exactly, others rounded to its precision. A boolean column needs true, false, 1 or 0. Anything else rejects the
+    record (`keep_fields`) if it would be kept.
 
     Args:
-        records: as they were read.
+        records: the records as read.
         fields: field -> its type.
     """
     if records.receipt is not None:
@@ -64,12 +63,12 @@ def _string(value: Any) -> bytes:
     """A value of a record as UTF-8.
 
     Raises:
-        Reject: it is neither a string nor a number.
+        Reject: the value is neither a string nor a number.
     """
     if type(value) is str:
         try:
             return value.encode()
-        except UnicodeEncodeError:  # of a function of the user: no line that was parsed has it
+        except UnicodeEncodeError:  # only a user's function makes such a string, never the parser
             raise Reject("keep_fields", "a string with half of a surrogate pair") from None
     if value is None:
         return b""
@@ -81,10 +80,10 @@ def _string(value: Any) -> bytes:
 
 
 def _number(value: Any, kind: MetadataType) -> float:
-    """A number of a record, as one of a type.
+    """A number of a record, converted to a type.
 
     Raises:
-        Reject: it is none, or the type does not hold it.
+        Reject: the value is no number, or the type does not hold it.
     """
     if kind == "bool" and (isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1))):
         return bool(value)
@@ -95,7 +94,7 @@ def _number(value: Any, kind: MetadataType) -> float:
     if kind.startswith("float"):
         try:
             with np.errstate(over="ignore"):
-                rounded = float(np.dtype(kind).type(float(value)))  # a double first, as JSON is mostly read
+                rounded = float(np.dtype(kind).type(float(value)))  # a double first, as most readers of JSON do
         except OverflowError:
             rounded = float("inf")
         if not np.isfinite(rounded):

@@ -1,7 +1,7 @@
-"""Digests of records: which split a record belongs to, and which records are equal.
+"""Digests of records, which decide a record's split, and which records are equal.
 
-Made of the records as they are read, before an adapter changes them. Only what a digest says is kept, not the seeds and
-shares that decide: another share makes no block again.
+They are made from the records as read, before an adapter changes them. Blocks keep only the digests, not the seeds and
+shares of splits: another share does not make a block again.
 """
 
 import hashlib
@@ -20,26 +20,26 @@ from beam_prep.reading.json_line import check_values
 from beam_prep.reading.records import Records, lines_beyond_json
 
 SPLIT, DUPLICATE = "split", "duplicate"
-"""The digests of a record, see `Ledger.digests`; `duplicate` is also the reason of the drops."""
+"""The names of the digests, see `Ledger.digests`; `duplicate` is also the reason of drops."""
 NO_KEY = np.uint64(2**64 - 1)
-"""The digest `split` of a record without a key."""
+"""The digest `split` of a record without the field `split_key`."""
 
 Normalize = Literal["none", "whitespace", "nfkc_casefold"]
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What is digested.
+    """Which digests to make.
 
     Attributes:
-        split: digest records for splits.
+        split: True: digest records for splits.
         split_key: the field that decides; None: the entire record.
-        reject_missing: reject records without that field (`no_split_key`); otherwise they have the digest `NO_KEY`.
-        duplicate: the fields by which records are equal; (): they are not compared.
-        normalize: what differs in their texts without making them different: see `normalized`.
+        reject_missing: True: reject records without that field (`no_split_key`); False: they get the digest `NO_KEY`.
+        duplicate: the fields that decide whether records are equal; (): records are not compared.
+        normalize: how texts are normalised before they are compared: see `normalized`.
 
     Raises:
-        ValueError: `normalize` is none of those known.
+        ValueError: `normalize` is unknown.
     """
 
     split: bool = False
@@ -54,10 +54,10 @@ class Keys:
 
 
 def normalized(value: Any, how: Normalize) -> Any:
-    """A value in which all texts are normalised; keys of objects are not.
+    """A value with all its texts normalised, but not the keys of its objects.
 
-    `whitespace`: runs of what `str.split` takes for white space become one blank, those at the ends nothing.
-    `nfkc_casefold`: NFKC, then `str.casefold`, then NFKC, then that.
+    `whitespace`: runs of white space (by `str.split`) become one blank; white space at the ends is removed.
+    `nfkc_casefold`: NFKC, then `str.casefold`, then NFKC, then `whitespace`.
     """
     if how == "none":
         return value
@@ -81,7 +81,7 @@ def _normal(text: str, how: Normalize) -> str:
 
 
 def canonical(value: Any) -> bytes:
-    """The JSON of a value with its keys sorted: equal values give equal bytes."""
+    """The JSON of a value with sorted keys: equal values give equal bytes."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits, or nested deeper than orjson writes
@@ -92,7 +92,7 @@ def canonical(value: Any) -> bytes:
 def key_records(records: Records, keys: Keys) -> Records:
     """Notes the digests of each record in the ledger.
 
-    Rejects records without `split_key`, or without any of the fields by which they are compared (`no_key`).
+    Rejects records without `split_key`, or without all fields of `duplicate` (`no_key`).
     """
     if records.receipt is not None:
         return records
@@ -151,7 +151,7 @@ def _duplicate_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]
 
 
 def _joined(fields: Sequence[Iterator[bytes | None]]) -> Iterator[bytes | None]:
-    """The forms of several fields as one; None: the record has none of them."""
+    """The forms of several fields, joined; None: the record has none of these fields."""
     if len(fields) == 1:
         yield from fields[0]
         return
@@ -164,14 +164,14 @@ def _joined(fields: Sequence[Iterator[bytes | None]]) -> Iterator[bytes | None]:
 
 
 def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | None]:
-    """The `form` of a field of each record; None: the record does not have it."""
+    """The `form` of a field of each record; None: the record lacks the field."""
     for row in records.rows:
         value = row.get(field)
         yield None if value is None else form(normalized(value, how))
 
 
 def form(value: Any) -> bytes:
-    """A value as bytes, the same for equal values and for no others. Of texts and plain chats they are soon made."""
+    """A value as bytes: equal bytes for equal values only. Texts and plain chats have a fast way."""
     if isinstance(value, str):
         return b"text " + value.encode()
     if isinstance(value, list) and value and all(_is_plain(item) for item in value):

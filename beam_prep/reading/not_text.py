@@ -1,12 +1,12 @@
-"""Images, audio and video of records: found, so that no answer to them is trained without them.
+"""Finds images, audio and video in records, so that no answer to them is trained without them.
 
-A field holds files if its name says so and its value is one: a URL, a path with the extension of a file, base64, bytes,
-or an object or list of these; for the names `image`, `audio`, `video`, and where a placeholder (`<image>`) stands for
-it, the name is enough. Besides, parts of a content have types (`image_url`), and texts may hold files as base64: what
-decodes to the first bytes of one, or a data URL of one.
+A field holds files if its name says so, and its value is a file: a URL, a path with the extension of a file, base64,
+bytes, or an object or list of these. The name is enough for `image`, `audio`, `video`, and if a placeholder (`<image>`)
+stands for the field. Parts of a content have types (`image_url`). Texts may hold files as base64: text that decodes to
+the first bytes of a file, or a data URL of a file.
 
-A field of files in a message is a reject; in a record, beside texts without a placeholder, a line says it, as somebody
-may want the texts alone. In documents, which nobody answers, base64 is part of the text.
+A field of files in a message rejects the record. Beside texts without a placeholder, it only gives a warning, because
+the texts alone may be wanted. In documents, which have no answers, base64 is part of the text.
 """
 
 import base64
@@ -25,7 +25,7 @@ from beam_prep.reading.records import Record
 NotTextRule = Literal["reject", "drop_parts"]
 
 DROPPED = "not_text_dropped"
-"""The counter of what `drop_parts` took out of kept records."""
+"""The counter of parts that `drop_parts` removed from kept records."""
 
 _IMAGE, _SOUND, _VIDEO, _FILE = "an image", "a sound", "a video", "a file"
 _WORDS = {
@@ -33,7 +33,7 @@ _WORDS = {
     **dict.fromkeys(("audio", "sound", "speech", "wav"), _SOUND),
     **dict.fromkeys(("video", "clip", "frame"), _VIDEO),
     **dict.fromkeys(("media", "multimodal", "multi_modal", "mm", "attachment"), _FILE),
-    **dict.fromkeys(("file", "document", "application"), _FILE),  # `application`: of a data URL, where it is a PDF
+    **dict.fromkeys(("file", "document", "application"), _FILE),  # `application`: in the data URL of a PDF
 }
 _NAMES = (
     r"image|img|picture|photo|pixel(?=_values)|audio|sound|speech|wav|video|clip|frame|media|multi_?modal|mm(?=_)|"
@@ -43,9 +43,9 @@ _FIELD = re.compile(
     rf"(?:\w+_)?({_NAMES})s?(?:_?(?:url|uri|path|file|filename|name|data|base64|b64|bytes|id|list|input|value)s?)?",
     re.I,
 )
-"""Names of fields that may hold files, or their places."""
+"""Names of fields that may hold files, or places of files."""
 _CERTAIN = {*("image", "images", "audio", "audios", "video", "videos", "pixel_values")}
-"""Names of fields, and types of parts, that mean nothing else."""
+"""Names of fields, and types of parts, that always mean files."""
 _PLACE = re.compile(
     r"(?:https?|ftp|file|s3|gs|hf)://\S+|data:[a-z]+/[\w.+-]+[;,][\s\S]*|[\w+/-]{100,}={0,2}|[^\n]{1,1000}\."
     r"(?:png|jpe?g|jfif|gif|webp|bmp|tiff?|heic|heif|avif|svg|ico|wav|mp3|flac|og[gav]|opus|m4[av]|aac|wma|aiff?|mp4|"
@@ -54,7 +54,7 @@ _PLACE = re.compile(
 )
 """A URL, a data URL, base64, or a path."""
 _PLACES = {*("bytes", "binary", "path", "url", "uri", "base64", "file_id", "array")} | _CERTAIN
-"""Keys of objects that are a file, or its place. `binary` stands for bytes of a table."""
+"""Keys of objects that are a file, or its place. `binary` stands for a table's bytes."""
 _TYPE = re.compile(rf"(?:^|_)({_NAMES}|pixel|file|document)s?(?:_|$)", re.I)
 """Types of parts."""
 _PLACEHOLDER = re.compile(
@@ -67,13 +67,13 @@ _DATA_URL = re.compile(
     r"[\w+/=%-]{40,}+(?!\.\.)(?(1)\))",
     re.I,
 )
-"""With the image of Markdown around it. What an explanation of data URLs gives as example is shorter than any image;
-what somebody cut (`...`) is none. SVG, fonts and JSON are texts, and code has them."""
+"""A data URL, with Markdown's image syntax around it. Examples of data URLs in explanations are shorter than any image,
+and shortened ones (`...`) do not count. SVG, fonts and JSON are texts, and code contains them."""
 _BASE64 = ";base64,"
 _BEGINS = ("iVBORw0KGgo", "/9j/", "R0lGODlh", "R0lGODdh", "UklGR", "T2dnUw", "ZkxhQw", "SUQz", "JVBERi0")
-"""What the base64 of files begins with: PNG, JPEG, GIF; WAV and WebP, Ogg, FLAC, MP3; PDF."""
+"""Beginnings of files in base64: PNG, JPEG, GIF; WAV and WebP, Ogg, FLAC, MP3; PDF."""
 _RAW = re.compile(rf"(?<![\w+/=])(?:{'|'.join(map(re.escape, _BEGINS))})[\w+/]{{100,}}+={{0,2}}(?!\.\.)", re.A)
-"""What may be base64 of a file without `data:` before it: its first bytes decide."""
+"""A candidate for a file's base64 without `data:` before it: its first bytes decide."""
 _FIRST_BYTES = {
     rb"\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBP": _IMAGE,
     rb"\xff\xd8\xff(?:[\xe0-\xef]..(?:JFIF|JFXX|Exif|http|Adobe|ICC_)|\xdb\x00[\x43\x84])": _IMAGE,
@@ -85,7 +85,7 @@ _ADVICE = 'beam_prep is for text: leave such records out, or keep their text: "n
 
 
 def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "reject") -> tuple[Record, int]:
-    """A record whose images, audio and video are taken out, and how many these were.
+    """(the record without images, audio and video, number of removed files).
 
     >>> output = bp.Output("ids", "ids", (bp.Section("messages", "$role", "conversation"),))
     >>> parts = [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What is this?"}]
@@ -94,12 +94,12 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
     ([{'type': 'text', 'text': 'What is this?'}], 1)
 
     Args:
-        record: the record. It stays as it is.
-        outputs: what is made of it: only fields that they read are looked at.
-        rule: `drop_parts`: take them out.
+        record: the record. It is not changed.
+        outputs: only fields that these outputs read are searched.
+        rule: `drop_parts`: remove the files.
 
     Raises:
-        Reject: `not_text`: there are some, and the rule is `reject`; or a message has no text beside them.
+        Reject: `not_text`: there are files, and the rule is `reject`; or a message has no text beside them.
     """
     beside = _by_kind(record)
     made, dropped = record, 0
@@ -115,7 +115,7 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
 
 
 def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str]) -> list[str]:
-    """A line for each field that holds files beside the texts of records, and that is not read.
+    """A warning for each field of files that stands beside the texts of records, and is not read.
 
     >>> fields_of_files([{"images": ["a.png"], "prompt": "What is this?"}, {"prompt": "Hi"}], {"prompt"})[0][:75]
     "'images' holds an image in 1 of 2 records that were looked at, and is not "
@@ -136,7 +136,7 @@ def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str])
 
 
 def _is_plain(value: Any, is_document: bool) -> bool:
-    """True if a field has certainly nothing but text, as nearly all have."""
+    """True if a field certainly has only text: the frequent case, checked fast."""
     if type(value) is str:
         return is_document or not _may_hold_base64(value)
     if type(value) is not list:
@@ -159,7 +159,7 @@ def _may_hold_base64(text: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _fields(outputs: tuple[Output, ...]) -> tuple[tuple[str, bool], ...]:
-    """(field, True if it is a document) of the texts and messages that outputs read, each once."""
+    """(field, True if it is a document) of each field of texts or messages that the outputs read."""
     found: dict[str, bool] = {}
     for output in outputs:
         if output.kind != "value":
@@ -173,7 +173,7 @@ def _fields(outputs: tuple[Output, ...]) -> tuple[tuple[str, bool], ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind_of_name(name: str) -> str | None:
-    """What a field of this name may hold; None: no files."""
+    """The kind of files that a field of this name may hold; None: no files."""
     match = _FIELD.fullmatch(name)
     return None if match is None else _WORDS[match[1].lower()]
 
@@ -191,7 +191,7 @@ def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[s
 
     Args:
         holder: a record, a message or a part.
-        by_name: a name that says of which kind they are is enough; with `_LOST` before it where the field is empty.
+        by_name: a name that says the kind is enough; with `_LOST` before the kind if the field is empty.
     """
     for name, value in holder.items():
         kind = _kind_of_name(name)
@@ -200,7 +200,7 @@ def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[s
         if kind is None:
             continue
         if not isinstance(value, str | list | dict) or not _is_filled(value):
-            if by_name and name.lower() in _CERTAIN and not isinstance(value, int | float):  # a number is no place
+            if by_name and name.lower() in _CERTAIN and not isinstance(value, int | float):  # a number is no file
                 yield name, _LOST + kind
             continue
         if (by_name and kind != _FILE) or name.lower() in _CERTAIN or _is_file(value):
@@ -208,13 +208,13 @@ def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[s
 
 
 _LOST = "lost: "
-"""Before the kind of a field that is empty: a placeholder on a line of its own stands for what was lost."""
+"""Prefix of the kind of an empty field: a placeholder on its own line stands for a file that was lost."""
 _STORED = {"bytes", "path"}
-"""What `datasets` makes of a file, whatever its column is called."""
+"""The keys with which `datasets` stores a file, in a column of any name."""
 
 
 def _is_file(value: Any, levels: int = 3) -> bool:
-    """True if a value is a file or its place, or an object or a list with one."""
+    """True if a value is a file or its place, or an object or list that holds one."""
     if isinstance(value, str):
         return _PLACE.fullmatch(value.strip()) is not None
     if not levels:
@@ -241,13 +241,13 @@ def _is_filled(value: Any) -> bool:
 
 @dataclass(slots=True)
 class _Search:
-    """Looks through a field.
+    """Searches a field for files.
 
     Attributes:
         rule: see `text_only`.
-        beside: kind -> field, of the record.
-        base64: data URLs count.
-        dropped: how many were taken out.
+        beside: kind -> field of the record.
+        base64: True: data URLs count as files.
+        dropped: number of removed files.
     """
 
     rule: NotTextRule
@@ -256,7 +256,7 @@ class _Search:
     dropped: int = field(default=0)
 
     def value(self, value: Any, where: str) -> Any:
-        """The value without them; the same object where there are none."""
+        """The value without files; the same object if there are none."""
         before = self.dropped
         if isinstance(value, str):
             text = self._text(value, where, self.beside)
@@ -332,7 +332,7 @@ class _Search:
             if name is None:
                 lost = beside.get(_LOST + kind)
                 if lost is not None and _is_line(match):
-                    self._found(f"'{where}' has {match[0]!r}, and the field {lost!r}, for which it stands, is empty")
+                    self._found(f"'{where}' has {match[0]!r}, but its field {lost!r} is empty")
                     return ""
                 return match[0]
             self._found(f"'{where}' has {match[0]!r}, which stands for {kind} of the field {name!r}")
@@ -354,11 +354,11 @@ class _Search:
 
 
 _OTHER_TEXTS = (None, "input_text", "output_text")
-"""Types of parts that hold a text like those of the type `text`."""
+"""Types of parts that hold a text, like the type `text`."""
 
 
 def _is_line(match: re.Match[str]) -> bool:
-    """True if nothing else stands in the line of a match."""
+    """True if a match stands alone in its line."""
     begin, end = match.string.rfind("\n", 0, match.start()) + 1, match.string.find("\n", match.end())
     rest = match.string[begin : match.start()] + match.string[match.end() : None if end < 0 else end]
     return not rest.strip()
@@ -369,12 +369,12 @@ def _same(made: Sequence[Any], given: Sequence[Any]) -> bool:
 
 
 def _nothing_left(where: str) -> Reject:
-    message = f"'{where}' has no text beside what is no text, so there is nothing to keep: leave such records out"
+    message = f"'{where}' has no text beside its files, so there is nothing to keep: leave such records out"
     return Reject("not_text", message)
 
 
 def _kind_of_part(part: Mapping[str, Any]) -> str | None:
-    """What a part of a content holds; None: it is text, or nothing that is known."""
+    """The kind of file in a part of a content; None: the part is text, or unknown."""
     kind, text = part.get("type"), part.get("text")
     if isinstance(kind, str):
         match = _TYPE.search(kind)

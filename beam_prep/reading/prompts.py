@@ -1,6 +1,6 @@
-"""A record's prompt stands once: sides that begin with it lose that beginning, sides that hold only answers stay.
+"""Makes each record's prompt stand once: a side that begins with the prompt loses it, a side with only answers stays.
 
-Sides are what follows a prompt in the sections of a config: `chosen` and `rejected`, or a `completion`.
+A side is what follows the prompt in the sections of a config: `chosen` and `rejected`, or a `completion`.
 """
 
 import json
@@ -18,10 +18,10 @@ from beam_prep.reading.records import Record
 _Message = dict[str, Any]
 
 _WITHIN_WORD = re.compile(r"[^\W\u3040-\u9fff]{2}")
-"""Two characters of one word. Chinese and Japanese put nothing between words."""
+"""Two characters of one word. Chinese and Japanese have no blanks between words."""
 
 _ECHO = 4
-"""Words: an answer hardly begins with so many words of its prompt by chance."""
+"""Words: an answer that begins with this many words of its prompt repeats the prompt."""
 
 _SHOWN = 60  # characters of a text, in messages
 
@@ -33,8 +33,8 @@ class Sides:
     Attributes:
         prompt: the fields of the prompt, in order.
         names: the fields of the sides.
-        messages: they are rendered as messages; False: they are texts.
-        implicit: in a record without a prompt, what all sides begin with is the prompt.
+        messages: True: the sides are rendered as messages; False: they are texts.
+        implicit: True: in a record without a prompt, the common beginning of all sides is the prompt.
     """
 
     prompt: tuple[str, ...]
@@ -44,7 +44,7 @@ class Sides:
 
 
 def sides_of(outputs: Sequence[Output], implicit: bool) -> list[Sides]:
-    """The sides of each prompt: of outputs whose sections are a prompt (`mask`), and one that is trained."""
+    """The sides of each prompt: of outputs whose sections are a prompt (`mask`) and one trained side."""
     found: dict[tuple[tuple[str, ...], bool], dict[str, None]] = {}
     for output in outputs:
         *prompt, side = output.sections
@@ -61,14 +61,14 @@ def sides_of(outputs: Sequence[Output], implicit: bool) -> list[Sides]:
 
 
 def with_prompt(record: Record, sides: Sides) -> Record:
-    """A record whose prompt stands once: in the prompt's fields, and not in the sides.
+    """The record with its prompt only in the prompt's fields, and not in the sides.
 
     Raises:
-        Reject: `prompt_differs`: a side neither begins with the prompt nor holds only an answer; `no_answer`: it holds
-            the prompt alone; `equal_sides`; `wrong_type`: one side is a text, another one messages.
+        Reject: `prompt_differs`: a side neither begins with the prompt nor holds only an answer; `no_answer`: a side
+            holds only the prompt; `equal_sides`; `wrong_type`: one side is a text, another one messages.
     """
     names = tuple(name for name in sides.names if not _absent(record.get(name)))
-    if len(names) < len(sides.names):  # one that is absent is rejected later
+    if len(names) < len(sides.names):  # a record with an absent side is rejected later
         sides = replace(sides, names=names, implicit=False)
     values = [record[name] for name in names]
     if not all(values) or not all(isinstance(value, str | list | dict) for value in values):
@@ -94,10 +94,10 @@ def _with(record: Record, sides: Sides, prompt: Any, answers: Sequence[Any]) -> 
 
 
 def _shared(sides: Sides, values: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """(what all sides begin with, the rest of each), messages or characters, as TRL's extract_prompt has it.
+    """(the common beginning of all sides, the rest of each), in messages or characters, like TRL's extract_prompt.
 
-    Where one side is the beginning of another, the last element that they share is not of the prompt. A prompt of
-    characters steps back over a final space.
+    If one side is the beginning of another, its last element is not part of the prompt. A prompt of characters steps
+    back over a final space.
     """
     _check_different(sides, values, values)
     first, size = values[0], min(map(len, values))
@@ -131,8 +131,8 @@ def _no_answer(name: str, value: Any) -> Reject:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value[:_SHOWN], ensure_ascii=False) + "..." * (len(value) > _SHOWN)
-    told = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
-    return f"[{', '.join(told)}{', ...' * (len(value) > 3)}]"
+    parts = [f"{message['role']}: {_shown(_text_of(message) or '')}" for message in value[:3]]
+    return f"[{', '.join(parts)}{', ...' * (len(value) > 3)}]"
 
 
 # Texts.
@@ -142,7 +142,7 @@ def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequen
     if not all(isinstance(value, str) for value in (*given, *values)):
         return record
     prompt = "".join(record.get(name) or "" for name in sides.prompt)
-    # Sections are joined as they are: before a side that begins with the prompt itself, nothing would be between them.
+    # Sections are joined without separator, so a side that repeats the prompt would follow it directly.
     if all(begins(value, prompt) for value in values):
         answers = [value[len(prompt) :] for value in values]
         _check_different(sides, values, answers)
@@ -152,7 +152,7 @@ def _of_texts(record: Record, sides: Sides, given: Sequence[Any], values: Sequen
 
 
 def begins(side: str, prompt: str) -> bool:
-    """True if a side is the prompt, to the last character, and then something else, not within a word.
+    """True if a side is exactly the prompt and then something else, not within a word.
 
     >>> begins("The sky is blue.", "The sky is"), begins("The skyline is long.", "The sky")
     (True, False)
@@ -163,10 +163,10 @@ def begins(side: str, prompt: str) -> bool:
 
 
 def _check_echo(sides: Sides, prompt: str, answers: Mapping[str, str]) -> None:
-    """Raises Reject if a side begins with the words of a prompt, so that it is hardly an answer by itself.
+    """Raises Reject if a side begins with the prompt's words, so that it is probably no answer by itself.
 
-    One that is the prompt, and nothing else, may be: what there is nothing to correct in, or what should have been
-    corrected. It is none where another side is the prompt with an answer.
+    A side that is only the prompt may be an answer: a correction of a text without faults, or the text to correct. It
+    is not an answer if another side is the prompt with an answer.
     """
     words = prompt.split()
     if len(words) < _ECHO:
@@ -185,7 +185,7 @@ def _check_echo(sides: Sides, prompt: str, answers: Mapping[str, str]) -> None:
 
 
 def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Sequence[Any]) -> Record:
-    # In a conversation, a prompt that is a text is what the user says, and a side that is one is the answer.
+    # In a conversation, a prompt that is a text is the user's message, and a side that is a text is the answer.
     lists = [_messages(value, "user") for value in given]
     chats = [_messages(value, "assistant") for value in values]
     if not all(lists) or not all(chats):
@@ -206,7 +206,7 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     answers = [chat if place is None else place[1] for chat, place in zip(chats, found, strict=True)]
     _check_different(sides, values, answers)
     if len(prompts) == len(answers) > 1:
-        # The sides are entire conversations: other turns that they share are no answers either.
+        # The sides are entire conversations: further turns that they share are no answers either.
         more, answers = _shared(sides, answers)
         prompt = [*prompt, *more]
     return _with(record, sides, prompt, answers)
@@ -215,10 +215,10 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
 def _without_echo(
     sides: Sides, question: _Message, values: Sequence[Any], chats: list[list[_Message]]
 ) -> list[list[_Message]]:
-    """The sides of a pair without the words of the user's question, with which each, one answer, begins.
+    """The sides of a pair without the words of the user's question, if each side is one answer that begins with them.
 
-    Of a question of few words, or in one completion, that is no certain repetition: an answer to "Hello" may be "Hello
-    Anna", and code is completed together with its beginning.
+    A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
+    code is completed together with its beginning.
     """
     asked, texts = _text_of(question), [_text_of(chat[0]) if _is_one_answer(chat) else None for chat in chats]
     if asked is None or None in texts:
@@ -239,7 +239,7 @@ def _is_one_answer(chat: list[_Message]) -> bool:
 
 
 def _text_of(message: _Message) -> str | None:
-    """A content that is text, or parts of text; None: it is neither."""
+    """A content that is a text, or parts of text; otherwise None."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
@@ -247,7 +247,7 @@ def _text_of(message: _Message) -> str | None:
 
 
 def _messages(value: Any, role: str) -> list[_Message]:
-    """The messages of a field: a list of them, one alone, or a text, which this role says; [] if it holds none."""
+    """The messages of a field: a list, a single message, or a text of this role; [] if it holds no messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     messages = value if isinstance(value, list) else [value]
@@ -256,9 +256,9 @@ def _messages(value: Any, role: str) -> list[_Message]:
 
 
 def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message], list[_Message]] | None:
-    """(all of the prompt, what follows it) of a side that begins with the prompt; None if it does not.
+    """(the whole prompt, what follows) of a side that begins with the prompt; otherwise None.
 
-    What both begin with may be more than the prompt: a system message, earlier turns; or less, its last turns.
+    The common beginning may be more than the prompt (a system message, earlier turns), or less (its last turns).
     """
     (system, asked), (own, rest) = _without_system(asked), _without_system(chat)
     if system and own and not _same(system, own):
@@ -266,7 +266,7 @@ def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message],
     system = system or own
     begins = bool(rest) and _speaker(rest[0]) == "user"
     for place in range(len(rest) - len(asked) + 1 if begins else 1):
-        # A prompt of system messages alone is the beginning of every conversation.
+        # A prompt of only system messages is the beginning of every conversation.
         if _same(rest[place : place + len(asked)], asked) and (asked or begins or own):
             end = place + len(asked)
             return [*system, *rest[:end]], rest[end:]
@@ -277,7 +277,7 @@ def _found(asked: list[_Message], chat: list[_Message]) -> tuple[list[_Message],
 
 
 def _is_answer(asked: list[_Message], chat: list[_Message]) -> bool:
-    """True if messages can follow a prompt: they set up nothing, and the user does not speak twice."""
+    """True if messages can follow a prompt: the first is no system message, and the user does not speak twice."""
     first = _speaker(chat[0])
     return first != "system" and not first == _speaker(asked[-1]) == "user"
 
@@ -298,7 +298,7 @@ def _same(ones: Sequence[_Message], others: Sequence[_Message]) -> bool:
 
 
 def _same_message(one: _Message, other: _Message) -> bool:
-    """True if two messages say the same. Other keys, names of one role, blanks around a content say nothing."""
+    """True if two messages say the same. Other keys, names of one role, and blanks around a content do not count."""
     return one == other or _compared(one) == _compared(other)
 
 

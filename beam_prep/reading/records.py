@@ -1,4 +1,4 @@
-"""Blocks of JSONL -> `Records`; a bad line is a reject, never an error."""
+"""Parses blocks of JSONL to `Records`. A bad line becomes a reject, never an error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -13,13 +13,13 @@ from beam_prep.reading.blocks import BOM, SHOWN_BYTES, RawBlock
 from beam_prep.reading.json_line import BEYOND, describe, parse_json
 
 LOST = ("empty", "rows_without_loss")
-"""Reasons for which a record is dropped without any rule of the config: there is nothing in it to train on."""
+"""Reasons of drops without any rule of the config: the record has nothing to train on."""
 
 CONTAMINATED = "contaminated"
-"""The reason for which a record is dropped that is in evaluation data, or the counter of rows that are marked so."""
+"""The reason of drops of records that are in evaluation data; also the counter of rows that are marked so."""
 
 SHOWN = 20
-"""The drops of each reason whose places are kept: the first ones."""
+"""Number of drops of each reason whose places are kept: the first ones."""
 _FIELDS = 30
 _FIELD_LIMIT = 64
 _TEXT_LIMIT = 200
@@ -27,7 +27,7 @@ _TEXT_LIMIT = 200
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A record that was dropped, or kept and marked, as its line has it.
+    """A record that was dropped, or kept and marked.
 
     Attributes:
         line: its number in the block, from 0.
@@ -35,8 +35,8 @@ class Drop:
         reason: why it was dropped or marked.
         text: the beginning of the line.
         fields: the record's keys; None: the line is not JSON, or texts are not kept.
-        bare: those of them that hold nothing: null, blank text, an empty list.
-        note: what the step found that dropped or marked it; "" where there is nothing to say, or texts are not kept.
+        bare: the keys of empty values: null, blank text, an empty list.
+        note: what the step found that dropped or marked it; "" without a note, or if texts are not kept.
     """
 
     line: int
@@ -48,7 +48,7 @@ class Drop:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields; without a note that is empty, as earlier versions wrote it."""
+        """Its fields. An empty note is left out, as in outputs of earlier versions."""
         found = asdict(self)
         if not self.note:
             del found["note"]
@@ -56,11 +56,11 @@ class Drop:
 
 
 def drops(ledger: Ledger, text_limit: int) -> list[Drop]:
-    """The first drops of a block, of each reason, in the order of their lines.
+    """The first drops of a block for each reason, in the order of their lines.
 
     Args:
         ledger: of the block.
-        text_limit: characters that are kept of a record; 0: nothing of it is.
+        text_limit: most characters kept of a record; 0: no text, keys or note.
     """
     found = []
     for code, (kind, reason) in enumerate(ledger.outcomes, start=1):
@@ -98,7 +98,7 @@ def _is_bare(value: Any) -> bool:
 Record = dict[str, Any]
 
 NOT_FINITE = "records_not_finite"
-"""Of `Block.made`: the rows of tables that hold NaN or Infinity, whether or not they were kept."""
+"""The entry of `Block.made` with the number of table rows that hold NaN or Infinity, whether kept or not."""
 
 
 @dataclass(slots=True)
@@ -112,19 +112,19 @@ class Records(Block):
     ([0, 2], [(1, 'bad_json')])
 
     Attributes:
-        rows: one dict a row, aligned with `line`.
+        rows: one dict for each row, aligned with `line`.
     """
 
     rows: list[Record] = field(default_factory=list)
 
     def part(self, places: range) -> "Records":
-        """A range of the rows. The ledger counts the others as dropped."""
+        """A range of the rows. The ledger marks the others as dropped."""
         ledger, taken = self.ledger.copy(), np.asarray(places, np.int64)
         ledger.drop(np.delete(self.line, taken), "filtered")
         return self.keep(taken, ledger)
 
     def keep(self, places: Array, ledger: Ledger) -> "Records":
-        """The rows at these places, ascending, with a ledger that says what became of the others."""
+        """The rows at these ascending places. `ledger` has the outcome of the others."""
         rows = [self.rows[place] for place in places.tolist()]
         return replace(self, ledger=ledger, line=self.line[places], rows=rows)
 
@@ -133,11 +133,11 @@ class Records(Block):
 
 
 def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
-    """Lines of a block -> parsed objects; the others are blank or rejected in the ledger.
+    """Parses the lines of a block. In the ledger, the other lines are blank or rejected.
 
     Reject reasons: `bad_json`, `bad_text` (half of a surrogate pair), `invalid_utf8`, `duplicate_key`, `bad_number`
     (beyond a double), `too_deep`, `not_an_object`, `line_too_long`. Integers beyond 64 bits stay exact. NaN and
-    Infinity are `bad_json`; in a table they are numbers, as columns that nothing reads may hold them.
+    Infinity are `bad_json`, but numbers in a table, because columns that nothing reads may hold them.
 
     Args:
         raw: the block.
@@ -150,7 +150,7 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
     _reject_long(ledger, origin)
     _mark_blank(ledger)
     rows: list[Record] = []
-    words: list[str] = []  # NaN and Infinity, of a row
+    words: list[str] = []  # NaN and Infinity in the current row
     not_finite = 0
 
     def number(word: str) -> float:
@@ -177,7 +177,7 @@ def parse(raw: RawBlock, origin: Origin, by_row: bool = False) -> Records:
 
 
 def lines_beyond_json(ledger: Ledger) -> set[int]:
-    """The rows of a table that may hold what JSON cannot, see `check_values`; of other files none do."""
+    """The rows of a table that may hold values that JSON lacks, see `check_values`; empty for other files."""
     places = [found.start() for found in BEYOND.finditer(ledger.raw)] if ledger.by_row else []
     return {*(np.searchsorted(ledger.starts, places, side="right") - 1).tolist()}
 
@@ -197,11 +197,11 @@ def _line_borders(data: bytes, file_start: bool) -> tuple[Array, Array]:
 
 
 def _reject_long(ledger: Ledger, origin: Origin) -> None:
-    """Rejects the lines that are longer than allowed, and keeps their beginning only."""
+    """Rejects lines longer than the limit, and keeps only their beginning."""
     most = origin.max_line_bytes
     if len(ledger.raw) <= most and not origin.cut:
         return
-    # With what does not belong to a line's text: a byte order mark, a carriage return.
+    # The length includes bytes outside of the line's text: a byte order mark, a carriage return.
     borders = np.concatenate([ledger.starts[1:], [len(ledger.raw) + (not ledger.raw.endswith(b"\n"))]])
     long = borders[: len(ledger.starts)] - 1 - ledger.starts > most
     if len(long) and ledger.starts[0]:

@@ -1,4 +1,4 @@
-"""Rollouts: the ids of a prompt and of its responses, with what a trainer needs of them, as records have them."""
+"""Rollouts: the ids of a prompt and of its responses, with log probabilities, rewards and other values of records."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,21 +16,21 @@ from beam_prep.reading.records import Record
 
 @dataclass(frozen=True, slots=True)
 class RolloutFields:
-    """The key of a record that holds each column; None: there is no such column.
+    """The record's key for each column; None: there is no such column.
 
     >>> bp.RolloutFields(logprobs="old_logprobs", values=(("advantages", "adv"),)).response_ids
     'response_ids'
 
     Attributes:
         prompt_ids: a list of ids.
-        response_ids: a list of ids for each response; None: records are prompts alone.
-        loss_mask: a list of 0 and 1 for each response, one for each of its ids.
+        response_ids: a list of ids for each response; None: records are only prompts.
+        loss_mask: a list of 0 and 1 for each response, one value for each of its ids.
         logprobs: a list of numbers for each response, one for each of its ids.
         rewards: a number for each response.
         policy_version: a number, or one for each response.
-        values: (column, key) of more of these.
+        values: (column, key) of further numbers.
         texts: (column, key) of texts, which are kept as UTF-8.
-        grouped: a record has all responses to its prompt, in lists; False: it has one response.
+        grouped: True: a record has all responses to its prompt, in lists; False: it has one response.
     """
 
     prompt_ids: str = "prompt_ids"
@@ -45,7 +45,7 @@ class RolloutFields:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "RolloutFields":
-        """From `input.rollouts` of a config."""
+        """Makes it from `input.rollouts` of a config."""
         found: dict[str, Any] = dict(given)
         for name in ("values", "texts"):
             found[name] = tuple(found[name].items())
@@ -53,7 +53,7 @@ class RolloutFields:
 
     @property
     def numbers(self) -> dict[str, str]:
-        """Column -> key, of the columns that hold numbers of the record or its responses."""
+        """Column -> key, of the columns with numbers of the record or its responses."""
         named = {"rewards": self.rewards, "policy_version": self.policy_version}
         return {column: key for column, key in named.items() if key is not None} | dict(self.values)
 
@@ -70,11 +70,11 @@ class Rollout:
     """The rollouts of one record.
 
     Attributes:
-        prompt: int32, its ids.
-        lengths: ids of each response.
-        responses: int32, the ids of all responses; mask (uint8) and logprobs (float64) are as long, where they are.
+        prompt: int32, the ids of the prompt.
+        lengths: number of ids of each response.
+        responses: int32, the ids of all responses; mask (uint8) and logprobs (float64), if any, have equal length.
         numbers: column -> its numbers.
-        texts: column -> its text, as bytes (uint8).
+        texts: column -> its text, as UTF-8 bytes (uint8).
     """
 
     prompt: Array
@@ -87,11 +87,11 @@ class Rollout:
 
 
 def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> Rollout | None:
-    """The rollouts of a record; None if it has none of the fields.
+    """The rollouts of a record; None if all fields are missing.
 
     Raises:
-        Reject: `missing_source`: it lacks a field. `wrong_type`, `bad_id`, `bad_number`, `bad_text`: it holds what may
-            not be there. `count_mismatch`: its lists have other lengths than they must.
+        Reject: `missing_source`: a field is missing. `wrong_type`, `bad_id`, `bad_number`, `bad_text`: a field holds a
+            wrong value. `count_mismatch`: lists do not have the lengths that they must have.
     """
     missing = [key for key in fields.reads if record.get(key) is None or record[key] == []]
     if len(missing) == len(fields.reads):
@@ -118,7 +118,7 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> Rollout 
 
 
 def _each(record: Record, name: str, grouped: bool) -> Iterator[tuple[str, Any]]:
-    """(place, value) of each response."""
+    """(place, value) for each response."""
     if not grouped:
         yield name, record[name]
         return
@@ -129,7 +129,7 @@ def _each(record: Record, name: str, grouped: bool) -> Iterator[tuple[str, Any]]
 
 
 def _aligned(record: Record, fields: RolloutFields, name: str | None, lengths: list[int], read: Any) -> Array | None:
-    """What there is for each id of each response; None: there is no such column."""
+    """The values for each id of all responses; None: there is no such column."""
     if name is None:
         return None
     each = list(_each(record, name, fields.grouped))
@@ -167,7 +167,7 @@ def _numbers(value: Any, where: str) -> list[float]:
 
 
 def _check_count(record: Record, fields: RolloutFields, column: str, key: str, responses: int | None) -> None:
-    """There are as many numbers as responses, or there is one for all of them, which is no list."""
+    """Checks that there is a number for each response, or one number for all, which is no list."""
     value = record[key]
     if not isinstance(value, list):
         if fields.grouped and column == "rewards":
@@ -180,11 +180,11 @@ def _check_count(record: Record, fields: RolloutFields, column: str, key: str, r
 
 
 LARGEST_EXACT = 2**53
-"""All integers that are smaller, with either sign, are doubles."""
+"""All smaller integers, with either sign, are exact doubles."""
 
 
 def exact_double(number: Any, where: str) -> float:
-    """A number of a record as a double.
+    """A number of a record as an exact double.
 
     Raises:
         Reject: `wrong_type`, or `bad_number`: no double holds it exactly.
@@ -203,7 +203,7 @@ def exact_double(number: Any, where: str) -> float:
 
 
 def _text(value: Any, where: str) -> Array:
-    """The bytes of a text."""
+    """The UTF-8 bytes of a text."""
     if not isinstance(value, str):
         wanted = "wanted a string (anything else as a string of its JSON)"
         raise Reject("wrong_type", f"field {where!r} is {describe(value)}, {wanted}")

@@ -1,4 +1,4 @@
-"""`Source`: one kind of input file, and what is asked of it. `reading/sources.py` lists the kinds."""
+"""`Source`: a kind of input file. `reading/sources.py` lists the kinds."""
 
 import os
 from collections.abc import Generator, Sequence
@@ -16,9 +16,9 @@ class Compression(NamedTuple):
     """A compression of entire files.
 
     Attributes:
-        name: as `InputFile` has it.
+        name: its name in `InputFile`.
         magic: the first bytes of such a file.
-        unpack: the command that decompresses one, and keeps it.
+        unpack: the command that decompresses a file, and keeps it.
     """
 
     name: str
@@ -31,7 +31,7 @@ COMPRESSIONS = {
     ".bz2": Compression("bzip2", b"BZh", "bzip2 -dk"),
     ".zst": Compression("zstd", b"\x28\xb5\x2f\xfd", "zstd -dk"),
 }
-"""By the ending of a file's name."""
+"""Ending of a file's name -> its compression."""
 
 
 def split_name(path: str) -> tuple[str, str, str]:
@@ -48,10 +48,10 @@ def split_name(path: str) -> tuple[str, str, str]:
 
 
 class Position:
-    """How far a file was read.
+    """The progress of reading a file.
 
     Attributes:
-        stored: bytes, as it is stored. What a library has read ahead is among them.
+        stored: bytes as stored, with those that a library has read ahead.
     """
 
     stored = 0
@@ -68,23 +68,23 @@ class Files(Protocol):
 
 
 SHARED_BYTES = 4 * 1024 * 1024
-"""Bytes of a compressed file from which on several workers read it."""
+"""Smallest size, in bytes, of a compressed file that several workers read."""
 
 _STEP = 1 << 20
 
 
 class Source:
-    """A kind of input file. This one is JSONL; others override what is different: see docs/adding.md.
+    """A kind of input file. This class is JSONL; other kinds override its methods: see docs/adding.md.
 
     Attributes:
         name: for messages: `it is ...`, `it cannot be read as ...`.
-        endings: of the names of its files; the first one is what messages advise. What no kind names is JSONL.
-        compressible: its files may have the ending of a compression behind that.
-        magic: the first bytes of each of its files; b"": they are text.
-        unit: what its records are called in messages: `line 12`.
-        by_row: places count records, from 0; False: bytes of the content.
-        is_seekable: a range of bytes of a file that is not compressed can be read without what is before it.
-        is_packed: a file has several bytes of content for each of its own.
+        endings: of the names of its files; messages recommend the first one. Files with unknown endings are JSONL.
+        compressible: its files may have the ending of a compression behind their own.
+        magic: the first bytes of each of its files; b"" for text.
+        unit: the word for a record in messages: `line 12`.
+        by_row: True: offsets count records, from 0; False: bytes of the content.
+        is_seekable: True: a byte range of an uncompressed file can be read without the bytes before it.
+        is_packed: True: a file has several bytes of content for each stored byte.
     """
 
     name = "JSONL"
@@ -97,28 +97,28 @@ class Source:
     is_packed = False
 
     def place(self, number: int) -> str:
-        """Which record of a file it is, from 1, for messages: `line 1,200`."""
+        """The place of a record in its file, counted from 1, for messages: `line 1,200`."""
         return f"{self.unit} {number:,}"
 
     def at(self, path: str, offset: int) -> str:
-        """A file, and where a record begins in it, for messages: see `at_offset`."""
+        """A file, and where a record begins in the file, for messages: see `at_offset`."""
         return at_offset(path, offset, self.by_row)
 
     def is_stream(self, file: InputFile) -> bool:
-        """True if records are found from the file's beginning on."""
+        """True if records can only be found from the file's beginning."""
         return file.compression is not None or not self.is_seekable
 
     def splits(self, number: int, file: InputFile, block_bytes: int, workers: int = 1) -> list[Split]:
-        """The ranges of a file that are read by themselves. An empty file is one split, as a stream is.
+        """The ranges of a file that are read separately. An empty file is one split, and so is a stream.
 
-        Several workers can share a large file that is compressed with gzip or Zstandard: each decompresses all of it,
-        which takes little beside its records, and makes only its part of the blocks.
+        Several workers can share a large gzip or Zstandard file: each decompresses all of it, which is fast compared to
+        the work on its records, and makes only its part of the blocks.
 
         Args:
-            number: of the file.
+            number: index of the file in the job's input.
             file: the file.
-            block_bytes: of a block.
-            workers: that may share a compressed file.
+            block_bytes: bytes of a block.
+            workers: number of workers that may share a compressed file.
         """
         if self.is_stream(file):
             fast = self.is_seekable and file.compression in ("gzip", "zstd")
@@ -129,14 +129,14 @@ class Source:
     def blocks(
         self, split: Split, files: Files, block_bytes: int, max_line_bytes: int, digests: bool
     ) -> Generator[tuple[RawBlock, Origin]]:
-        """The blocks of a split, as they are read. An empty file has one, too: the manifest lists it.
+        """The blocks of a split, one after the other. An empty file has one block, too: the manifest lists it.
 
         Args:
-            split: of a file.
-            files: opens it.
-            block_bytes: of a block.
+            split: the split.
+            files: opens the file.
+            block_bytes: bytes of a block.
             max_line_bytes: a longer line is rejected.
-            digests: the blocks have the digests of the file's bytes. Without, less of some kinds is read.
+            digests: True: the blocks have the digests of the file's bytes. False: some kinds read less.
 
         Raises:
             InputError: the file changed, is damaged, or cannot be read.
@@ -159,7 +159,7 @@ class Source:
             yield raw, raw.origin(split.file, source, block_bytes, max_line_bytes)
 
     def lines(self, stream: Readable, path: str) -> Readable:
-        """The content of a file as lines of JSON, byte for byte: offsets and digests are those of what it gives."""
+        """The content of a file as lines of JSON, byte for byte: offsets and digests refer to the result."""
         return stream
 
     def parse(self, raw: RawBlock, origin: Origin) -> Records:
@@ -170,12 +170,12 @@ class Source:
         """The line of a record, without its end.
 
         Args:
-            file: where it is.
+            file: the file.
             files: opens it.
-            offset: where it begins: bytes of the content, or the records before it, see `by_row`.
+            offset: where the record begins: bytes of the content, or number of records before it, see `by_row`.
 
         Raises:
-            InputError: none begins there, or the file cannot be read.
+            InputError: no record begins there, or the file cannot be read.
         """
         seeks = not self.is_stream(file)
         with files.open_input(file, offset if seeks else 0) as stream:
@@ -186,21 +186,21 @@ class Source:
             begins = offset == 0 or not self.is_seekable or before[-1:] == b"\n" or after_bom
             parts = [read_up_to(stream, _STEP)]
             if left or not begins or not parts[0]:
-                raise InputError("no line begins there: the file is not what it was when the output was made")
+                raise InputError("no line begins there: the file changed since the output was made")
             while parts[-1] and b"\n" not in parts[-1]:
                 parts.append(read_up_to(stream, _STEP))
         return b"".join(parts).partition(b"\n")[0].rstrip(b"\r")
 
     def columns(self, file: InputFile, files: Files) -> Sequence[str] | None:
-        """The names of the fields that every record of a file has; None: each has its own.
+        """The names of the fields that all records of a file have; None: each record has its own fields.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: the file cannot be read.
         """
         return None
 
 
 def ranges(number: int, file: InputFile, block_bytes: int) -> list[Split]:
-    """Splits of so many bytes each; of an empty file one."""
+    """Splits of `block_bytes` bytes each; one split for an empty file."""
     starts = range(0, max(file.size, 1), block_bytes)
     return [Split(number, file, start, min(start + block_bytes, file.size)) for start in starts]

@@ -1,4 +1,4 @@
-"""The kinds of input files. A new one is a file with its `Source`, and its line in `SOURCES`."""
+"""The kinds of input files. To add one, write a file with its `Source`, and add it to `SOURCES`."""
 
 from beam_prep.reading.json_list import JSONList
 from beam_prep.reading.source import Source, split_name
@@ -9,7 +9,7 @@ SOURCES: tuple[Source, ...] = (JSONList(), Parquet(), ArrowStream())
 
 
 def source_of(path: str) -> Source:
-    """The kind of a file, by the ending of its name; what no kind names is JSONL.
+    """The kind of a file, by the ending of its name; JSONL for unknown endings.
 
     >>> source_of("a.jsonl.gz").place(1_200), source_of("a.json").place(3), source_of("a.parquet").at("a.parquet", 3)
     ('line 1,200', 'record 3', 'a.parquet (row 4)')
@@ -20,10 +20,10 @@ def source_of(path: str) -> Source:
 
 
 def place_in(path: str, number: int) -> str:
-    """Which record of a file it is, from 1: `line 1,200`; of a list or a table, `record 3` or `row 3`."""
+    """The place of a record in a file, counted from 1: `line 1,200`; in a list or a table, `record 3` or `row 3`."""
     return source_of(path).place(number)
 
 
 def place_at(path: str, offset: int) -> str:
-    """A file, and where a record begins in it, for messages: see `at_offset`."""
+    """A file, and where a record begins in the file, for messages: see `at_offset`."""
     return source_of(path).at(path, offset)

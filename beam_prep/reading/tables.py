@@ -1,14 +1,14 @@
 """Tables as blocks of JSON lines: Parquet files, and the Arrow files of a `datasets` folder.
 
-Every row becomes a line, in memory, and goes the way of JSONL from there. A block takes rows until their lines have
-`block_bytes`; it is named by the digest of its lines, so the same rows in a file that was compressed in another way are
-the same block.
+Every row becomes a line in memory, and is then processed like JSONL. A block takes rows until their lines have
+`block_bytes`. The digest of its lines names the block, so the same rows in a differently compressed file are the same
+block.
 
-A Parquet file is split by ranges of its bytes: the row groups that begin in a range, about, are its split. They are
-read page by page, so that a row group of any size takes the memory of a few pages of each column. The manifest has the
-digest of the bytes as they are stored, so every split has digests of its range.
+A Parquet file is split by byte ranges: a split has the row groups that begin in its range, about. They are read page by
+page, so that a row group of any size needs the memory of a few pages of each column. The manifest has the digest of the
+stored bytes, so every split has digests of its range.
 
-An Arrow file is read from its beginning to its end, as a compressed file is. Both are read a second time for their
+An Arrow file is read from beginning to end, like a compressed file. Both kinds are read a second time for their
 digests.
 """
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _BATCH_BYTES, _BATCH_ROWS = 1 << 20, 1024
-"""Of a Parquet file, read at once: as far as its footer tells, and at most."""
+"""Bytes (estimated from the footer) and most rows of a batch of a Parquet file."""
 
 _PAGES = 1 << 20
 """Bytes of a column that are read at once."""
 
 _HASHED = 128 * CHUNK
-"""Bytes of a file that are digested at once."""
+"""Bytes of a file that are hashed at once."""
 
 
 class _Table(Source):
-    """Tables: records are rows of Arrow, which are read in batches, and become lines of JSON."""
+    """Tables: their records are Arrow rows, which are read in batches and become lines of JSON."""
 
     unit = "row"
     by_row = True
@@ -54,7 +54,7 @@ class _Table(Source):
     def blocks(
         self, split: Split, files: Files, block_bytes: int, max_line_bytes: int, digests: bool
     ) -> Generator[tuple[RawBlock, Origin]]:
-        """The blocks of a split. Without `digests`, a part of a file is read for its first rows."""
+        """The blocks of a split. Without `digests`, only the first rows of a file may be read."""
         part = self._part(split, files)
         if part is None:
             return
@@ -70,7 +70,7 @@ class _Table(Source):
                     f"{split.source.path!r} has {start + rows - part.rows_before} rows where its footer says "
                     f"{part.rows}: it is damaged, make it again or leave it out"
                 )
-            # The digests come with the last block: only then all was read.
+            # The last block has the digests, because only then everything was read.
             nodes = _nodes(split.source, files, part) if last is None and digests else ()
             stored = position.stored if last is not None else part.stop - part.start
             said = repr(refused).encode("utf-8", "backslashreplace") + b"\n" if refused else b""
@@ -103,22 +103,22 @@ class _Table(Source):
                     row.validate(full=True)  # as in `_lines`
                     return next(lines_of(row))[0]
                 left -= rows.num_rows
-        raise InputError(f"it has no row {offset + 1:,}: the file is not what it was when the output was made")
+        raise InputError(f"it has no row {offset + 1:,}: the file changed since the output was made")
 
     def columns(self, file: InputFile, files: Files) -> Sequence[str]:
         with files.open_table(file) as stream:
             return list(self._schema(file, stream).names)
 
     def _part(self, split: Split, files: Files) -> "_Part | None":
-        """What a split reads; None: nothing, as all of it is of other splits."""
+        """The part of a file that a split reads; None if other splits have all of it."""
         return _Part(0, split.source.size, rows_before=0)
 
     def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
-        """The rows of a part. `position` says how far it was read."""
+        """The rows of a part. Updates `position`."""
         raise NotImplementedError
 
     def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
-        """Batches that hold a row, and how many rows of them are before it."""
+        """(number of rows before the wanted row, batches that begin there and hold it)."""
         raise NotImplementedError
 
     def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
@@ -159,12 +159,12 @@ class Parquet(_Table):
         first, last = np.flatnonzero(mine)[[0, -1]].tolist()
         width = stop - split.start if stop < source.size else 0
         before = split.start if first else 0
-        # Up to the next split that has a row group.
+        # Up to the next split with a row group.
         after = source.size if last + 1 == len(full) or not width else int(begins[last + 1]) // width * width
-        some = full[first : last + 1]
-        count = int(rows[some].sum())
-        row_bytes = int(content[some].sum()) // count
-        return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(some.tolist()), row_bytes)
+        numbers = full[first : last + 1]
+        count = int(rows[numbers].sum())
+        row_bytes = int(content[numbers].sum()) // count
+        return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(numbers.tolist()), row_bytes)
 
     def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:
@@ -199,7 +199,7 @@ class ArrowStream(_Table):
         with files.open_table(file) as stream:
             for rows in _reader(file, stream):
                 position.stored = stream.tell()
-                rows.validate(full=True)  # Arrow has no checksums, and would read what is not there
+                rows.validate(full=True)  # Arrow has no checksums, and could read beyond its buffers
                 yield from lines_of(rows)
             _check_end(file, stream)
 
@@ -212,14 +212,14 @@ class ArrowStream(_Table):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a split of a table reads.
+    """The part of a table that a split reads.
 
     Attributes:
-        start, stop: the bytes of the file whose digests it gives.
-        rows_before: rows of the file before it.
-        rows: that it has, if known.
-        groups: the numbers of its row groups.
-        row_bytes: of a row, about, decompressed.
+        start, stop: the bytes of the file whose digests the split gives.
+        rows_before: number of rows of the file before the part.
+        rows: number of its rows, if known.
+        groups: numbers of its row groups.
+        row_bytes: bytes of a row, about, decompressed.
     """
 
     start: int
@@ -231,14 +231,14 @@ class _Part:
 
 
 def _begins(content: Array, size: int) -> Array:
-    """int64 [row groups]: the byte at which each begins, about; it decides only which split reads the group.
+    """int64 [row groups]: the byte where each begins, about; only decides which split reads the group.
 
-    The places of columns are not looked at: where a footer is damaged, Arrow ends the process. What decompressed row
-    groups have before this one is scaled by a power of two, so that the splits stay when row groups are added.
+    The places of columns are not read: Arrow ends the process if a footer is damaged. The decompressed bytes of earlier
+    row groups are scaled by a power of two, so that splits stay when row groups are added.
 
     Args:
         content: int64 [row groups], decompressed bytes of each.
-        size: of the file.
+        size: bytes of the file.
     """
     before = np.cumsum(np.maximum(content, 0), dtype=np.float64)
     if not len(before) or not before[-1]:
@@ -248,7 +248,7 @@ def _begins(content: Array, size: int) -> Array:
 
 
 def _batches(file: "pq.ParquetFile", row_bytes: int, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Rows of some row groups, as many at once as the bytes of one say."""
+    """Rows of some row groups, in batches of about `_BATCH_BYTES`."""
     at_once = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
     batches: Iterator[pa.RecordBatch] = file.iter_batches(at_once, row_groups=list(groups), use_threads=False)
     return batches
@@ -258,7 +258,7 @@ _Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
 
 
 def _cut(lines: Iterator[Line], block_bytes: int) -> Iterator[_Cut]:
-    """(how many, joined, `Origin.refused`) of lines that together have `block_bytes`, or more by a part of the last."""
+    """(number of lines, joined lines, `Origin.refused`) of groups of lines that just reach `block_bytes`."""
     held: list[bytes] = []
     refused: list[tuple[int, str, str]] = []
     size = 0
@@ -278,7 +278,7 @@ def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":
     import pyarrow.parquet as pq
 
     if not source.size:
-        raise InputError(f"{source.path!r} is empty: a Parquet file without rows has its columns at least")
+        raise InputError(f"{source.path!r} is empty: even a Parquet file without rows has a schema")
     file = pq.ParquetFile(_native(stream), buffer_size=_PAGES, pre_buffer=False, page_checksum_verification=True)
     _check_schema(source, file.schema_arrow)
     return file
@@ -286,7 +286,7 @@ def _parquet(source: InputFile, stream: Any) -> "pq.ParquetFile":
 
 def _reader(source: InputFile, stream: Any) -> pa.RecordBatchReader:
     if not source.size:
-        raise InputError(f"{source.path!r} is empty: an Arrow file without rows has its columns at least")
+        raise InputError(f"{source.path!r} is empty: even an Arrow file without rows has a schema")
     reader = pa.ipc.open_stream(_native(stream))
     _check_schema(source, reader.schema)
     return reader
@@ -296,7 +296,7 @@ _END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def _check_end(source: InputFile, stream: Any) -> None:
-    """Looks for the end of an Arrow stream. Arrow takes a stream that was cut between two batches for an entire one."""
+    """Checks the end of an Arrow stream. Arrow accepts a stream that was cut between two batches."""
     end = stream.tell()
     stream.seek(max(0, end - len(_END_MARK)))
     if stream.read(len(_END_MARK)) != _END_MARK:
@@ -317,7 +317,7 @@ def _check_schema(source: InputFile, schema: pa.Schema) -> None:
 
 
 def _nodes(source: InputFile, files: Files, part: _Part) -> tuple[Node, ...]:
-    """The digests of a part of a file, as it is stored."""
+    """The digests of a part of a file, of the stored bytes."""
     found: list[Node] = []
     with files.open_table(source) as stream:
         stream.seek(part.start)

@@ -1,8 +1,8 @@
-"""Fields of records that say whether an answer is good: what they mean, and which records they mark as bad.
+"""Fields of records that rate answers: what their values mean, and which records they mark as bad.
 
-A field judges answers if its name says so, and if all of its values can be a verdict under that name: yes or no, a word
-for good or bad, a number of a closed scale. Where the answers are its values, it is the label of a task, and judges
-nothing.
+A field rates answers if its name says so, and if all its values can be a verdict: yes or no, a word for good or bad, a
+number of a closed scale. If the answers are the field's values, the field is the label of a classification task, and
+rates nothing.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from beam_prep.reading.records import Records
 
 @dataclass(frozen=True, slots=True)
 class FieldUse:
-    """What is done with the fields of a record.
+    """How a config uses the fields of a record.
 
     Attributes:
-        kept: fields that are beside the tokens or decide over them -> how, as a sentence without its subject.
+        kept: fields that are kept beside the tokens, or that decide over records -> how, as a sentence without subject.
         read: fields that are read as texts, messages or ids.
-        trained: those of them with what is trained.
-        answers: rows are answers to something, and no documents or rollouts.
-        pairs: each record is a better and a worse answer.
+        trained: those fields of `read` that are trained.
+        answers: True: rows are answers to something; False: documents or rollouts.
+        pairs: True: each record is a better and a worse answer.
 
     >>> sorted(bp.FieldUse(read=frozenset({"prompt"}), kept={"label": "keeps it beside the tokens"}).known)
     ['label', 'prompt']
@@ -48,15 +48,15 @@ class FieldUse:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A field that judges answers.
+    """A field that rates answers.
 
     Attributes:
         name: the field; `meta.label` of an object in it, `messages[].label` of its messages.
-        means: what it says, and the values that were found.
-        does: what the config does with it.
-        bad: the places of the records that it marks as bad and that are trained like the others.
-        which: the values of these.
-        mend: what to do about them; "" where there are none.
+        means: its meaning, and the values that were found.
+        does: how the config uses it.
+        bad: places of the records that it marks as bad and that are trained like the others.
+        which: the values of these records.
+        mend: what to do about these records; "" if there are none.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Verdict:
 
 
 def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdict]:
-    """The fields that judge answers, and what a config does with them.
+    """The fields that rate answers, and how a config uses them.
 
     >>> records = [{"prompt": "1 + 1?", "completion": "2", "label": True}] * 2
     >>> records += [{"prompt": "1 + 1?", "completion": "3", "label": False}]
@@ -94,7 +94,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
         if look is None or (use.pairs and look not in _OF_RECORDS):
             continue
         if field.name in use.read and field.top not in use.kept and look is not _worse:
-            continue  # a classifier's answer is its label
+            continue  # the label of a classifier is its answer
         said = [each for each in values if not _is_silent(each[1])]
         if not said or (seen := look(said)) is None:
             continue
@@ -111,8 +111,8 @@ class _Field(NamedTuple):
 
     Attributes:
         top: the field of the record.
-        name: as it is shown; `top`, if it is that.
-        keys: its own name, and that of the object that holds it.
+        name: its path, as shown in messages; equal to `top` for a field of the record.
+        keys: its own name, then the name of the object that holds it.
     """
 
     top: str
@@ -142,14 +142,14 @@ _OF_MESSAGES = frozenset(
         *("tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "thinking"),
     )
 )
-"""Keys of messages that are read."""
+"""Keys of messages that have another use."""
 
 
 def _look_of(field: _Field) -> "_Look | None":
-    """What looks at a field, by its name.
+    """The function that judges a field's values, by the field's name; None: the field rates nothing.
 
-    The name of the object that holds it counts where its own says nothing else (`rating.average`, not `rating.count`),
-    or gives an aspect of what is rated (`score.helpful`).
+    The name of the object that holds the field counts if the field's own name says nothing else (`rating.average`, not
+    `rating.count`), or gives an aspect of the rating (`score.helpful`).
     """
     own, *holders = map(_words_of, field.keys)
     look = next((_LOOK[each] for each in own if each in _LOOK), None)
@@ -161,7 +161,7 @@ def _look_of(field: _Field) -> "_Look | None":
 
 @functools.lru_cache(maxsize=4096)
 def _words_of(name: str) -> tuple[str, str]:
-    """A name in lower case, and without the words that say who judges, and what."""
+    """(name in lower case, the same without the words for who judges, and what)."""
     words = [word.lower() for word in _WORD.findall(name.replace("-", "_"))]
     return name.lower(), "_".join(word for word in words if word not in _WHOSE)
 
@@ -178,7 +178,7 @@ _Values = Sequence[tuple[int, Any]]
 
 
 class _Seen(NamedTuple):
-    """What values mean, and for each whether it marks its answer as bad; `are_answers`: they are bad answers."""
+    """The meaning of values, and whether the answer of each is bad; `are_answers`: the values are bad answers."""
 
     means: str
     bad: Sequence[bool]
@@ -186,7 +186,7 @@ class _Seen(NamedTuple):
 
 
 _Look = Callable[[_Values], _Seen | None]
-"""Values of a field -> what they mean under its name; None: no verdict."""
+"""Values of a field -> their meaning under its name; None: no verdict."""
 
 _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
@@ -206,7 +206,7 @@ _SILENT = {
     *("", "-", "n/a", "na", "nan", "none", "null", "unknown", "unsure", "unclear", "neutral", "tie", "both", "mixed"),
     *("partial", "partially correct", "skip", "skipped", "average", "fair"),
 }
-"""Words that stand beside verdicts, and are none."""
+"""Words among verdicts that are no verdict."""
 _LONGEST_WORD = 24
 
 
@@ -221,17 +221,17 @@ def _is_silent(value: Any) -> bool:
 
 
 def _says(value: Any, yes: Set[str], no: Set[str]) -> bool | None:
-    """What a value says; None: neither."""
+    """True or False for a value that means yes or no; otherwise None."""
     if isinstance(value, int | float):
         return bool(value) if value in (0, 1) else None
     if isinstance(value, list) and all(isinstance(each, bool) for each in value):
-        return all(value)  # of steps, or of several answers
+        return all(value)  # a verdict for each step, or for each of several answers
     word = _word(value)
     return True if word in yes else False if word in no else None
 
 
 def _numbers(values: _Values) -> list[float]:
-    """The values as numbers; []: they are none. In a table of texts a number is a text."""
+    """The values as numbers; [] if one is none. In a table of texts, numbers are texts."""
     found = []
     for _, value in values:
         number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
@@ -247,32 +247,32 @@ _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,20})?", re.A)
 
 def _marks(values: _Values, bad: Iterable[bool | None]) -> _Seen | None:
     found = [*bad]
-    # Where one value says something else, they are classes or states: `label: 0, 1, 2`, `status: failed, pending`.
+    # If one value is no verdict, the values are classes or states: `label: 0, 1, 2`, `status: failed, pending`.
     return None if None in found else _Seen(f"marks answers as good or bad ({_counts(values)})", [*map(bool, found)])
 
 
 def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> _Seen | None:
     numbers = _numbers(values)
-    if -1 in numbers:  # then 0 is neutral; -1 alone is "no label"
+    if -1 in numbers:  # then 0 is neutral; -1 alone means "no label"
         return _marks(values, [number == -1 for number in numbers]) if {-1} < {*numbers} <= {-1, 0, 1} else None
     said = [_says(value, yes, no) for _, value in values]
     return _marks(values, (None if good is None else not good for good in said))
 
 
 def _feedback(values: _Values) -> _Seen | None:
-    # Under other names (`label`) these two words are sentiments.
+    # Under other names (`label`), these two words are sentiments.
     return _good(values, _GOOD_WORDS | {"positive"}, _BAD_WORDS | {"negative"})
 
 
 def _bad(values: _Values) -> _Seen | None:
     numbers = _numbers(values)
-    if numbers:  # probabilities, with 0 and 1 among them; more than 1 is a count
+    if numbers:  # probabilities, or 0 and 1; larger numbers are counts
         return _marks(values, [number >= 0.5 for number in numbers]) if 0 <= min(numbers) <= max(numbers) <= 1 else None
     return _marks(values, (_says(value, _YES, _NO) for _, value in values))
 
 
 def _of_anything(values: _Values) -> _Seen | None:
-    """Of a name that does not say what it is of: numbers are codes there, and yes and no may answer a question."""
+    """For names that do not say what is judged: numbers may be codes, and yes or no may answer a question."""
     said = [_says(value, _SAYS_GOOD, _SAYS_BAD) if isinstance(value, str) else None for _, value in values]
     return _marks(values, (None if good is None else not good for good in said))
 
@@ -286,16 +286,16 @@ def _ratings(values: _Values, may_count: bool = False) -> _Seen | None:
     low, high = min(numbers), max(numbers)
     shown = f"{low:g} to {high:g}" if low < high else f"{low:g}"
     means = f"rates answers ({shown}, in {_records(values)})"
-    if low < 0:  # of rewards and votes; where all is negative it is the logarithm of a probability
+    if low < 0:  # rewards or votes; if all are negative, they are log probabilities
         return _Seen(means, [number < 0 <= high for number in numbers])
     end = next((end for end in _ENDS if 0.8 * end <= high <= end), 0)
-    if end > 1 and may_count and statistics.median_high(numbers) < end / 2:  # of counts, most are low
+    if end > 1 and may_count and statistics.median_high(numbers) < end / 2:  # counts are mostly low
         end = 0
     return _Seen(means, [bool(end) and number <= end / 4 for number in numbers])
 
 
 _ENDS = (1, 2, 3, 5, 7, 10, 100)
-"""Where scales end. A quarter of that is certainly bad; the quarter of the best of an open scale says nothing."""
+"""Ends of scales. Up to a quarter of the scale is certainly bad. An open scale has no such border."""
 _GRADE = re.compile("[A-Fa-f][+-]?")
 
 
@@ -326,7 +326,7 @@ def _worse(values: _Values) -> _Seen | None:
 
 
 def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: FieldUse) -> bool:
-    """True if the answers are the values, or their names: then these are classes of a task, and judge no answer."""
+    """True if answers are the values, or names of the values: then the values are classes of a task, not verdicts."""
     if all(_begins_or_ends(_answer(records[place], use), value) for place, value in values):
         return True
     found: Counter[str] = Counter()
@@ -340,7 +340,7 @@ def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: Fie
 
 
 _MOST_CLASSES, _OFTEN = 50, 3
-"""Few answers, each often and always with the same value, are names of the value."""
+"""Most different answers, and least count of each. Such answers, each always with one value, are names of the value."""
 
 
 def _begins_or_ends(answer: str, value: Any) -> bool:
@@ -349,7 +349,7 @@ def _begins_or_ends(answer: str, value: Any) -> bool:
 
 
 def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
-    """The last text that is trained, or read by an adapter; "" if there is none."""
+    """The last text that is trained, or that an adapter reads; "" without one."""
     names = [name for name in record if name in use.trained] or [name for name in record if name in use.read]
     value = record[names[-1]] if names else None
     if isinstance(value, list) and value and isinstance(value[-1], dict):
@@ -434,22 +434,22 @@ _LOOK: dict[str, _Look] = {
     **dict.fromkeys(("weight", "sample_weight", "loss_weight"), _weights),
     **dict.fromkeys(("split", "data_split", "partition"), _splits),
 }
-"""Names of fields, in lower case and without `_WHOSE` -> what looks at their values."""
+"""Names of fields, in lower case and without `_WHOSE` -> the function that judges their values."""
 
 
 def warning_of(found: Sequence[Verdict], records: int) -> str | None:
-    """One line before a run that would train answers marked as bad; None: there is none.
+    """A one-line warning before a run that would train answers marked as bad; None if there are none.
 
     Args:
-        found: in records of the input.
-        records: how many these are.
+        found: the verdicts in records of the input.
+        records: number of these records.
     """
     bad = [verdict for verdict in found if verdict.bad]
     if not bad:
         return None
-    told = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
+    listed = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
     looked = f"{records:,} records that were looked at" if records > 1 else "the one record that was looked at"
-    return f"answers marked as bad are trained like the others: of {looked}, {told}: {bad[0].mend}"
+    return f"answers marked as bad are trained like the others: of {looked}, {listed}: {bad[0].mend}"
 
 
 BAD_ANSWERS = "bad_answers: "
@@ -458,6 +458,6 @@ BAD_ANSWERS = "bad_answers: "
 
 @step
 def count_bad_answers(records: Records, use: FieldUse) -> Records:
-    """The records of a block; `made` counts those whose answers a field marks as bad, as `verdicts` finds them."""
+    """The same records; `made` counts those with answers that a field marks as bad, see `verdicts`."""
     bad = {f"{BAD_ANSWERS}{verdict.name}": len(verdict.bad) for verdict in verdicts(records.rows, use) if verdict.bad}
     return replace(records, made=records.made | bad)

@@ -1,1 +1,1 @@
-"""A sample of inputs, taken through the chain of a run without Beam, for `inspect`, `audit`, `init` and `template`."""
+"""A sample of inputs, run through a chain without Beam, for `inspect`, `audit`, `init` and `template`."""

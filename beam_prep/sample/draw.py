@@ -1,4 +1,4 @@
-"""Records drawn from all files: always the same ones."""
+"""Draws records from all files. The same files always give the same records."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from beam_prep.reading.records import Records
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 
-_FILES = 256  # looked into: each is a request to a store
-_PLACES = 128  # at least, if there are so many: records beside each other are alike
-_PLACES_BYTES = 2  # times the bytes of a sample are read at places, at most: few long records begin at a place
-_STREAM_BYTES = 8  # times the bytes of a sample are read of all compressed files, at most
+_FILES = 256  # most files that are read: each is a request to a store
+_PLACES = 128  # least number of places, if there are so many: neighbouring records are alike
+_PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read: few long records begin at a place
+_STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
 SAMPLE_BYTES = 1 << 25
-"""Of records, at most: to encode 32 MB takes some 20 seconds."""
+"""Most bytes of records: to encode 32 MB takes about 20 seconds."""
 _CELLS = 2048
-_UNPACKED = 4  # bytes of content that a compressed byte stands for, about
+_UNPACKED = 4  # bytes of content for each byte of a compressed file, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Drawn:
     """Records of a sample.
 
     Attributes:
-        blocks: where they are from; other lines of these blocks are blank.
-        count: lines that were drawn, without blank ones.
-        about: lines of the input, about.
+        blocks: the blocks that hold the records; their other lines are blank.
+        count: number of drawn lines, without blank ones.
+        about: number of lines of the input, about.
         all: True if these are all lines.
-        files: files that were looked into.
-        unread: files of which only the beginning was read, as they are large, and compressed or tables.
+        files: number of files that were read.
+        unread: files of which only the beginning was read, because they are large, and compressed or tables.
     """
 
     blocks: tuple[Records, ...]
@@ -43,28 +43,27 @@ class Drawn:
 
     @property
     def looked_at(self) -> str:
-        """In words: `2,000 records looked at (of about 12,000), in 3 files`."""
+        """A text: `2,000 records looked at (of about 12,000), in 3 files`."""
         what = "all of it" if self.all else f"of about {float(f'{self.about:.1e}'):,.0f}"
         return f"{self.count:,} records looked at ({what}), in {self.files:,} file{'s' * (self.files != 1)}"
 
 
 def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Drawn:
-    """`count` records of all files, in order; fewer where so many have more than `size` bytes. The first is among them.
+    """Draws `count` records of all files, in order; fewer if they exceed `size` bytes. Includes the first record.
 
-    Plain files are read at places that are drawn; compressed files, tables, and lists in `.json` files, from their
-    beginning.
+    Plain files are read at random places; compressed files, tables, and lists in `.json` files from their beginning.
 
     Raises:
         InputError: a file cannot be read.
     """
-    some = drawn(len(files), _FILES, first=True).tolist()
-    streams = [index for index in some if is_stream(files[index])]
-    plain = [index for index in some if index not in set(streams)]
-    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in some}
+    chosen = drawn(len(files), _FILES, first=True).tolist()
+    streams = [index for index in chosen if is_stream(files[index])]
+    plain = [index for index in chosen if index not in set(streams)]
+    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in chosen}
     total = max(1, sum(weight.values()))
     most_places = max(1, _PLACES_BYTES * size // CHUNK)
     strata, unread = [], []
-    complete = len(some) == len(files)
+    complete = len(chosen) == len(files)
     for index in streams:
         places = max(1, round(most_places * weight[index] / total))
         most = max(CHUNK, _STREAM_BYTES * size // len(streams))
@@ -91,8 +90,8 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
         count = min(count, max(1, lines * size // held))
     taken = [block for part, quota in zip(strata, _quotas(strata, count), strict=True) for block in part.take(quota)]
     taken.sort(key=lambda block: (block.origin.file, block.origin.start))
-    about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(some)))
-    return Drawn(tuple(taken), min(lines, count), about, complete and lines <= count, len(some), tuple(unread))
+    about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(chosen)))
+    return Drawn(tuple(taken), min(lines, count), about, complete and lines <= count, len(chosen), tuple(unread))
 
 
 @dataclass(slots=True)
@@ -100,10 +99,10 @@ class _Stratum:
     """A part of the input from which blocks were drawn evenly: a stream, or all plain files together.
 
     Attributes:
-        blocks: what was read.
+        blocks: the blocks that were read.
         size: bytes of its content, about.
-        read: of these, bytes that were read.
-        lines: that are not blank, in the blocks.
+        read: bytes that were read.
+        lines: number of lines of the blocks that are not blank.
         held: bytes of the blocks.
     """
 
@@ -119,18 +118,18 @@ class _Stratum:
         self.held = sum(len(block.ledger.raw) for block in self.blocks)
 
     def add(self, block: Records) -> None:
-        """Adds a block; `read` counts what was asked for, with records in it or not."""
+        """Adds a block. The caller updates `read`, which also counts places without records."""
         self.blocks.append(block)
         self.lines += _lines(block)
         self.held += len(block.ledger.raw)
 
     @property
     def about(self) -> float:
-        """Its lines, about."""
+        """Number of its lines, about."""
         return self.lines * self.size / self.read if self.read else 0.0
 
     def take(self, count: int) -> Iterator[Records]:
-        """The blocks, with that many of their lines."""
+        """The blocks, with only `count` of their lines."""
         self.blocks.sort(key=lambda block: (block.origin.file, block.origin.start))
         return _take(self.blocks, self.lines, count)
 
@@ -140,7 +139,7 @@ def _is_packed(file: InputFile) -> bool:
 
 
 def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:
-    """How many lines each stratum gives: by its share of the input, as far as it has them."""
+    """Number of lines that each stratum gives: by its share of the input, as far as it has lines."""
     total = sum(part.about for part in strata) or 1.0
     quotas = [min(part.lines, int(count * part.about / total)) for part in strata]
     for place in sorted(range(len(strata)), key=lambda place: -strata[place].about):
@@ -150,7 +149,7 @@ def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:
 
 
 def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(file, offset) of all parts of plain files, in the order in which they are read: first one of each file."""
+    """(file, offset) of all parts of plain files, in the order in which they are read: first a part of each file."""
     sizes = np.array([-(-size // CHUNK) for _, size in files], np.int64)
     if not sizes.sum():
         return
@@ -160,7 +159,7 @@ def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     for place, cell in first.items():
         yield files[place][0], cell * CHUNK
     ends = np.cumsum(sizes)
-    # More than are ever read; a permutation of a terabyte's parts would take memory.
+    # More parts than are ever read; a permutation of all parts of a terabyte would take memory.
     for number in chance.permutation(drawn(int(ends[-1]), _CELLS)).tolist():
         place = int(np.searchsorted(ends, number, side="right"))
         cell = number - int(ends[place] - sizes[place])
@@ -169,7 +168,7 @@ def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _lines(block: Records) -> int:
-    """Lines that are not blank."""
+    """Number of lines that are not blank."""
     return len(block.ledger.starts) - sum(
         int((block.ledger.status == code).sum())
         for code, (kind, _) in enumerate(block.ledger.outcomes, start=1)
@@ -178,7 +177,7 @@ def _lines(block: Records) -> int:
 
 
 def _take(blocks: Sequence[Records], lines: int, count: int) -> Iterator[Records]:
-    """The blocks with `count` of their lines."""
+    """The blocks, with only `count` of their lines."""
     picked = np.zeros(lines, bool)
     picked[drawn(lines, count, first=True)] = True
     start = 0

@@ -1,4 +1,4 @@
-"""A sample: drawn records, and what each step of a run makes of them."""
+"""A sample: drawn records, and the result of each step of a run on them."""
 
 import functools
 import itertools
@@ -32,16 +32,16 @@ from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
 TEXT_LIMIT = 160
-"""Characters of an example."""
+"""Most characters of an example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A record in which something was found.
+    """A record with a finding.
 
     Attributes:
-        file, offset: where its line begins, in bytes of the (decompressed) file; in rows of a table.
-        text: what was found there.
+        file, offset: the place of its line, in bytes of the (decompressed) file; in rows of a table.
+        text: what was found in the record.
     """
 
     file: str
@@ -54,11 +54,11 @@ class Part:
     """A block of the sample after each step.
 
     Attributes:
-        number: its place in the sample.
+        number: its index in the sample.
         records: as they are in the file.
         read: after the adapter and the limits of characters.
-        rendered: as texts; None: they are ids already.
-        masked: as ids with masks, uncut.
+        rendered: as texts; None: the records are tokenised already.
+        masked: as ids with masks, before truncation.
         rows: as a run caches them, with the roles of their tokens, see `tokens.token_roles`.
     """
 
@@ -76,7 +76,7 @@ class Conversation:
 
     Attributes:
         part, line: the record.
-        field: where it was.
+        field: the field that holds it.
         messages: its messages.
         actions: the actions of the sections that read it.
     """
@@ -90,16 +90,16 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Sample:
-    """Records of the input, and what a run makes of them. No check changes it.
+    """Records of the input, and what a run makes of them. Checks do not change it.
 
     Attributes:
-        config: the config. Where the run would end at the first long sequence (`truncation_mode: "error"`), rows are
-            cut here.
+        config: the config. If a run would end at the first long sequence (`truncation_mode: "error"`), rows are cut
+            here instead.
         tokenizer: the tokenizer.
-        files: all of the input.
+        files: all files of the input.
         drawn: the records.
-        parts: what became of them.
-        other_roles: of messages of other groups of inputs.
+        parts: the results of the steps.
+        other_roles: roles of messages in other groups of inputs.
     """
 
     config: PipelineConfig
@@ -117,11 +117,11 @@ class Sample:
 
         Args:
             drawn, config, tokenizer, files: see `Sample`.
-            cut: too long rows are cut, also where a run would end at the first of them (`truncation_mode: "error"`).
+            cut: cut long rows even if a run would end at the first of them (`truncation_mode: "error"`).
 
         Raises:
-            BeamPrepError: the config asks for what the tokenizer does not have.
-            RunError: a row is too long, and `truncation_mode` is `error`; unless `cut`.
+            BeamPrepError: the tokenizer lacks something that the config needs.
+            RunError: a row is too long, and `truncation_mode` is `error`; not with `cut`.
         """
         cutting = config
         if cut and config.preprocessing.truncation_mode == "error":
@@ -141,12 +141,12 @@ class Sample:
 
     @property
     def count(self) -> int:
-        """Records of the sample."""
+        """Number of records of the sample."""
         return self.drawn.count
 
     @functools.cached_property
     def outputs(self) -> dict[str, Output]:
-        """What each row consists of, by the names of its columns before labels are made."""
+        """The outputs of each record, by the names of their columns before labels are made."""
         return {output.name: output for part in self.parts[:1] for output in part.masked.outputs}
 
     @functools.cached_property
@@ -157,14 +157,14 @@ class Sample:
 
     @functools.cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template; None: no section has one."""
+        """The chat template; None if no section uses one."""
         if not any(spec.has_template for spec in self.config.outputs()):
             return None
         return template_of(self.tokenizer, self.config.input.chat_template, self.config.input.date)
 
     @functools.cached_property
     def template_source(self) -> str:
-        """Its text; "" without one."""
+        """The text of the chat template; "" without one."""
         if self.template is None:
             return ""
         return self.tokenizer.template_source(self.config.input.chat_template) or ""
@@ -173,7 +173,7 @@ class Sample:
 
     @functools.cached_property
     def tokens(self) -> int:
-        """Tokens of all rows before they are cut, and about as many for each character of what became no row."""
+        """Tokens of all rows before truncation, plus an estimate for records that became no row."""
         encoded = sum(int(sizes.sum()) for sizes in self._sizes)
         return encoded + round(
             sum(
@@ -195,7 +195,7 @@ class Sample:
 
     @functools.cached_property
     def tokens_per_character(self) -> float:
-        """Of the texts of the sample."""
+        """Tokens per character of the sample's texts."""
         tokens = characters = 0
         for part in self.parts:
             if part.rendered is not None:
@@ -205,16 +205,16 @@ class Sample:
 
     @functools.cached_property
     def _sizes(self) -> list[Array]:
-        """int64 [rows] of each part: tokens of its rows before they are cut."""
+        """int64 [rows] of each part: tokens of its rows before truncation."""
         return [_tokens(part.masked) for part in self.parts]
 
     def rows_of(self, part: Part, line: int) -> slice:
-        """The rows of `part.masked` that a line became; empty: none."""
+        """The rows of `part.masked` that come from a line; an empty slice if there are none."""
         first, last = np.searchsorted(part.masked.line, [line, line + 1]).tolist()
         return slice(first, last)
 
     def tokens_of(self, part: Part, line: int) -> float:
-        """Tokens of a record; about, where it became no row."""
+        """Tokens of a record; an estimate if it became no row."""
         sizes = self._sizes[part.number][self.rows_of(part, line)]
         if len(sizes):
             return float(sizes.sum())
@@ -242,18 +242,18 @@ class Sample:
             masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
             for column, output in self.outputs.items():
                 if output.trains and column in part.rows.columns and column not in masked:
-                    trained += int(part.rows[column].flat_lengths.sum())  # all of it, so there is no mask
+                    trained += int(part.rows[column].flat_lengths.sum())  # all tokens are trained, so there is no mask
         return rows, tokens, trained
 
     def trained_before_cutting(self, part: Part, line: int) -> bool:
-        """True if something of a record is trained, cut off or not."""
+        """True if something of a record is trained, before truncation."""
         rows = self.rows_of(part, line)
         return any((per_row[rows] > 0).any() for per_row in trained_tokens(part.masked).values())
 
     # Records.
 
     def example(self, part: Part, line: int, text: str = "") -> Example:
-        """A record as an example; without a text, with its beginning."""
+        """A record as an example, with the given text or its beginning."""
         ledger = part.records.ledger
         shown = text or ledger.text(line, TEXT_LIMIT + 1)
         shown = shown if len(shown) <= TEXT_LIMIT else f"{shown[:TEXT_LIMIT]} ..."
@@ -269,7 +269,7 @@ class Sample:
                     yield kind, reason, part, line
 
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """How many records were dropped and rejected, by reason."""
+        """Numbers of dropped and rejected records, by reason."""
         found = {"dropped": Counter[str](), "rejected": Counter[str]()}
         for part in self.parts:
             counts = count_outcomes(part.rows.ledger.status, part.rows.ledger.outcomes)
@@ -279,7 +279,7 @@ class Sample:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """What a run would know, had it no other records. It has no shards."""
+        """The plan of a run on only these records. It has no shards."""
         found = self.outcomes()
         of_files = np.zeros((len(self.files), 2), np.int64)
         lines = blank = 0
@@ -315,7 +315,7 @@ class Sample:
 
     @functools.cached_property
     def counters(self) -> dict[str, int]:
-        """Of kept rows, as in the manifest."""
+        """Counters of kept rows, as in the manifest."""
         found = Counter[str]()
         for part in self.parts:
             found.update({name: int(per_row.sum()) for name, per_row in part.rows.counters.items()})
@@ -323,21 +323,21 @@ class Sample:
 
     @functools.cached_property
     def findings(self) -> Findings:
-        """What the report of a run on these records is about."""
+        """The findings that the report of a run on these records would show."""
         _, tokens, trained = self.kept
         cut, not_text = self.counters.get(CUT_TOKENS, 0), self.outcomes()["rejected"].get("not_text", 0)
         return Findings(self.roles, tokens, trained, cut, counters=self.counters, not_text=not_text)
 
     @functools.cached_property
     def failure(self) -> str | None:
-        """Why a run on these records would fail, and what an input is that is no JSONL; or None."""
+        """Why a run on these records would fail, with the format of an input that is no JSONL; None if it would not."""
         problem = failure(self.plan, self.view, MAX_REJECT_RATE, MAX_NO_LOSS_RATE)
         if problem is not None and (advice := advice_on(self.files, problem, self.view.fields)) is not None:
             problem += f"; {advice}"
         return problem
 
     def lines(self) -> Iterator[str]:
-        """What was looked at, and what became of it, for a person."""
+        """A summary for people: what was looked at, and what became of it."""
         rows, tokens, trained = self.kept
         yield self.drawn.looked_at
         share = f" ({trained / tokens:.1%} trained)" if tokens else ""
@@ -364,7 +364,7 @@ class Sample:
         yield from self.plain_texts()
 
     def plain_texts(self) -> Iterator[tuple[Part, int, str]]:
-        """Those of fields alone."""
+        """(part, line, text) of every text of a field, without messages."""
         plain = {s.field for spec in self.config.outputs() for s in spec.sections if not s.template}
         for part in self.parts if not self.config.input.tokenized else ():
             for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True):
@@ -376,7 +376,7 @@ class Sample:
 
     @functools.cached_property
     def conversations(self) -> list[Conversation]:
-        """The lists of messages that sections read, each once."""
+        """The lists of messages that sections read, each list once."""
         actions: dict[str, set[str]] = {}
         for spec in self.config.outputs() if not self.config.input.tokenized else ():
             for section in spec.sections:
@@ -394,9 +394,9 @@ class Sample:
     # Rows.
 
     def sequences(self) -> Iterator[tuple[Part, str, Ragged, Array | None, Array]]:
-        """For each part and output of ids: (part, output, ids, mask, line of each sequence), uncut.
+        """(part, output, ids, mask, line of each sequence) for each part and output of ids, before truncation.
 
-        ids: one row a sequence; a list has several a record. mask: uint8, as long as `ids.flat`; None: it has none.
+        ids: one row for each sequence; a record with a list has several. mask: uint8, as long as `ids.flat`, or None.
         """
         for part in self.parts:
             batch = part.masked
@@ -412,12 +412,12 @@ class Sample:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest row that is not cut; None: nothing is cut."""
+        """Most tokens of a row before it is cut; None: no row is cut."""
         return longest_row(dict(self.config.preprocessing))
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
-    """The rows that a run caches of a block: all of a config but packing, padding and position ids.
+    """The rows of a block that a run caches: everything of a config but packing, padding and position ids.
 
     Raises:
         BeamPrepError: see `Sample.of`.
@@ -429,16 +429,16 @@ def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> B
 def _steps(
     config: PipelineConfig, tokenizer: Tokenizer, group: int | None
 ) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
-    """The steps for records of a group of inputs, up to their masks, and after them.
+    """(steps up to masks, steps after them) for records of a group of inputs.
 
-    Without the check by sample: blocks are so small here that it would render every record three times.
+    Without the check by sample: these blocks are so small that it would render every record three times.
     """
     own = config if config.input.groups is None else config.part(group)
     return mask_steps(own, tokenizer), row_steps(own, tokenizer)
 
 
 def _masked(records: Records, steps: Sequence[BlockStep]) -> tuple[Records, Rendered | None, Batch]:
-    """What is read of records, as texts, and as ids with masks and roles."""
+    """(the records as sections read them, as texts, as ids with masks and roles)."""
     block: Any = records
     read, rendered = records, None
     for step in steps:
@@ -453,7 +453,7 @@ def _masked(records: Records, steps: Sequence[BlockStep]) -> tuple[Records, Rend
 
 
 def _with_roles(masked: Batch, steps: Sequence[BlockStep]) -> Batch:
-    """The rows after the steps that follow a mask, with roles."""
+    """The rows after the steps that follow the mask, with roles."""
     block = masked
     for step in steps:
         if isinstance(step, (Labels, Shift, SplitPrompt)):
@@ -466,7 +466,7 @@ def _with_roles(masked: Batch, steps: Sequence[BlockStep]) -> Batch:
 def sample_of(
     blocks: Sequence[Records], config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]
 ) -> Sample:
-    """The sample of these records, whoever chose them. For arguments and errors see `Sample.of`."""
+    """The sample of given records. For arguments and errors see `Sample.of`."""
     return Sample.of(_all_of(blocks, files), config, tokenizer, files)
 
 
@@ -476,7 +476,7 @@ def _all_of(blocks: Sequence[Records], files: Sequence[InputFile]) -> Drawn:
 
 
 def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of all groups of inputs, each with the roles of the others: a mask is for all of them."""
+    """The samples of all groups of inputs, each with the roles of the others, because they share one mask."""
     roles = [frozenset(sample.roles) for sample in samples]
     return [
         replace(sample, other_roles=frozenset().union(*roles[:place], *roles[place + 1 :]))
@@ -485,7 +485,7 @@ def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _tokens(batch: Batch) -> Array:
-    """int64 [rows]: tokens of all outputs of ids."""
+    """int64 [rows]: tokens of all outputs of ids of a row."""
     found = np.zeros(len(batch), np.int64)
     for name, column in batch.schema.items():
         if column.role == "ids":
@@ -494,7 +494,7 @@ def _tokens(batch: Batch) -> Array:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """What a message says; the texts of its parts together."""
+    """The text of a message; the texts of its parts joined."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]

@@ -1,18 +1,16 @@
-"""The fast encoder, used only after a check: another library instead of the reference, offsets from byte lengths.
+"""The fast encoder: another library makes the ids, and byte lengths of tokens give the offsets.
 
-What `Tokenizer` gives (the Rust library that transformers uses) is right by definition. `FastEncoder` is used only if
-its ids equal the reference's on all probes, and `tokens.tokenize.tokenize` has the reference encode a sample of
-every block, too.
+The reference is `Tokenizer`: the Rust library that transformers uses. `FastEncoder` is used only if its ids equal the
+reference's on all probes, and `tokens.tokenize.tokenize` has the reference encode a sample of every block, too.
 
-Neither fast path gives character offsets. Where every token represents bytes of the text (byte-level vocabularies, and
-BPE of SentencePiece: see `token_bytes`), offsets are running sums of the tokens' byte lengths. Equal sums prove nothing
-where a normaliser may change the text. So the normaliser must leave the text unchanged; otherwise the reference encodes
-it.
+The fast encoder has no character offsets. If every token represents bytes of the text (byte-level vocabularies, and BPE
+of SentencePiece: see `token_bytes`), offsets are running sums of the tokens' byte lengths. Such sums can be equal by
+chance if a normaliser changes the text. So a text that the normaliser changes is encoded by the reference.
 
-gigatoken's tables of characters are those of a newer Unicode than the reference's. Where its steps use them, each
-character that Unicode 3.2 did not have yet is tried once by both, and texts with one that they treat in another way are
-left to the reference. So are, with a normaliser, those with newer letters and marks: what these do depends on what is
-beside them.
+gigatoken has the Unicode tables of a newer version than the reference. If its steps use them, each character that
+Unicode 3.2 lacks is tried once with both libraries, and texts with a character that they treat differently are left to
+the reference. With a normaliser, so are texts with newer letters and marks, because their treatment depends on their
+neighbours.
 """
 
 import functools
@@ -47,11 +45,11 @@ def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 class Unsupported(Exception):
-    """A backend cannot be used; the message says why in a few words."""
+    """A backend cannot be used; the message is a short reason."""
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, cut to 200 characters of one line."""
+    """The first line of an error's message, at most 200 characters."""
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
@@ -60,7 +58,7 @@ GIGATOKEN_VERSION = "0.10.0"
 
 @functools.lru_cache(maxsize=4)
 def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
-    """Raises `Unsupported`, with the reason in a few words."""
+    """The tokenizer in gigatoken. Raises `Unsupported`, with a short reason."""
     try:
         import gigatoken
     except ImportError as error:
@@ -89,10 +87,10 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
 
 
 def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) -> None:
-    """Raises `Unsupported` for added tokens that gigatoken finds elsewhere than the reference.
+    """Raises `Unsupported` for added tokens that gigatoken finds in other places than the reference.
 
-    The reference looks for those that are not `normalized` first, in the text as it is, and then for the others in what
-    is between, normalised. gigatoken looks for all at once.
+    The reference looks first for tokens that are not `normalized`, in the original text, and then for the others in the
+    normalised rest. gigatoken looks for all at once.
     """
     if word := next((token.content for token in added if token.single_word), None):
         raise Unsupported(f"the added token {word!r} is matched as a word")
@@ -103,16 +101,16 @@ def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) ->
     blank = next((token.content for token in added if token.content != token.content.strip()), None)
     taking = next((token.content for token in added if token.lstrip or token.rstrip), None)
     if blank is not None and taking is not None:
-        raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} is one that has blanks")
+        raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} has blanks at its ends")
     late = [token.content for token in added if token.normalized]
     early = [token.content for token in added if not token.normalized]
     if (token := sharing(early, late)) is not None:
         raise Unsupported(f"the added token {token!r} overlaps one that is matched in normalised text")
 
 
-def sharing(some: Sequence[str], others: Sequence[str]) -> str | None:
-    """The first of some texts that has a part in common with one of the others, where both can be in a text at once."""
-    return next((text for text in some if any(_overlap(text, other) for other in others)), None)
+def sharing(texts: Sequence[str], others: Sequence[str]) -> str | None:
+    """The first text that has a part in common with one of the others, so that both may match at one place."""
+    return next((text for text in texts if any(_overlap(text, other) for other in others)), None)
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -122,7 +120,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 _NO_TABLES = ("Prepend", "Replace", "Metaspace", "Split")
-"""Steps that know no kinds of characters, unless they have a regular expression."""
+"""Steps that use no Unicode tables, unless they have a regular expression."""
 _TRIED_AS = ("a{0}b 1{0}2 {0}{0} 's{0}\n{0} \n", "{0}'s {0}a", "a\u0300{0}\u0316x")
 
 
@@ -130,14 +128,14 @@ _UNTRIED, _SAME, _OTHER = range(3)
 
 
 class WithGigatoken:
-    """A loaded tokenizer.
+    """A tokenizer that gigatoken has loaded.
 
     Args:
         tokenizer: the reference.
-        loaded: the same in gigatoken.
-        looks: its steps look at the kinds of characters.
-        normalises: so does its normaliser.
-        vague: it may find added tokens in what a text becomes by NFC.
+        loaded: the same tokenizer in gigatoken.
+        looks: its steps use Unicode tables.
+        normalises: its normaliser uses them.
+        vague: added tokens may match only after NFC.
     """
 
     def __init__(
@@ -145,33 +143,33 @@ class WithGigatoken:
     ) -> None:
         self._tokenizer, self.loaded_backend = tokenizer, loaded
         self._looks, self._normalises, self._vague = looks, normalises, vague
-        self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # of each character
+        self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # by code point
         self._tried[:0x80] = _SAME
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, Array]:
-        """Ids of each text, and which texts are the reference's.
+        """Encodes the texts, and says which of them the reference has to encode.
 
         Returns:
-            int32 ids of each text, without special tokens around it; and int64 [n], ascending: the numbers of the texts
-            whose ids are not known to be the reference's, which encodes these.
+            int32 ids of each text, without special tokens around it; and int64 [n], ascending: the numbers of texts
+            whose ids may differ from the reference's.
         """
         left = np.zeros(0, np.int64)
         if self._looks and len(wide := _wide(texts)):
-            some = take(texts, wide)
-            left = wide[self._with_others(some)]
+            picked = take(texts, wide)
+            left = wide[self._with_others(picked)]
             if self._vague:
-                found = (not unicodedata.is_normalized("NFC", text) for text in some)
+                found = (not unicodedata.is_normalized("NFC", text) for text in picked)
                 left = np.union1d(left, wide[np.fromiter(found, bool, len(wide))])
         return self._encode(texts), left
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
-        # One by one: these are arrays of numpy, while a batch is one of awkward, whose import takes 0.3 s.
+        # One by one, as numpy arrays: a batch is an awkward array, whose import takes 0.3 s.
         rows = [self.loaded_backend.encode(text) for text in texts]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
         return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
     def _with_others(self, texts: Sequence[str]) -> Array:
-        """int64, ascending: the texts with a character that the two treat in another way."""
+        """int64, ascending: the texts with a character that the two libraries treat differently."""
         points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         for point in np.unique(points[self._tried[points] == _UNTRIED]).tolist():
             self._tried[point] = _SAME if self._treats_alike(chr(point)) else _OTHER
@@ -179,12 +177,12 @@ class WithGigatoken:
         return np.unique(np.searchsorted(offsets_of(characters(texts)), places, side="right") - 1)
 
     def _treats_alike(self, character: str) -> bool:
-        """True if both give the same ids for a character."""
-        if unicodedata.ucd_3_2_0.category(character) != "Cn":  # it is in the tables of all
+        """True if both libraries give the same ids for a character."""
+        if unicodedata.ucd_3_2_0.category(character) != "Cn":  # all tables have it
             return True
         kind = unicodedata.category(character)
         if self._normalises and (kind[0] in "LM" or kind == "Cn"):
-            return False  # it may be put in order, or composed, with what is beside it
+            return False  # it may be reordered, or composed, with its neighbours
         texts = [way.format(character) for way in _TRIED_AS]
         return self._encode(texts).to_lists() == self._tokenizer.encode(texts, False).to_lists()
 
@@ -196,12 +194,12 @@ def _wide(texts: Sequence[str]) -> Array:
 
 @dataclass
 class FastEncoder:
-    """An `Encoder` that gives what `Tokenizer` gives, faster.
+    """An `Encoder` with the results of `Tokenizer`, but faster.
 
     Attributes:
         tokenizer: the reference.
-        backend: what makes ids; with `transformers` only offsets are made another way.
-        fell_back: texts that the reference had to encode, since they may differ from what their tokens represent.
+        backend: makes the ids; with `transformers`, only offsets are made in the fast way.
+        fell_back: number of texts that the reference had to encode, because the fast result may be wrong.
     """
 
     tokenizer: Tokenizer
@@ -249,14 +247,14 @@ class FastEncoder:
         return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
-        """Ids of each text, each part of which is encoded alone: see `Encoder`."""
+        """Ids of each text; each part of a text is encoded alone: see `Encoder`."""
         if self.tokenizer.inside is self.tokenizer.reference:
             return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
         self.fell_back += len(texts)
         return self.tokenizer.encode_parts(texts, add_special_tokens)
 
     def with_special_tokens(self, ids: Ragged) -> Ragged:
-        """Ids of texts with the tokenizer's own special tokens."""
+        """Ids of texts, with the tokenizer's special tokens added."""
         around = _around_text(self.tokenizer)
         assert around is not None  # `choose` accepts no other tokenizer
         return with_parts_around(ids, *around)
@@ -264,7 +262,7 @@ class FastEncoder:
     def _with_reference(
         self, texts: Sequence[str], special: bool, spans: CharSpans, ids: Ragged, tokens: TokenSpans, lossy: Array
     ) -> tuple[Ragged, TokenSpans]:
-        """Replaces the ids and tokens of the texts of a bool mask by the reference's."""
+        """Replaces ids and tokens by the reference's, for the texts of a bool mask."""
         places = np.flatnonzero(lossy)
         self.fell_back += len(places)
         mine = lossy[spans.text]
@@ -275,7 +273,7 @@ class FastEncoder:
 
 
 def _replaced(ids: Ragged, places: Array, others: Ragged) -> Ragged:
-    """Rows with those of these numbers replaced."""
+    """The rows, with the rows at these places replaced."""
     order = np.arange(len(ids))
     order[places] = len(ids) + np.arange(len(places))
     return Ragged.concat([ids, others]).take(order)
@@ -285,18 +283,18 @@ def with_parts_around(ids: Ragged, before: list[int], after: list[int]) -> Ragge
     """Every row with the same ids before and after it."""
     if not before and not after:
         return ids
-    # In order of the rows: between two of them, the ids that end the one come before those that begin the other.
+    # In row order: between two rows, the ids after the first come before the ids before the second.
     places = np.column_stack([ids.offsets[:-1]] * len(before) + [ids.offsets[1:]] * len(after)).ravel()
     flat = np.insert(ids.flat, places, np.tile(np.array(before + after, np.int32), len(ids)))
     return Ragged.from_lengths(flat, ids.lengths + len(before) + len(after))
 
 
 def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
-    """First byte (UTF-8) and one past the last of spans of characters.
+    """Spans of characters -> (first byte, one past the last byte), in UTF-8.
 
     Args:
         texts: the texts.
-        places: int64, ascending: the numbers of those that are not ASCII.
+        places: int64, ascending: the numbers of the texts that are not ASCII.
         spans: of all texts.
     """
     is_wide = np.zeros(len(texts), bool)
@@ -304,11 +302,11 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     mine = np.flatnonzero(is_wide[spans.text])
     if not len(mine):
         return spans.start, spans.stop
-    some = take(texts, places)
-    data, borders = utf8(some)
-    # Not 0b10xxxxxx, within a character; and the end.
+    picked = take(texts, places)
+    data, borders = utf8(picked)
+    # Bytes that begin a character (not 0b10xxxxxx), and the end.
     begins = np.flatnonzero(np.append(data.view(np.int8), np.int8(0)) >= -64)
-    first, text = offsets_of(characters(some)), np.searchsorted(places, spans.text[mine])
+    first, text = offsets_of(characters(picked)), np.searchsorted(places, spans.text[mine])
     start, stop = spans.start.copy(), spans.stop.copy()
     for border in (start, stop):
         border[mine] = begins[first[text] + border[mine]] - borders[text]
@@ -318,18 +316,18 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
 def _overlapping(
     ids: Ragged, lengths: Array, ends: Array, totals: Array, text: Array, start: Array, stop: Array
 ) -> TokenSpans:
-    """The tokens of texts that overlap ranges of their bytes.
+    """The tokens that overlap ranges of bytes of texts.
 
     Args:
         ids: ids of the texts.
-        lengths: int32 [tokens]: bytes of each.
+        lengths: int32 [tokens]: bytes of each token.
         ends: int64 [tokens]: bytes up to the end of each token, over all texts.
         totals: int64 [texts + 1]: bytes before each text.
         text, start, stop: int64 [ranges]: index of the text, first byte, one past the last.
     """
     start, stop = start + totals[text], stop + totals[text]
     first = np.searchsorted(ends, start, side="right")
-    # A token of no bytes, a blank that the tokenizer put there, counts as one of the character behind it.
+    # A token of no bytes (a blank that the tokenizer added) counts as part of the character behind it.
     before = np.maximum(first - 1, 0)
     first -= (first > ids.offsets[text]) & (ends[before] == start) & (lengths[before] == 0) if len(ends) else 0
     last = np.searchsorted(ends, stop, side="left") + 1
@@ -342,10 +340,10 @@ def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = 
     Args:
         tokenizer: the reference.
         backend: `auto`: gigatoken, if its ids equal the reference's on all probes.
-        first_texts: of the input, probes as well.
+        first_texts: first texts of the input, as further probes.
 
     Returns:
-        the backend; and why it is not gigatoken, where that was wanted.
+        the backend; and why it is not gigatoken, if gigatoken was wanted.
 
     Raises:
         TokenizerError: gigatoken is wanted, and cannot be used.
@@ -364,7 +362,7 @@ def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = 
 
 
 def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
-    """Raises `Unsupported` unless gigatoken gives the reference's ids."""
+    """Raises `Unsupported` unless gigatoken gives the reference's ids on all probes."""
     fast = FastEncoder(tokenizer, "gigatoken")
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
@@ -381,13 +379,13 @@ def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
 
 @functools.cache
 def name_of(backend: str) -> str:
-    """A backend with its version: `gigatoken 0.10.0`; that of transformers is its Rust library, `tokenizers`."""
+    """A backend with its version: `gigatoken 0.10.0`. For transformers, this is its Rust library, `tokenizers`."""
     name = "tokenizers" if backend == "transformers" else backend
     return f"{name} {importlib.metadata.version(name)}"
 
 
 def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
-    """The encoder of a worker; it uses the reference if this machine does not have the backend."""
+    """The encoder of a worker; it uses the reference if this machine lacks the backend."""
     used = cast(Used, backend)
     if used == "gigatoken":
         try:

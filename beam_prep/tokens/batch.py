@@ -12,7 +12,7 @@ from beam_prep.data.schema import Column, Output
 from beam_prep.tokens.segments import Roles, Segments
 
 CUT_TOKENS = "truncated_tokens"
-"""The counter of tokens that a row lost because it was too long."""
+"""The counter of tokens that rows lost because they were too long."""
 
 
 @dataclass(slots=True)
@@ -29,14 +29,14 @@ class Batch(Block):
     [{'sequence': [5, 6, 7], 'loss_mask': [1, 1, 1]}]
 
     Attributes:
-        outputs: what each row consists of.
-        domain: one name a row.
-        columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64, until `Shard`
-            stores them with the dtypes of the config.
-        schema: column name -> its description. (`dtype` is the one in which it is stored in the end.)
+        outputs: the outputs of each record.
+        domain: one domain name for each row.
+        columns: column name -> rows. Ids are int32, masks uint8 (0, 1), labels int32, values float64. `Shard` converts
+            them to the dtypes of the config.
+        schema: column name -> its description. (`dtype` is the final dtype.)
         segments: output name -> its segments; empty after BuildMask.
-        counters: name -> int64 [rows], things worth counting that happened to kept rows.
-        roles: the messages and tokens of each role, also of rows that were dropped or rejected.
+        counters: name -> int64 [rows], counts of events in kept rows.
+        roles: the messages and tokens of each role, also of dropped or rejected rows.
     """
 
     outputs: tuple[Output, ...] = ()
@@ -52,7 +52,7 @@ class Batch(Block):
 
     @property
     def tokens(self) -> Array:
-        """int64 [rows]: tokens of each row's first output that holds ids, the measure of shards."""
+        """int64 [rows]: tokens of each row's first output of ids, which measures shards."""
         for name, column in self.schema.items():
             if column.role == "ids":
                 return self.columns[name].flat_lengths
@@ -60,13 +60,13 @@ class Batch(Block):
 
     @property
     def lengths(self) -> Array:
-        """int64 [rows]: tokens of each row, of all outputs that hold ids together."""
+        """int64 [rows]: tokens of each row, in all outputs of ids."""
         found = [self.columns[name].flat_lengths for name, column in self.schema.items() if column.role == "ids"]
         return np.sum(found, axis=0) if found else np.zeros(len(self), np.int64)
 
     @property
     def uncut(self) -> Array:
-        """int64 [rows]: what `lengths` would be had no row been cut."""
+        """int64 [rows]: `lengths` before any row was cut."""
         return self.lengths + self.counters.get(CUT_TOKENS, 0)
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
@@ -95,15 +95,15 @@ class Batch(Block):
         )
 
     def count(self, name: str, per_row: Array, once: bool = False) -> None:
-        """Adds to a counter of kept rows; `once`: to that of rows (bool) which are counted no more than once."""
+        """Adds to a counter of rows. `once`: `per_row` is bool, and a row counts at most once."""
         if per_row.any():
             before = self.counters.get(name, 0)
             self.counters[name] = (np.maximum if once else np.add)(before, per_row.astype(np.int64))
 
     def drop(self, rows: Array, reason: str) -> "Batch":
-        """The batch without the rows of a bool mask, which its ledger counts as dropped.
+        """The batch without the rows of a bool mask. The ledger marks their lines as dropped.
 
-        A record that keeps other rows is kept; `rows_dropped` counts what it lost.
+        A record that keeps other rows is kept; the counter `rows_dropped` counts its lost rows.
         """
         left = self._without(rows)
         if left is not self:
@@ -117,7 +117,7 @@ class Batch(Block):
         return left
 
     def reject_each(self, reasons: Mapping[int, tuple[str, str]]) -> "Batch":
-        """The batch without some rows, which are rejected: row -> (reason, message)."""
+        """The batch without some rows. Rejects their records: row -> (reason, message)."""
         rows = np.zeros(len(self), bool)
         rows[list(reasons)] = True
         left = self._without(self._of_same_records(rows))
@@ -126,11 +126,11 @@ class Batch(Block):
         return left
 
     def reject(self, rows: Array, reason: str, message: str) -> "Batch":
-        """The batch without the rows of a bool mask, which are rejected."""
+        """The batch without the rows of a bool mask. Rejects their records."""
         return self.reject_each(dict.fromkeys(np.flatnonzero(rows).tolist(), (reason, message)))
 
     def _of_same_records(self, rows: Array) -> Array:
-        """These rows, and all others of their records."""
+        """bool [rows]: these rows, and all other rows of their records."""
         return np.isin(self.line, self.line[rows]) if self.row is not None else rows
 
     def _without(self, rows: Array) -> "Batch":
@@ -148,5 +148,5 @@ class Batch(Block):
 
 @step
 def in_domain(batch: Batch, domain: str) -> Batch:
-    """Gives all rows this domain, whatever their records say."""
+    """Puts all rows into this domain, whatever their records say."""
     return replace(batch, domain=[domain] * len(batch))

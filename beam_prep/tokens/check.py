@@ -1,4 +1,4 @@
-"""Comparison of a block with the reference: how much is compared, and which cached blocks are used again."""
+"""Compares a block with the reference: how much is compared, and which cached blocks may be used again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from beam_prep.tokens.batch import Batch
 Check = Literal["sample", "full"]
 
 IN_FULL = "blocks_checked_in_full"
-"""The entry in `Block.made` of a block that was compared with the reference completely."""
+"""The entry in `Block.made` of a block that was compared completely with the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
-    """The blocks of the token cache that a run uses, by how they were made.
+    """Which cached blocks a run may use, by how they were made.
 
     Attributes:
-        backend: `transformers`: none that another backend encoded, unless it was checked in full.
-        check: `full`: none that was not.
+        backend: `transformers`: not those that another backend encoded, unless they were checked in full.
+        check: `full`: only those that were checked in full.
     """
 
     backend: str = "auto"
@@ -43,10 +43,10 @@ class CachePolicy:
 
 
 def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
-    """The first line on which two batches of a block differ, and how they do; None: they hold the same.
+    """(line, difference) of the first line on which two batches of a block differ; None if they are equal.
 
-    What becomes of each line is compared, with the messages of rejects; then domains, counters, metadata, and every
-    value of every column, with its type. Neither may have segments left.
+    Compares the outcome of each line, messages of rejects, domains, counters, metadata, and every value of every column
+    with its type. Neither batch may have segments left.
     """
     if len(batch) and len(reference) and batch.schema != reference.schema:
         return int(batch.line[0]), f"found the columns {batch.schema}, wanted {reference.schema}"
@@ -60,7 +60,7 @@ def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
 
 
 def _lines(batch: Batch, metadata: bool) -> list[dict[str, Any]]:
-    """Of each line: what became of it, under the name ""; and what its rows hold, by name."""
+    """For each line: its outcome, under the name ""; and the values of its rows, by name."""
     ledger = batch.ledger
     rows = np.bincount(batch.line, minlength=len(ledger.status)).tolist()
     words = [f"{kind} ({reason})" for kind, reason in ledger.outcomes]
@@ -81,9 +81,9 @@ def _lines(batch: Batch, metadata: bool) -> list[dict[str, Any]]:
 
 
 def _how(one: Any, other: Any) -> str | None:
-    """Describes how two values differ; None: they are the same. Ids are shown from where they differ."""
+    """How two values differ; None if they are equal. Ids are shown from the first difference on."""
     if not isinstance(one, Ragged) or not isinstance(other, Ragged):
-        mine, theirs = one or 0, other or 0  # a counter that is not there is 0
+        mine, theirs = one or 0, other or 0  # a missing counter is 0
         return None if mine == theirs else f"found {mine!r}, wanted {theirs!r}"
     ids, wanted = one.flat, other.flat
     if ids.dtype != wanted.dtype:

@@ -1,4 +1,4 @@
-"""Whether what is trained of a role ends with an end token: a model that never sees one does not learn to stop."""
+"""Checks that trained turns of a role end with an end token: without one, a model does not learn to stop."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import MaskPolicy
 
 NEAR = 3
-"""Tokens at the end of a turn among which its end token is: ChatML writes a line end after it."""
+"""The end token is among this many last tokens of a turn: ChatML writes a line end after it."""
 _SHOWN = 16
 
 
@@ -18,7 +18,7 @@ class Endless(NamedTuple):
 
     Attributes:
         tail: its last ids.
-        followed: an end token stands behind it, and is not trained.
+        followed: True: an end token stands behind it, but is not trained.
     """
 
     tail: list[int]
@@ -28,12 +28,12 @@ class Endless(NamedTuple):
 def endless_roles(
     batches: Iterable[Batch], policy: MaskPolicy, ends: Collection[int], decode: Callable[[list[int]], str]
 ) -> dict[str, Endless]:
-    """The roles of which something is trained, and no turn ends with an end token; of each the first turn.
+    """Role -> its first trained turn, for the trained roles of which no turn ends with an end token.
 
     Args:
-        batches: of `tokenize`, with their segments.
-        policy: says what is trained.
-        ends: ids of tokens that may end a turn, where nothing but blanks stands behind them in it.
+        batches: results of `tokenize`, with their segments.
+        policy: decides what is trained.
+        ends: ids of tokens that may end a turn, if only blanks stand behind them in the turn.
         decode: ids -> text.
     """
     found, known, wanted = dict[str, Endless](), set[str](), np.array(sorted(ends), np.int64)

@@ -1,4 +1,4 @@
-"""Masks: which tokens the loss is taken on. Decided per segment, written per token, without a loop over either."""
+"""Loss masks: decided for each segment, written for each token, without a Python loop over either."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from beam_prep.tokens.segments import Segments, painted
 
 RowsWithoutLoss = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
-"""segments -> bool [segments]: the segments that are trained."""
+"""segments -> bool [segments]: True for the trained segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class RoleMask:
 
     Attributes:
         roles: role -> `train`, `mask`, or `last` (only the last message of that role).
-        default: for roles that are not named.
-        options: what is trained within messages, where `Segments` tell kinds apart; None: all of it.
+        default: the rule of roles that `roles` leaves out.
+        options: what is trained within messages, if `Segments` tell kinds of text apart; None: all text.
 
     A message's own `train` or `weight` key wins, except in a section whose action is `mask`.
     """
@@ -60,13 +60,13 @@ class RoleMask:
 
 @step
 def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
-    """Adds the mask column of every output that has one: uint8, 1 where the loss is taken.
+    """Adds the loss mask of every output that has one: uint8, 1 for trained tokens.
 
-    A token that any trained segment covers is trained. An output with weights gets their column besides: float32, of
-    the first trained segment that has the token, 0 where none does. What has the weight 0 is not trained.
+    A token is trained if any trained segment covers it. An output with weights also gets its weights column: float32,
+    the weight of the first trained segment that covers the token, otherwise 0. Tokens of weight 0 are not trained.
 
     Raises:
-        ValueError: the policy does not give one bool a segment, or masks were built before.
+        ValueError: the policy does not return one bool for each segment, or masks were built before.
     """
     columns, schema = {}, {}
     refused: dict[int, tuple[str, str]] = {}
@@ -110,7 +110,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
 
 
 def trained_tokens(batch: Batch) -> dict[str, Array]:
-    """For each column that says so (masks, labels): int64 [rows], how many tokens of the row are trained."""
+    """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
     counts = {}
     for name, column in batch.schema.items():
         if column.role == "mask":
@@ -121,9 +121,9 @@ def trained_tokens(batch: Batch) -> dict[str, Array]:
 
 
 def reject_equal_sides(batch: Batch) -> Batch:
-    """Preference rows whose chosen and rejected are equal are rejected (`equal_sides`).
+    """Rejects preference rows with equal chosen and rejected sides (`equal_sides`).
 
-    Those that are cut were different before: see `truncate`.
+    If such a row was cut, its sides differed before: see `truncate`.
     """
     one, other = (batch.columns.get(name) for name in ("chosen", "rejected"))
     if one is None or other is None or one.depth != 1 or other.depth != 1:
@@ -142,7 +142,7 @@ def reject_equal_sides(batch: Batch) -> Batch:
 
 
 def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> Batch:
-    """Rows that have an output with nothing to train on, after all cutting: dropped, kept or rejected."""
+    """Drops, keeps or rejects rows with an output that has nothing to train on, after all cutting."""
     if rows_without_loss == "keep":
         return batch
     never = {output.mask_name for output in batch.outputs if not output.trains}
@@ -152,4 +152,4 @@ def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> 
     bare = (np.array(counts) == 0).any(axis=0)
     if rows_without_loss == "drop":
         return batch.drop(bare, "rows_without_loss")
-    return batch.reject(bare, "rows_without_loss", "nothing of the record is trained on (after cutting)")
+    return batch.reject(bare, "rows_without_loss", "nothing of the record is trained (after cutting)")

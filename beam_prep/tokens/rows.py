@@ -1,4 +1,4 @@
-"""What is done to rows of tokens as a whole: cut, shifted into labels, padded, a pair split from its prompt."""
+"""Steps on whole rows of tokens: truncate, make labels, pad, split the prompt off a pair."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, rejec
 
 @step
 def to_labels(batch: Batch, shift: bool) -> Batch:
-    """`sequence` and its mask -> `input_ids` and `labels`, int32, -100 where there is no loss. Weights follow labels.
+    """`sequence` and its mask -> `input_ids` and `labels`, int32, -100 without loss. Weights follow the labels.
 
     With `shift`, position i of a row's labels is the token that follows position i of its input_ids
-    (`input_ids = ids[:-1]`, `labels = where(mask, ids, -100)[1:]`): for trainers that do not shift by themselves.
-    The models of transformers do. Rows of fewer than 2 tokens are then rejected (`too_short_to_shift`).
+    (`input_ids = ids[:-1]`, `labels = where(mask, ids, -100)[1:]`): for trainers that do not shift labels themselves.
+    The models of transformers shift them. Rows of fewer than 2 tokens are rejected (`too_short_to_shift`).
 
     Raises:
-        ValueError: the batch is not one output of ids with its mask.
+        ValueError: the batch does not have exactly one output of ids with its mask.
     """
     output = batch.outputs[0]
     if (
@@ -54,7 +54,7 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
 
 ATTENTION_MASK = "attention_mask"
 TOKENS_AT_ONCE = 1 << 20
-"""Padded tokens of a column that `Padding.in_parts` holds at a time, or those of one row: 4 MB."""
+"""Padded tokens of a column in a part of `Padding.in_parts` (4 MB). A longer row is a part by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Padding:
     [[1, 1, 1, 0], [1, 0, 0, 0]]
 
     Attributes:
-        multiple: tokens; a row is padded to the next multiple of it, an empty one to `multiple` tokens.
-        pad_id: the id of the tokens that are added.
+        multiple: tokens; a row is padded to the next multiple, an empty row to `multiple` tokens.
+        pad_id: the id of the added tokens.
 
     Raises:
         ValueError: `multiple` is less than 1.
@@ -89,7 +89,7 @@ class Padding:
         return np.asarray(-(-np.maximum(lengths, 1) // self.multiple) * self.multiple)
 
     def check(self, schema: Mapping[str, Column]) -> None:
-        """Raises ValueError if a column holds lists or values, or ids of a dtype that cannot hold the pad id."""
+        """Raises ValueError if a column holds lists or values, or if an ids column's dtype cannot hold the pad id."""
         for name, column in schema.items():
             if not column.of_tokens and not column.metadata:
                 raise ValueError(f"column {name!r} holds lists or values; only sequences of one output can be padded")
@@ -99,11 +99,11 @@ class Padding:
     def rows(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> dict[str, Ragged]:
         """The padded columns, and an `attention_mask` (uint8, 1 = a real token).
 
-        Ids take `pad_id`, masks 0, labels -100: by position, never by comparing with the pad id, which is often the
-        EOS of an answer.
+        Ids are filled with `pad_id`, masks with 0, labels with -100. The position decides, not the pad id, which is
+        often the EOS of an answer.
 
         Raises:
-            ValueError: see `check`; or rows of several lengths, of which one `attention_mask` cannot tell.
+            ValueError: see `check`; or columns have rows of different lengths, so one `attention_mask` is not enough.
         """
         self.check(schema)
         lengths = next(iter(columns.values())).lengths
@@ -127,7 +127,7 @@ class Padding:
         return padded
 
     def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
-        """The same as `rows`, in parts of `TOKENS_AT_ONCE`: padded, short rows take a hundred times their memory."""
+        """`rows` in parts of `TOKENS_AT_ONCE`: padded short rows take a hundred times their memory."""
         ends = offsets_of(self.lengths(next(iter(columns.values())).lengths))
         start, count = 0, len(ends) - 1
         while start < count:
@@ -154,12 +154,12 @@ SIDES = ("chosen", "rejected")
 
 @step
 def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> Batch:
-    """`chosen`, `rejected` and their masks -> `chosen_ids` and `rejected_ids`, the completions, and `prompt_ids`.
+    """`chosen`, `rejected` and their masks -> the completions `chosen_ids` and `rejected_ids`, and `prompt_ids`.
 
-    The prompt is what comes before the first trained token; all after it must be trained. Rows with nothing to train on
-    are dropped or rejected, by `rows_without_loss`; `keep` drops them, too: they have no completion. Rejects:
-    `equal_sides`; `prompt_differs`, the sides have other prompts; `not_prompt_first`, a token after the first trained
-    one is not.
+    The prompt is the tokens before the first trained one; all later tokens must be trained. Rows with nothing to train
+    on are dropped or rejected, by `rows_without_loss`; `keep` drops them, too, because they have no completion.
+    Rejects: `equal_sides`; `prompt_differs`: the sides have different prompts; `not_prompt_first`: a token after the
+    first trained one is not trained.
 
     Raises:
         ValueError: the batch has other columns.
@@ -192,7 +192,7 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
 
 
 def _prompt_sizes(mask: Ragged) -> Array:
-    """int64 [rows]: tokens before the first trained one; -1 if a later one is not trained. Every row has one."""
+    """int64 [rows]: tokens before the first trained one; -1 if a later one is not trained. Every row trains one."""
     trained = mask.sums(mask.flat != 0)
     size = mask.lengths - trained
     places = np.arange(len(mask.flat)) - np.repeat(mask.offsets[:-1], mask.lengths)
@@ -211,21 +211,21 @@ def truncate(
     eos_id: int | None = None,
     setting: str = "max_seq_len",
 ) -> Batch:
-    """No sequence (in lists: no element) longer than `max_seq_len` tokens, masks alike.
+    """Cuts sequences (in lists: elements) to `max_seq_len` tokens, with their masks.
 
     Args:
         batch: rows of tokens.
         max_seq_len: tokens.
-        mode: keep the first tokens (`keep_start`) or the last (`keep_end`), drop the record (`drop`, counted as
-            `too_long`), or fail the run (`error`).
+        mode: `keep_start` keeps the first tokens, `keep_end` the last, `drop` drops the record (counted as `too_long`),
+            `error` fails the run.
         eos_id: the token that ends an answer.
-        setting: what the config calls this length, for messages.
+        setting: the config's name for this length, for messages.
 
-    Counts over kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_eos`: rows that lost their final
-    EOS, so that nobody learns from them where to stop. A row that is cut twice counts once.
+    Counters of kept rows: `truncated_rows`, `truncated_tokens` (ids), and `truncated_eos`: rows that lost their final
+    EOS, so that a model does not learn from them where to stop. A row that is cut twice counts once.
 
     Raises:
-        RunError: a sequence is longer, and the mode is `error`.
+        RunError: a sequence is too long, and the mode is `error`.
     """
     if mode not in get_args(TruncationMode):
         raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(get_args(TruncationMode))}")
@@ -241,7 +241,7 @@ def truncate(
             f"a sequence is {lost[row]} tokens longer than {setting} {max_seq_len} ({batch.where(row)}): "
             f"raise {setting}, or choose another truncation_mode"
         )
-    batch = reject_equal_sides(batch)  # sides that are equal from now on are so because they are cut
+    batch = reject_equal_sides(batch)  # sides that become equal later do so because they are cut
     lost = _lost_of_all(batch, max_seq_len)
     cut = lost > 0
     columns = {
@@ -269,12 +269,12 @@ def _lost_of_all(batch: Batch, max_seq_len: int) -> Array:
 
 
 def _count(rows: Ragged, token: int) -> Array:
-    """int64 [rows]: how often a token occurs in each row."""
+    """int64 [rows]: number of occurrences of a token in each row."""
     return rows.sums(rows.flat == token)
 
 
 def _lost(rows: Ragged, length: int) -> Array:
-    """int64 [rows]: tokens beyond `length`, of each row's sequences together."""
+    """int64 [rows]: tokens beyond `length`, of all sequences of each row."""
     inner = rows.values if isinstance(rows.values, Ragged) else rows
     lost = np.maximum(inner.lengths - length, 0)
     return np.diff(offsets_of(lost)[rows.offsets]) if isinstance(rows.values, Ragged) else lost

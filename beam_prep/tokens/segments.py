@@ -1,4 +1,4 @@
-"""`Segments`: where each message lies in the tokens. `Roles`: messages and tokens by role, for reports only."""
+"""`Segments`: where each message stands in the tokens. `Roles`: messages and tokens by role, only for reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,19 +10,19 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.rendered import UNSET
 
 NAME_LIMIT = 64
-"""Characters of a role's name that are kept: every receipt has it."""
+"""Most characters of a role's name in a receipt."""
 
 
 TOKENS, TRAINED = 0, 1
-"""The count to which a span adds: the tokens of its role, or the trained ones. A token that segments share counts for
-the first of them, and for the first that is trained."""
+"""The count to which a span adds: all tokens of its role, or the trained ones. A token that segments share counts for
+the first of them, and for the first trained one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The place of each piece of an output in its tokens, for mask policies. One entry a segment in each array.
+    """The place of each piece of an output in its tokens, for mask policies. Each array has one entry for each segment.
 
-    A mask policy is a function of these, here one that trains the last answer of each conversation:
+    A mask policy is a function of these segments. This one trains the last answer of each conversation:
 
     >>> def last_answer(segments):
     ...     return segments.is_role("assistant") & segments.is_last_of_role()
@@ -34,17 +34,17 @@ class Segments:
 
     Attributes:
         start, stop: int64, in the output's flat tokens. Segments may share a token.
-        sequence: int64, the sequence that it belongs to.
+        sequence: int64, the sequence of the segment.
         action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `data.rendered`.
         role: int32, index into `roles`; -1 for text sections.
         turn: int32, index of the message in its list; -1 for text sections.
-        own: int8, the message's own `train` or `weight` key (1: to train, 0: not to), -1 without.
-        refused: int64: 0, or, where what is trained of the message cannot be told, 1 + its index in `reasons`.
+        own: int8, the message's own `train` or `weight` key: 1: train, 0: do not train, -1: no key.
+        refused: int64: 0; or, if the span of the message is uncertain, 1 + its index in `reasons`.
         roles: names of the roles.
-        reasons: (reason, message) of what is refused.
-        weight: float64, the weight of the loss on its tokens, if they are trained; None: the output has no weights.
+        reasons: (reason, message) of refused segments.
+        weight: float64, the loss weight of its tokens, if they are trained; None: the output has no weights.
         kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
-            tokens. Told apart only with `TextRules.mask_options`. None: all of it is content.
+            tokens; only with `TextRules.mask_options`. None: all text is content.
     """
 
     start: Array
@@ -64,7 +64,7 @@ class Segments:
         return len(self.start)
 
     def of_rows(self, rows: Ragged, kept: Array) -> "Segments":
-        """The segments of some rows, in the coordinates of the tokens of these.
+        """The segments of some rows, with places in the tokens of these rows.
 
         Args:
             rows: the output's rows.
@@ -88,7 +88,7 @@ class Segments:
         return np.asarray(self.role == code)
 
     def is_last_of_role(self) -> Array:
-        """bool [segments]: of the last message of its role in its sequence."""
+        """bool [segments]: True for segments of the last message of their role in their sequence."""
         key = self.sequence * (len(self.roles) + 1) + self.role
         _, group = np.unique(key, return_inverse=True)
         last = np.full(group.max(initial=-1) + 1, UNSET)
@@ -101,13 +101,13 @@ def _none() -> Array:
 
 
 class RoleSpans(NamedTuple):
-    """Spans of tokens of one role. No two that add to the same count share a token.
+    """Spans of tokens of one role. Two spans of the same kind never share a token.
 
     Attributes:
-        line, row, role: int64 [spans]; see `Block.row`, 0 where records have one row.
+        line, row, role: int64 [spans]; for `row` see `Block.row`, 0 if records have one row.
         start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
-        size: int64 [spans]: the tokens of that sequence.
-        kind: int64 [spans]: the count to which they add: `TOKENS` or `TRAINED`.
+        size: int64 [spans]: number of tokens of that sequence.
+        kind: int64 [spans]: the count to which the span adds: `TOKENS` or `TRAINED`.
     """
 
     line: Array
@@ -125,12 +125,12 @@ def _no_spans() -> RoleSpans:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The messages of a block and their tokens, also of rows that are dropped or rejected later.
+    """The messages of a block and their tokens, also of rows that are later dropped or rejected.
 
     Attributes:
-        names: of the roles.
-        line, role: int64 [messages]: of every message that was rendered; a message of two outputs counts in both.
-        spans: their tokens.
+        names: names of the roles.
+        line, role: int64 [messages]: of every rendered message; a message of two outputs counts in both.
+        spans: the tokens of the messages.
     """
 
     names: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Roles:
         """Adds the messages of another output.
 
         Args:
-            names: of the roles, which all outputs share.
+            names: names of the roles, which all outputs share.
             line: int64 [rows].
             messages: int64, the role of every message, by row.
         """
@@ -157,9 +157,9 @@ class Roles:
         Args:
             line: int64 [rows].
             tokens: the output's rows.
-            segments: where each message lies in them.
+            segments: where each message stands in the rows.
             trained: bool [segments]; None: the output has no mask.
-            row: see `Block.row`; only where a row is one sequence.
+            row: see `Block.row`; only if a row is one sequence.
         """
         sequences, line = tokens.values if isinstance(tokens.values, Ragged) else tokens, line.astype(np.int64)
         if isinstance(tokens.values, Ragged):
@@ -177,12 +177,12 @@ class Roles:
         return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
 
     def without(self, line: Array, row: Array) -> "Roles":
-        """The same without the tokens of some rows, of which other rows of the record stay."""
+        """The roles without the tokens of some rows, if other rows of the record stay."""
         gone = np.isin(self.spans.line << 32 | self.spans.row, line.astype(np.int64) << 32 | row.astype(np.int64))
         return replace(self, spans=RoleSpans(*(values[~gone] for values in self.spans)))
 
     def cut(self, length: int, keep_end: bool) -> "Roles":
-        """The same after sequences are cut to `length` tokens."""
+        """The roles after sequences are cut to `length` tokens."""
         spans = self.spans
         before = np.maximum(spans.size - length, 0) if keep_end else 0
         start, stop = (np.clip(place - before, 0, length) for place in (spans.start, spans.stop))
@@ -193,7 +193,7 @@ class Roles:
 
         Args:
             kept: int32 [rows], the lines of kept rows.
-            lines: of the block.
+            lines: number of lines of the block.
         """
         roles = len(self.names)
         found, messages = np.unique(self.line * roles + self.role, return_inverse=True)
@@ -215,7 +215,7 @@ class Roles:
 
 
 def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:
-    """(segments in order, their starts, their stops); a shared token belongs to the first segment that has it."""
+    """(segments ordered by start, their starts, their stops); a shared token belongs to its first segment."""
     places = places[np.argsort(segments.start[places], kind="stable")]
     start, stop = segments.start[places], segments.stop[places]
     before = np.maximum.accumulate(np.append(0, stop))[:-1]
@@ -223,17 +223,17 @@ def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:
 
 
 def painted(segments: Segments, places: Array, values: Array, size: int) -> Array:
-    """Values of some segments on each of their tokens, 0 on the others.
+    """The values of some segments on each of their tokens, 0 on other tokens.
 
     Args:
-        segments: of an output.
-        places: int64: which of them, ascending. A token that several have is the first one's.
-        values: one for each of all segments; what is given has their dtype.
-        size: tokens of the output.
+        segments: the segments of an output.
+        places: int64, ascending: the chosen segments. A token that several have gets the value of the first.
+        values: one for each of all segments; the result has their dtype.
+        size: number of tokens of the output.
     """
     places, start, stop = disjoint(segments, places)
-    some = start < stop
-    places, start, stop = places[some], start[some], stop[some]
+    filled = start < stop
+    places, start, stop = places[filled], start[filled], stop[filled]
     found = np.zeros(2 * len(places) + 1, values.dtype)
     found[1::2] = values[places]
     borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
@@ -241,7 +241,7 @@ def painted(segments: Segments, places: Array, values: Array, size: int) -> Arra
 
 
 def _short(names: Sequence[str]) -> tuple[str, ...]:
-    """Names fit for a receipt: cut to `NAME_LIMIT`, and valid UTF-8."""
+    """Names for a receipt: cut to `NAME_LIMIT`, and valid UTF-8."""
     return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
 
 
@@ -250,9 +250,9 @@ class RoleCounts:
     """Messages and tokens of each role in each line of a block.
 
     Attributes:
-        names: of the roles.
+        names: names of the roles.
         line, role: int64 [entries], ascending by line.
-        counts: int64 [3, entries]: messages; tokens; tokens that are trained.
+        counts: int64 [3, entries]: messages; tokens; trained tokens.
     """
 
     names: tuple[str, ...] = ()
@@ -261,13 +261,13 @@ class RoleCounts:
     counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
 
     def without(self, lines: Array) -> "RoleCounts":
-        """The same without the tokens of these lines, whose messages stay counted."""
+        """The counts without the tokens of these lines. Their messages stay counted."""
         counts = self.counts.copy()
         counts[1:, np.isin(self.line, lines)] = 0
         return replace(self, counts=counts)
 
     def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
-        """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or all."""
+        """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or of all."""
         stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))
         sums = np.zeros((len(self.names), 3), np.int64)
         for place, counts in enumerate(self.counts):

@@ -1,7 +1,7 @@
-"""How many bytes of a text each of its tokens represents, where that follows from the vocabulary.
+"""Number of bytes of a text that each of its tokens represents, if the vocabulary determines it.
 
-There are two families. In a byte-level vocabulary each character of a token is one byte. In one that SentencePiece
-made, `▁` is a blank, `<0x0A>` one byte, and the tokenizer may put a blank before a text, which is no byte of it.
+There are two families. In a byte-level vocabulary, each character of a token is one byte. In a SentencePiece
+vocabulary, `▁` is a blank and `<0x0A>` one byte, and the tokenizer may add a blank before a text.
 """
 
 import functools
@@ -19,20 +19,20 @@ from beam_prep.tokens.tokenizer import Tokenizer, state_of
 _BLANK = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NEVER = 1 << 20
-"""Bytes of a token of which it is not known what it represents: no sum is right with it."""
+"""Bytes of a token whose text is unknown: with it, no sum is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """How many bytes of text each token represents.
+    """Number of bytes of a text that each token represents.
 
     Attributes:
         lengths: int32 [ids].
         normalised: the tokenizer normalises to NFC.
-        blank: it writes `▁` for a blank. So a text may not have one of its own.
-        prefix: before which texts it puts a blank. `parts`: each part of a text between two added tokens; `text`: the
-            text, if it begins with neither a blank nor an added token; `none`.
-        added: bool [ids]: tokens that end such a part.
+        blank: the tokenizer writes `▁` for a blank, so a text must not contain `▁`.
+        prefix: the texts before which it adds a blank. `parts`: each part of a text between two added tokens; `text`:
+            the text, if it begins with neither a blank nor an added token; `none`.
+        added: bool [ids]: added tokens, which end such a part.
     """
 
     lengths: Array
@@ -42,13 +42,13 @@ class TokenBytes:
     added: Array | None = None
 
     def keeps(self, text: str) -> bool:
-        """True if the normaliser does not change what the tokens of a text represent."""
+        """True if the normaliser keeps the bytes that a text's tokens represent."""
         if self.blank:
             return _BLANK not in text
         return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
-        """int32 [tokens]: how many bytes of its text each token represents."""
+        """int32 [tokens]: bytes of its text that each token represents."""
         found: Array = self.lengths[ids.flat]
         if self.prefix == "none" or not len(found):
             return found
@@ -63,14 +63,14 @@ class TokenBytes:
             begins[first[ids.lengths > 0]] = True
             begins[1:] |= ends[:-1]
         begins &= ~ends
-        begins &= found > 0  # sums must not fall
+        begins &= found > 0  # lengths must not become negative
         shorter: Array = found - begins
         return shorter
 
 
 @functools.lru_cache(maxsize=4)
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
-    """None where the vocabulary is not known to be lossless: then offsets are the reference's."""
+    """The byte lengths of tokens; None if the vocabulary may lose bytes: then the reference makes the offsets."""
     if type(tokenizer.reference.model).__name__ != "BPE":
         return None
     return _byte_level(tokenizer) or _of_pieces(tokenizer)
@@ -88,8 +88,8 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
         return None
     if model.continuing_subword_prefix or model.end_of_word_suffix or model.byte_fallback:
         return None
-    # Each character of a byte-level token represents one byte; an added token is its own text.
-    # One by one: a dict of all of them takes longer, and 20 MB.
+    # Each character of a byte-level token represents one byte; an added token represents its own text.
+    # Token by token: a dict of all tokens would take longer, and 20 MB.
     tokens = map(backend.id_to_token, range(tokenizer.max_id + 1))
     lengths = np.fromiter((len(token or "") for token in tokens), np.int32, tokenizer.max_id + 1)
     if model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
@@ -103,7 +103,7 @@ def _byte_level(tokenizer: Tokenizer) -> TokenBytes | None:
 
 
 def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
-    """Of a vocabulary that SentencePiece made, or one like it."""
+    """For a vocabulary that SentencePiece made, or one like it."""
     backend = tokenizer.reference
     model: Any = backend.model
     prefix = _prefix(normalisers(tokenizer), pre_tokenizers(tokenizer))
@@ -120,9 +120,9 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
     for token in tokenizer.added:
         content = token.content
         if _BLANK in content and content in vocabulary:
-            continue  # `keeps` takes no text that has it; the same id stands for blanks elsewhere
+            continue  # `keeps` accepts no text that contains it; elsewhere, its id stands for blanks
         lengths[token.id], added[token.id] = len(content.encode()), True
-        # Blanks around it may be in the token, or in its text the one that is put before it.
+        # The token may include blanks around it, or its text the blank that is added before a text.
         if token.normalized or token.lstrip or token.rstrip or _BYTE.fullmatch(content):
             lengths[token.id] = _NEVER
     return TokenBytes(lengths, blank=True, prefix=prefix, added=added)
@@ -131,7 +131,7 @@ def _of_pieces(tokenizer: Tokenizer) -> TokenBytes | None:
 def _prefix(
     normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]
 ) -> Literal["none", "parts", "text"] | None:
-    """`TokenBytes.prefix`, of a tokenizer that does nothing to a text but to write `▁` for blanks; None for others."""
+    """`TokenBytes.prefix`, if the tokenizer only writes `▁` for blanks; None for other tokenizers."""
     if any(step.get("behavior") == "Removed" for step in splitters):
         return None
     if any(step["type"] not in ("Split", "Digits", "Metaspace") for step in splitters):
@@ -141,7 +141,7 @@ def _prefix(
     if metaspaces:
         scheme = metaspaces[0]["prepend_scheme"]
         alone = not normalisers and len(splitters) == 1 and metaspaces[0]["replacement"] == _BLANK
-        # `always` depends on the first byte of each part.
+        # `always` depends on the first byte of each part, so it is not supported.
         return {"first": "text", "never": "none"}.get(scheme) if alone else None  # type: ignore[return-value]
     if normalisers == [{"type": "Prepend", "prepend": _BLANK}, replaces]:
         return "parts"
@@ -149,12 +149,12 @@ def _prefix(
 
 
 def normalisers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps of its normaliser, as in `tokenizer.json`; [] of none."""
+    """The steps of the normaliser, as in `tokenizer.json`; [] without one."""
     return [*_steps(state_of(tokenizer.reference.normalizer), "normalizers")]
 
 
 def pre_tokenizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps that split a text into words, as in `tokenizer.json`; [] of none."""
+    """The steps that split a text into words, as in `tokenizer.json`; [] without any."""
     return [*_steps(state_of(tokenizer.reference.pre_tokenizer), "pretokenizers")]
 
 

@@ -1,4 +1,4 @@
-"""The role of every token, as columns of a block: for pages that show it. No run makes them."""
+"""The role of every token, as columns of a block, for pages that show them. A run does not make these columns."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from beam_prep.data.schema import PROMPT_COMPLETION, Column
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import painted
 
-_ROLES, _LABEL_ROLES = "\0roles", "\0label roles"  # no column of a user has such a name
+_ROLES, _LABEL_ROLES = "\0roles", "\0label roles"  # no user's column has such a name
 
 
 def is_role_column(column: Column) -> bool:
@@ -18,19 +18,19 @@ def is_role_column(column: Column) -> bool:
 
 
 def is_of_labels(column: Column) -> bool:
-    """True for the roles of shifted labels: the last one is of a token that the ids do not have."""
+    """True for the roles of shifted labels, whose last token is not among the ids."""
     return column.name.endswith(_LABEL_ROLES)
 
 
 def with_roles(tokenized: Batch, masked: Batch) -> Batch:
     """The batch of BuildMask with a column of roles, int32, for each output that has messages.
 
-    The numbers are 1 + the index of the role in `masked.roles.names`; 0 where a token belongs to no message, or where
-    it is not certain which one. A token that two messages share is the first one's.
+    A value is 1 + the index of the role in `masked.roles.names`; 0 if the token belongs to no message, or if the
+    message is uncertain. A token that two messages share belongs to the first one.
 
     Args:
         tokenized: the block before BuildMask.
-        masked: the same after it; rows may have been rejected.
+        masked: the block after it; rows may have been rejected.
     """
     batch = masked
     for name, segments in tokenized.segments.items():
@@ -44,7 +44,7 @@ def with_roles(tokenized: Batch, masked: Batch) -> Batch:
 
 
 def without_roles(batch: Batch) -> Batch:
-    """The batch as the steps of a run know it."""
+    """The batch without the columns of this module, as the steps of a run expect it."""
     kept = [name for name, column in batch.schema.items() if not is_role_column(column)]
     return batch._with(
         columns={name: batch.columns[name] for name in kept}, schema={name: batch.schema[name] for name in kept}
@@ -52,11 +52,11 @@ def without_roles(batch: Batch) -> Batch:
 
 
 def followed(before: Batch, after: Batch) -> Batch:
-    """Roles for the columns that Labels, Shift or SplitPrompt made.
+    """Adds the roles to a block that Labels, Shift or SplitPrompt made.
 
     Args:
         before: the block before the step, with roles.
-        after: what the step made of it without them.
+        after: the result of the step, without roles.
     """
     kept = np.isin(before.line, after.line)
     roles = {

@@ -1,4 +1,4 @@
-"""`tokenize`: pieces of text -> `Batch`."""
+"""`tokenize`: encodes pieces of text into a `Batch`."""
 
 from dataclasses import dataclass, replace
 
@@ -19,11 +19,11 @@ class _Encoded:
     """The pieces of an output as ids.
 
     Attributes:
-        ids: of each piece.
+        ids: the ids of each piece.
         start, stop: int64 [segments]: first token and one past the last of each segment, counted in its piece.
-        prompted: int64: the pieces with a prompt, ascending.
-        border: int64 [pieces]: tokens that a piece and its prompt text have in common, from the first on.
-        is_prefix: bool [pieces]: the tokens of the prompt are the first of the piece.
+        prompted: int64, ascending: the pieces with a prompt.
+        border: int64 [pieces]: length of the common prefix of a piece's ids and its prompt text's ids.
+        is_prefix: bool [pieces]: the prompt's ids are the first ids of the piece.
     """
 
     ids: Ragged
@@ -36,17 +36,17 @@ class _Encoded:
 
 @step
 def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference: Encoder | None = None) -> Batch:
-    """Encodes every piece alone and joins the pieces of each sequence.
+    """Encodes every piece alone, and joins the pieces of each sequence.
 
-    A sequence with `bos` begins with `bos_id`, once. Rows in which an output has no token (with a template: no more
-    than one, a lone BOS) are dropped (`empty`), or rejected (`missing_source`) where other outputs have some.
+    A sequence with `bos` begins with exactly one `bos_id`. If an output has no token in a row (with a template: at most
+    a lone BOS), the row is dropped (`empty`), or rejected (`missing_source`) if other outputs have tokens.
 
     Args:
         rendered: the pieces.
         encoder: encodes them.
         bos_id: id of the BOS token.
-        reference: encodes a sample of them too, the same on every worker; where it gives anything else, it encodes the
-            entire block.
+        reference: encodes a sample, too, which is the same on every worker. If it gives other ids or places, it encodes
+            the entire block.
     """
     batch = Batch(rendered.origin, rendered.ledger, rendered.line, rendered.receipt, rendered.outputs, rendered.domain)
     batch.made, batch.counters = dict(rendered.made), dict(rendered.counters)
@@ -94,7 +94,7 @@ _SAMPLED_SIZE = 16_384  # characters
 
 
 def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -> tuple[set[int], bool]:
-    """(rows of a sample of the pieces, True if the reference gives the same). The sample depends on the block alone."""
+    """(rows of a sample of the pieces, True if the reference gives the same). Only the block decides the sample."""
     sizes = characters(pieces.texts)
     order = sample(digest, len(sizes), 4 * _SAMPLED)
     picked = order[np.cumsum(sizes[order]) <= _SAMPLED_SIZE][:_SAMPLED]
@@ -118,12 +118,12 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
 
 
 def _piece_of_segment(pieces: Pieces) -> Array:
-    """int64 [segments]."""
+    """int64 [segments]: the piece of each segment."""
     return np.repeat(np.arange(len(pieces.texts)), np.diff(pieces.borders))
 
 
 def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _Encoded]) -> None:
-    """Moves the start of what is trained after a prompt text; in preference rows, after the shorter of both borders."""
+    """Moves the begin of trained segments behind the prompt; in preference rows, behind the shorter of both borders."""
     short = np.zeros(len(batch), np.int64)
     border = np.full(len(batch), np.iinfo(np.int64).max)
     for name, each in encoded.items():
@@ -136,7 +136,7 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
     for name in encoded:
         pieces, segments = rendered.pieces[name], batch.segments[name]
         owners = np.array(sorted(pieces.prompts), np.int64)
-        first = pieces.borders[:-1][owners]  # the piece's first segment is the one after its prompt
+        first = pieces.borders[:-1][owners]  # the first segment of the piece, which follows the prompt
         after = first[first < pieces.borders[owners + 1]]
         start = segments.start.copy()
         start[after] += border[segments.sequence[after]]
@@ -144,19 +144,19 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
 
 
 def _row_of_piece(pieces: Pieces) -> Array:
-    """int64 [pieces]. Only where every row is one sequence."""
+    """int64 [pieces]: the row of each piece, if every row is one sequence."""
     return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
 
 
 _WHOLE, _SPANS, _PARTS = range(3)
-"""Ways to encode a piece: its text, its text with character spans, each part of its text."""
+"""Ways to encode a piece: as a whole, with spans of characters, or each part alone."""
 
 
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     part = _piece_of_segment(pieces)
     bounded = np.flatnonzero(pieces.segments["stop"] >= 0)
     begun = np.flatnonzero(pieces.prompt_end > 0)
-    # Of each segment with borders, then of the last character of each prompt: characters, and the tokens over them.
+    # First each segment with borders, then the last character of each prompt: their characters and their tokens.
     ends = pieces.prompt_end[begun]
     piece = np.concatenate([part[bounded], begun])
     from_char = np.concatenate([pieces.segments["start"][bounded], ends - 1])
@@ -190,7 +190,7 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     start, stop = np.zeros(len(part), np.int64), encoded.lengths[part]
     start[bounded], stop[bounded] = from_token[: len(bounded)], to_token[: len(bounded)]
     prompted, border, is_prefix = _borders(pieces, encoded, encoder)
-    # The last token of the prompt is not the first of what follows it.
+    # True if the prompt's last token is not also the first token behind the prompt.
     is_prefix[begun] = True
     after = pieces.borders[begun]
     followed = np.flatnonzero(after < pieces.borders[begun + 1])
@@ -199,9 +199,9 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
 
 
 def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, Array, Array]:
-    """The pieces with a prompt, and `border` and `is_prefix` of `_Encoded`, an entry each piece.
+    """(pieces with a prompt, `border` and `is_prefix` of `_Encoded` for each piece).
 
-    Where the prompt is a text, these are from the longest common beginning of its ids and the piece's.
+    If the prompt is a text, they come from the longest common prefix of its ids and the piece's ids.
     """
     border, is_prefix = np.zeros(len(pieces.special), np.int64), pieces.prompt_end == 0
     owners = np.array(sorted(pieces.prompts), np.int64)
@@ -217,7 +217,7 @@ def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, 
 
 
 def _common(one: Ragged, other: Ragged) -> Array:
-    """int64 [rows]: length of the longest common beginning."""
+    """int64 [rows]: length of the longest common prefix."""
     sizes = np.minimum(one.lengths, other.lengths)
     rows = offsets_of(sizes)
     inside = np.arange(rows[-1]) - np.repeat(rows[:-1], sizes)
@@ -227,7 +227,7 @@ def _common(one: Ragged, other: Ragged) -> Array:
 
 
 def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged, Segments]:
-    """Ids of each sequence, with its BOS, and where the segments lie in them."""
+    """(ids of each sequence, with its BOS; the segments in these ids)."""
     ids, start, stop = encoded.ids, encoded.start, encoded.stop
     values: Array = ids.flat
     piece_borders = ids.offsets
@@ -259,7 +259,7 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
 
 
 def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Array, bos_id: int) -> Array:
-    """bool [sequences]: the first token is BOS, and a template rendered it (a text section's own does not count)."""
+    """bool [sequences]: the first token is a BOS that a template rendered (a BOS in a text section does not count)."""
     brings = np.zeros(len(borders) - 1, bool)
     filled = np.flatnonzero(np.diff(borders) > 0)
     first = borders[filled]
@@ -270,7 +270,7 @@ def _brings_bos(pieces: Pieces, values: Array, piece_borders: Array, borders: Ar
 
 
 def _double_bos(ids: Ragged, rows: Array, bos_id: int) -> Array:
-    """int64 [rows]: 1 where a sequence of the row begins with two BOS."""
+    """int64 [rows]: 1 if a sequence of the row begins with two BOS."""
     long = np.flatnonzero(ids.lengths > 1)
     first = ids.offsets[:-1][long]
     double = np.zeros(len(ids), np.int64)
@@ -298,7 +298,7 @@ REFERENCE = "reference"
 
 
 def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
-    """Encodes the texts of a block by a backend; `sampled`: the reference encodes a sample of them, too."""
+    """Encodes the texts of a block with a backend; `sampled`: the reference encodes a sample, too."""
     if backend == REFERENCE:
         return tokenize(rendered, tokenizer, tokenizer.bos_id)
     encoder = encoder_of(tokenizer, backend)

@@ -1,4 +1,4 @@
-"""Rows that are tokenised already: records -> `Batch` without a tokenizer."""
+"""Makes a `Batch` of records that are tokenised already, without a tokenizer."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,16 +17,16 @@ from beam_prep.tokens.batch import Batch
 
 @step
 def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_key: str | None = None) -> Batch:
-    """The ids, masks, log probabilities, numbers and texts of each record, as they are.
+    """The ids, masks, log probabilities, numbers and texts of each record, unchanged.
 
-    The column of responses is the first: shards are measured by its tokens. Records that have none of the fields are
-    dropped (`empty`). For what is rejected see `read_rollout`.
+    The column of responses comes first, so its tokens measure shards. Records without any of the fields are dropped
+    (`empty`). For rejects see `read_rollout`.
 
     Args:
         records: the records.
-        fields: where they have what.
+        fields: the names of a record's fields.
         max_id: the tokenizer's largest id.
-        domain_key: the record's key that names its domain.
+        domain_key: the field of a record that names its domain.
     """
     batch, found = _read(records, _outputs(fields), domain_key, lambda record: read_rollout(record, fields, max_id))
     if fields.response_ids is not None:
@@ -57,7 +57,7 @@ _Read = TypeVar("_Read")
 def _read(
     records: Records, outputs: tuple[Output, ...], domain_key: str | None, read: Callable[[Record], _Read | None]
 ) -> tuple[Batch, list[_Read]]:
-    """A batch without columns, and what was read of each of its records. Those that have nothing are dropped."""
+    """(a batch without columns, the values that `read` returned). Records for which it returns None are dropped."""
     found: list[_Read] = []
     kept, domain = [], []
     ledger = records.ledger.copy()
@@ -108,9 +108,9 @@ def _responses(found: list[Rollout], depth: int) -> Ragged:
 
 @step
 def from_tokens(records: Records, output: Output, max_id: int, domain_key: str | None = None) -> Batch:
-    """The ids of each record's `input_ids`, and the mask that its labels or masks give; with weights, those too.
+    """The ids of each record's `input_ids`, the mask from its labels or masks, and weights if the output has them.
 
-    Records without ids are dropped (`empty`); ids beyond `max_id`, the tokenizer's largest, are rejected (`bad_id`).
+    Records without ids are dropped (`empty`). Records with ids beyond `max_id`, the tokenizer's largest, are rejected.
     """
     assert output.mask_name is not None
 

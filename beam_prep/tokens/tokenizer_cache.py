@@ -1,8 +1,8 @@
-"""The cache of this user's resolved tokenizers: transformers takes two seconds for the same answer.
+"""The cache of this user's resolved tokenizers: to resolve one with transformers takes two seconds.
 
-An answer is used again only if everything it depends on is the same: the bytes of the folder's files, the versions of
-the libraries that read them, and our own code. A note of that name, in the user's cache folder, says which files the
-answer was; these are compared with their digest whenever they are read.
+A cached tokenizer is used only if everything that it depends on is unchanged: the bytes of the folder's files, the
+versions of the libraries that read them, and our own code. The digest of all this names a note in the user's cache
+folder, and the note names the resolved files. Their digest is checked whenever they are read.
 """
 
 import atexit
@@ -28,10 +28,10 @@ log = logging.getLogger("beam_prep")
 
 FACTS_FILE = "beam_prep.json"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", FACTS_FILE)
-"""The files of a resolved tokenizer; it need not have a template."""
+"""The files of a resolved tokenizer. The template may be missing."""
 
 _LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf", "mistral-common", "jinja2")
-# The one folder below a tokenizer's that transformers looks into.
+# The only subfolder of a tokenizer's folder that transformers reads.
 BELOW = "additional_chat_templates"
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _MOST_BYTES = 256 << 20
@@ -41,9 +41,9 @@ class ResolvedTokenizer(NamedTuple):
     """A resolved tokenizer.
 
     Attributes:
-        folder: where its files are.
-        fingerprint: of their contents: see `Tokenizer`.
-        digest: of their bytes: see `digest_of`.
+        folder: the folder of its files.
+        fingerprint: of the contents: see `Tokenizer`.
+        digest: of the bytes: see `digest_of`.
     """
 
     folder: str
@@ -52,7 +52,7 @@ class ResolvedTokenizer(NamedTuple):
 
 
 def digest_of(contents: Mapping[str, bytes]) -> str:
-    """sha256 of files: their names, sizes and bytes. Far faster than computing the fingerprint."""
+    """sha256 of files: their names, sizes and bytes. Far faster to compute than the fingerprint."""
     found = hashlib.sha256()
     for name, content in sorted(contents.items()):
         found.update(f"{name} {len(content)}\n".encode())
@@ -61,10 +61,10 @@ def digest_of(contents: Mapping[str, bytes]) -> str:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Those of `FILES` that are in a folder, by name.
+    """The files of `FILES` in a folder, by name.
 
     Raises:
-        OSError: one is there, and cannot be read.
+        OSError: a file exists, but cannot be read.
     """
     found = {}
     for name in FILES:
@@ -76,7 +76,7 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def cache() -> Path:
-    """The folder of this user for what is kept between runs; where it cannot be used, one of this process.
+    """This user's cache folder; if it cannot be used, a temporary folder of this process.
 
     Raises:
         TokenizerError: neither can be written.
@@ -86,7 +86,7 @@ def cache() -> Path:
 
 @functools.cache
 def usable(folder: Path) -> Path | None:
-    """A folder, which is made if need be; None, and a warning, if it cannot be written, or others can."""
+    """The folder, made if needed; None, with a warning, if it cannot be written, or if others can write into it."""
     try:
         if not folder.is_absolute():
             raise OSError(f"the user has no home folder ({folder})")
@@ -115,12 +115,12 @@ def folder_of_process() -> Path:
 
 
 def bundles() -> Path:
-    """The folder of this user's resolved tokenizers: one folder each, named by its fingerprint."""
+    """The folder of this user's resolved tokenizers: a subfolder for each, named by its fingerprint."""
     return cache() / "tokenizers"
 
 
 def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
-    """Writes a resolved tokenizer's files to where every process of this machine finds them, if they are not there.
+    """Writes a resolved tokenizer's files to a folder that every process of this machine finds, unless they exist.
 
     Raises:
         TokenizerError: they cannot be written.
@@ -136,9 +136,9 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
 
 
 def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
-    """Writes a tokenizer's files, and no others of `FILES`, into a folder, which is made if need be.
+    """Writes a tokenizer's files into a folder, and removes other files of `FILES`. Makes the folder if needed.
 
-    Each gets its name only when it is complete: another process may write the same files at the same time.
+    A file gets its name only when it is complete, because another process may write the same files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -149,13 +149,13 @@ def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
         if same:
             continue
         _write(folder / name, content)
-    for name in {*FILES} - {*contents}:  # a template that it does not have
+    for name in {*FILES} - {*contents}:  # an old template
         (folder / name).unlink(missing_ok=True)
     return folder
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes a file that has its name only when it is complete."""
+    """Writes a file. It gets its name only when it is complete."""
     made = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         made.write_bytes(content)
@@ -169,34 +169,34 @@ def _no_folder_error(error: OSError) -> TokenizerError:
 
 
 def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """A folder's resolved tokenizer: from the cache, or else what `resolve` gives.
+    """A folder's resolved tokenizer: from the cache, otherwise from `resolve`.
 
     Args:
         folder: the tokenizer's folder, or a name on the Hub, which is never cached.
         resolve: resolves it, and writes the files into their folder.
     """
-    # Where transformers is imported already, other classes may be registered with it; and the import is what is slow.
+    # No cache if transformers is imported: other classes may be registered, and the import is the slow part.
     if "transformers" in sys.modules:
         return resolve()
     return _remembered(lambda: _state_of(folder), resolve)
 
 
 def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """What is made of a resolved tokenizer: from the cache, or else what `derive` gives.
+    """A tokenizer made from a resolved one: from the cache, otherwise from `derive`.
 
     Args:
-        key: says of which tokenizer, and what.
+        key: identifies the tokenizer and the change.
         derive: makes it, and writes the files into their folder.
     """
     return _remembered(lambda: [key], derive)
 
 
 def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
-    """The answer that a note names, or else the one that is made.
+    """The tokenizer that a note names; otherwise makes it.
 
     Args:
-        depends_on: what the answer depends on beside our own code; None: on more than can be compared.
-        make: makes the answer, and writes its files.
+        depends_on: what the result depends on, apart from our own code; None: on more than can be compared.
+        make: makes it, and writes its files.
     """
     before = depends_on()
     if before is None:
@@ -209,10 +209,10 @@ def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], R
         known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
         if digest_of(read(Path(known.folder))) == known.digest:
             return known
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+    except (OSError, ValueError, KeyError, TypeError):  # there is no note, or it is damaged
         pass
     known = make()
-    if before == depends_on():  # nobody changed the files meanwhile
+    if before == depends_on():  # no file was changed meanwhile
         with contextlib.suppress(OSError):  # a full disk: the next run resolves again
             note.parent.mkdir(parents=True, exist_ok=True)
             _write(note, json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}).encode())
@@ -220,7 +220,7 @@ def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], R
 
 
 def _state_of(folder: str) -> list[str] | None:
-    """Versions of libraries, and digests of a folder's files; None if the answer may depend on more."""
+    """Versions of libraries, and a digest of a folder's files; None if the result may depend on more."""
     if not os.path.isdir(folder):
         return None  # a name on the Hub may be another tokenizer tomorrow
     try:

@@ -1,4 +1,4 @@
-"""The base of the PTransforms here that make one block of each block: a function, its settings and its coder."""
+"""The base of PTransforms that make one block from each block: a function, its settings and its coder."""
 
 import dataclasses
 import pickle
@@ -19,8 +19,8 @@ from beam_prep.tokens.batch import Batch
 class BlockCoder(coders.Coder):
     """Pickle, with a cheap estimate of the size.
 
-    Nothing is encoded between fused steps, but Beam's size counter wants sizes there, and a coder without
-    `estimate_size` encodes the block for that (105 ms each time).
+    Beam encodes nothing between fused steps, but its size counter needs sizes there. For a coder without
+    `estimate_size`, it encodes the block to get the size (105 ms each time).
     """
 
     def encode(self, value: Block) -> bytes:
@@ -48,7 +48,7 @@ for _element in (Records, Rendered, Batch):
 
 
 def timed(transform: "BlockStep") -> Callable[[Any], Any]:
-    """The function of a step, which notes how long it takes."""
+    """The function of a step, which also notes its time."""
     return partial(_timed, transform.step(), type(transform).__name__)
 
 
@@ -56,18 +56,18 @@ def _timed(step: Callable[[Any], Any], name: str, block: Any) -> Any:
     started = perf_counter()
     made = step(block)
     if made is block:
-        made = dataclasses.replace(block)  # others may get this one, too
-    if made.receipt is None:  # otherwise it did nothing
+        made = dataclasses.replace(block)  # other steps may get this block, too
+    if made.receipt is None:  # with a receipt, the step did nothing
         made.spent(name, perf_counter() - started)
     return made
 
 
 @dataclass_transform(eq_default=False)
 class BlockStep(beam.PTransform):
-    """A PTransform that makes one block of each block, by a function of the block and of settings.
+    """A PTransform that makes one block from each block, with a function of the block and of settings.
 
-    A subclass is a dataclass of its settings; `check` may look at them, or change them. It does nothing but `step()`,
-    so the same step runs without Beam:
+    A subclass is a dataclass of its settings; `check` may check or change them. The transform only applies `step()`, so
+    the same step runs without Beam:
 
     >>> from beam_prep.tokens.rows import pad
     >>> from beam_prep.transforms.block_step import BlockStep
@@ -83,7 +83,7 @@ class BlockStep(beam.PTransform):
 
     Attributes:
         work: the function (block, settings by name) -> block.
-        gives: the type of the blocks that it makes. Beam chooses their coder by this type.
+        gives: the type of the resulting blocks, by which Beam chooses their coder.
     """
 
     work: ClassVar[Callable[..., Any]]
@@ -98,10 +98,10 @@ class BlockStep(beam.PTransform):
         self.check()
 
     def check(self) -> None:
-        """Raises ValueError if a setting is not what it may be."""
+        """Raises ValueError if a setting is wrong."""
 
     def settings(self) -> dict[str, Any]:
-        """What the function gets beside the block."""
+        """The arguments of the function, apart from the block."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def step(self) -> Callable[[Any], Any]:
@@ -109,5 +109,5 @@ class BlockStep(beam.PTransform):
         return partial(type(self).work, **self.settings())
 
     def expand(self, blocks: beam.PCollection[Any]) -> beam.PCollection[Any]:
-        # With a label: Beam's own would be the text of all arguments.
+        # With a label: Beam's default would be the text of all arguments.
         return blocks | "Blocks" >> beam.Map(timed(self)).with_output_types(self.gives)

@@ -19,7 +19,7 @@ from beam_prep.storage.arrange import Scratch
 from beam_prep.storage.token_cache import TokenCache
 
 _MOST = 500_000
-"""Digests that a bundle holds before it passes them on."""
+"""Most digests that a bundle holds before it passes them on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Digests(Aligned):
 
     Attributes:
         digest: uint64 [records, 2].
-        file, start: int64 [records], the block of each: its file, and where it begins there.
-        line, offset: int64 [records], its line and first byte, from the block's first line on.
+        file, start: int64 [records]: the block of each record: index of its file, and its offset there.
+        line, offset: int64 [records]: line and byte offset of each record, from the block's first line.
     """
 
     digest: Array
@@ -41,7 +41,7 @@ class Digests(Aligned):
 
 @dataclasses.dataclass(eq=False)
 class ReadDigests(beam.DoFn):
-    """Receipts -> (bucket, digests of records): equal ones are in one bucket."""
+    """Receipts -> (bucket, digests of records). Equal digests are in one bucket."""
 
     token_cache: TokenCache
     buckets: int
@@ -81,11 +81,11 @@ class ReadDigests(beam.DoFn):
 
 
 BlockKey = tuple[int, int]
-"""The file of a block, and where it begins there."""
+"""The index of a block's file, and the block's offset there."""
 
 
 class FindCopies(beam.DoFn):
-    """(bucket, digests) -> (block, its copies): of equal records all but the first in input order."""
+    """(bucket, digests) -> (block, its copies). Of equal records, all but the first in input order are copies."""
 
     def process(self, element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockKey, Copies]]:
         found = Digests.concat(element[1])
@@ -107,7 +107,7 @@ class FindCopies(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class ViewBlock(beam.DoFn):
-    """A receipt, or (block, its receipt and copies) -> the receipt as the plan sees it."""
+    """A receipt, or (block, its receipt and copies) -> the receipt for the plan."""
 
     token_cache: TokenCache
     scratch: Scratch
@@ -132,12 +132,12 @@ class ViewBlock(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class ViewBlocks(beam.PTransform):
-    """`BlockReceipt` -> the receipts as the plan sees them: by split, and without copies of earlier records.
+    """`BlockReceipt` -> the receipts for the plan: by split, and without copies of earlier records.
 
     Attributes:
-        token_cache, scratch: where blocks and copies are.
+        token_cache, scratch: the folders of blocks and of copies.
         splits: see `Compose`.
-        buckets: into which digests are grouped, to find equal ones; None: they are not compared.
+        buckets: number of buckets of digests, to find equal ones; None: no deduplication.
     """
 
     token_cache: TokenCache

@@ -1,4 +1,4 @@
-"""A shuffle: the steps between the plan of the runs and that of the shards."""
+"""A shuffle: the steps between the plan of the runs and the plan of the shards."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -15,30 +15,30 @@ from beam_prep.storage.reuse import ShardKeys, keyed
 
 
 def sample_counts(counts: Iterable[SampleCounts]) -> SampleCounts:
-    """Adds them up."""
+    """The sum of the counts."""
     return sum(counts, SampleCounts())
 
 
 def run_counts(counts: Iterable[RunCounts]) -> RunCounts:
-    """Adds them up."""
+    """The sum of the counts."""
     return sum(counts, RunCounts())
 
 
 def survey(group: RunGroup, arranger: Arranger) -> Iterable[SampleCounts]:
-    """The blocks of a run -> how many tokens of a mix have which sample key."""
+    """The blocks of a run -> number of tokens for each sample key, if there is a mix."""
     arranger.token_cache.options.activate()
     if group.runs.parts.wanted:
         yield arranger.survey(group)
 
 
 def make_run(group: RunGroup, counts: SampleCounts, arranger: Arranger) -> RunCounts:
-    """The blocks of a run -> a file with their rows, sorted; and what it has."""
+    """The blocks of a run -> a file with their rows, sorted; returns its counts."""
     arranger.token_cache.options.activate()
     return arranger.write_run(group, counts.limits(group.runs.parts))
 
 
 def second_level(plan: Plan, counts: RunCounts) -> Iterable[tuple[Runs, int, int]]:
-    """The plan -> what the second level merges, when all runs are there."""
+    """The plan -> the merges of the second level, when all runs are written."""
     assert plan.runs is not None
     if counts.runs != plan.runs.runs:
         raise EngineError(f"the runner gave {counts.runs} runs of {plan.runs.runs} that were planned: run again")
@@ -56,7 +56,7 @@ def merge_runs(task: tuple[Runs, int, int], arranger: Arranger) -> int:
 def plan_shards(
     plan: Plan, samples: SampleCounts, counts: RunCounts, merged: int, arranger: Arranger, publisher: Publisher
 ) -> Iterable[Any]:
-    """The plan -> the shards to write, and (tagged `plan`) the plan that has them, for Publish."""
+    """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for Publish."""
     arranger.token_cache.options.activate()
     runs = plan.runs
     assert runs is not None
@@ -74,11 +74,11 @@ def plan_shards(
 
 @dataclasses.dataclass(eq=False)
 class MergeShards(beam.PTransform):
-    """The plans of a job, and the blocks of its runs -> the shards to write, and the plans that have them.
+    """The plans of a job, and the blocks of its runs -> the shards to write, and the plans with these shards.
 
     Attributes:
-        groups: `RunGroup`, of a job with runs.
-        arranger: see there.
+        groups: a `RunGroup` for each run.
+        arranger: see `Arranger`.
         publisher: of the output.
     """
 

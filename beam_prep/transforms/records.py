@@ -1,4 +1,4 @@
-"""Sources of a chain: files, collections of dicts, and groups of files, each -> blocks of records."""
+"""Sources of a chain: they make blocks of records from files, collections of dicts, and groups of files."""
 
 import dataclasses
 import time
@@ -47,19 +47,19 @@ class ReadSplits(beam.DoFn):
 
 @dataclasses.dataclass(eq=False)
 class ReadJSONL(beam.PTransform):
-    """Files -> `Records`, every line of them exactly once, in blocks that are the same on every runner.
+    """Files -> `Records`: every line exactly once, in blocks that are the same on every runner.
 
-    Plain files, and Parquet (`.parquet`) by its row groups, are split by byte ranges. `.gz`, `.bz2` and `.zst` files,
-    `.json` files that hold one list of records, and Arrow streams (`.arrow`, or the folder of a dataset) are read as
+    Plain files are split by byte ranges, Parquet files (`.parquet`) by their row groups. `.gz`, `.bz2` and `.zst`
+    files, `.json` files with one list of records, and Arrow streams (`.arrow`, or the folder of a dataset) are read as
     streams, in blocks too. A line that is not a JSON object is rejected, a blank line is counted.
     The files are listed when the pipeline is built.
 
     Attributes:
         inputs: paths and globs.
         block_bytes: bytes of input in a block; a multiple of 65536, so that digests of inputs do not depend on it.
-        token_cache: the folder of blocks of earlier runs, which are reused; for launchers.
+        token_cache: the cache of blocks of earlier runs, which are reused; for launchers.
         max_line_bytes: a longer line is rejected (`line_too_long`), and is not kept in memory.
-        workers: that there will be, about: so many share a large compressed file.
+        workers: expected number of workers: as many share a large compressed file.
 
     >>> with beam.Pipeline("FnApiRunner") as pipeline:
     ...     records = pipeline | bp.ReadJSONL("examples/data/text.jsonl") | bp.testing.rows()
@@ -83,7 +83,7 @@ class ReadJSONL(beam.PTransform):
             self.inputs = list_inputs(self.inputs)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        # Beam puts this into the graph, and its own would name every file.
+        # Beam writes this into the graph; its default would name every file.
         return f"ReadJSONL of {len(self.inputs)} files"
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
@@ -95,7 +95,7 @@ class ReadJSONL(beam.PTransform):
             start
             | "Once" >> beam.Impulse()
             | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes, self.workers).with_output_types(Split)
-            # Without this, one process would do all blocks.
+            # Otherwise one process would read all blocks.
             | "Spread" >> beam.Reshuffle()
             | "Blocks" >> beam.ParDo(read).with_output_types(Records)
         )
@@ -105,12 +105,12 @@ Step = Callable[[Any], Any]
 
 
 class ByGroup(BlockStep):
-    """`Records` -> `Batch`: each block goes through the steps of the group that its file belongs to.
+    """`Records` -> `Batch`: applies to each block the steps of its file's group.
 
-    One step for all groups: to part the blocks and to join them again would cost Beam several times their memory.
+    One step for all groups: if Beam separated and joined the blocks, it would need several times their memory.
 
     Attributes:
-        steps: of each group, in order; the last one of each makes a `Batch`.
+        steps: the steps of each group, in order; the last step of each group makes a `Batch`.
     """
 
     steps: Sequence[Sequence[BlockStep]]
@@ -128,8 +128,8 @@ def _by_group(records: Records, groups: tuple[tuple[Step, ...], ...]) -> Batch:
     source = records.origin.source
     if source.group is None or source.group >= len(groups):
         raise ConfigError(
-            f"{source.path!r} is of no group: the config has input.groups, which names its files itself, for beam-prep "
-            "run and Pipeline; in a chain of your own, write one Prepare for each group"
+            f"{source.path!r} is of no group: the config has input.groups, whose files only beam-prep run and "
+            "Pipeline read; in a chain of your own, write one Prepare for each group"
         )
     block: Any = records
     for step in groups[source.group]:
@@ -155,21 +155,21 @@ def _blocks(
 
 @dataclasses.dataclass(eq=False)
 class FromRecords(beam.PTransform):
-    """A collection of dicts, or of Rows -> `Records`, in place of ReadJSONL: BigQuery, Iceberg, a read of your own.
+    """A collection of dicts, or of Rows -> `Records`, in place of ReadJSONL: from BigQuery, Iceberg, your own read.
 
-    A collection has no order, so records are put in that of their digests (keys sorted). Equal records all stay. The
+    A collection has no order, so records are ordered by their digests (of sorted keys). Equal records all stay. The
     output is the same for any order of arrival, any `buckets` and `block_bytes`, and on every runner. In the manifest
-    and in rejects the file is `records`; lines and byte offsets are those of the records as JSON in that order.
+    and in rejects, the file is `records`; lines and byte offsets are those of the ordered records as JSON.
 
-    Dates, times, `Decimal` and `UUID` become text; named tuples become objects, tuples and arrays of numpy lists. What
-    JSON cannot hold is a reject: `not_json` (bytes, sets, NaN, a key that is no string ...), `not_an_object` (the
-    element is neither dict nor Row), `bad_text`, `bad_number`, `too_deep`, `line_too_long`.
+    Dates, times, `Decimal` and `UUID` become text; named tuples become objects; tuples and numpy arrays become lists.
+    Values that JSON cannot hold reject the record: `not_json` (bytes, sets, NaN, a key that is no string ...),
+    `not_an_object` (the element is neither dict nor Row), `bad_text`, `bad_number`, `too_deep`, `line_too_long`.
 
     Windows and timestamps are ignored: a bounded collection is one output.
 
     Attributes:
-        buckets: a power of 2, up to 65536. A worker holds one bucket in memory, and sorts it: all records as JSON,
-            divided by `buckets`, should be a tenth of its memory or less. 256 do for 100 GB in workers of 4 GB.
+        buckets: a power of 2, up to 65536. A worker holds and sorts one bucket in memory: all records as JSON, divided
+            by `buckets`, should be at most a tenth of its memory. 256 buckets are enough for 100 GB with 4 GB workers.
         block_bytes: bytes of JSON in a block; steps hold one block at a time.
 
     Raises:
@@ -198,7 +198,7 @@ class FromRecords(beam.PTransform):
         if not records.is_bounded:
             raise ConfigError(
                 "FromRecords was given an unbounded collection (a stream), wanted one that ends: "
-                "write the stream to a table or to files, and read a snapshot of these"
+                "write the stream to a table or to files, and read a snapshot of them"
             )
         keyed = (
             records

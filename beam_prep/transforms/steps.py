@@ -294,8 +294,8 @@ class ApplyTemplate(BlockStep):
         domain_key: the field of a record that names its domain.
         rules: BOS, EOS, implicit prompts, another chat template.
         compared: number of conversations of each block that are compared with transformers: the texts with its
-            rendering, the trained spans with renderings of prefixes. If one differs, the block is rendered again, by
-            transformers' own function. A difference outside the sample goes unnoticed. None compares all, as
+            rendering, the trained spans with renderings of prefixes. If one differs, the block is rendered again, see
+            `ChatTemplate.render_plainly`. A difference outside the sample goes unnoticed. None compares all, as
             `Pipeline(check="full")` does; then a difference ends the run.
 
     Raises:

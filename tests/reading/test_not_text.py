@@ -34,7 +34,7 @@ def chat(content: Any, **more: Any) -> dict[str, Any]:
 FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a placeholder of a field whose files are lost": (
         chat("<image>\nWhat is it?", images=None),
-        "'messages[0]' has '<image>', and the field 'images', for which it stands, is empty",
+        "'messages[0]' has '<image>', but its field 'images' is empty",
         "What is it?",
     ),
     "image_url": (
@@ -129,7 +129,7 @@ def test_what_is_no_text_is_a_reject_or_is_taken_out(case: str) -> None:
     assert caught.value.message.startswith(message)
     assert caught.value.message.endswith('keep their text: "not_text": "drop_parts" in "input"')
     if kept is None:
-        with pytest.raises(Reject, match="has no text beside what is no text"):
+        with pytest.raises(Reject, match="has no text beside its files"):
             text_only(record, [output], "drop_parts")
     else:
         made, dropped = text_only(record, [output], "drop_parts")

@@ -201,7 +201,7 @@ def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
 def test_a_longest_row_that_is_no_number_is_an_error(given: Any, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.load(changed(tmp_path / "made", model_max_length=given))
-    assert str(caught.value).startswith(f"tokenizer_config.json: model_max_length is {given!r}, with which")
+    assert str(caught.value).startswith(f"tokenizer_config.json: model_max_length is {given!r}, and transformers")
     assert "write a number of tokens, without quotes" in str(caught.value)
 
 

@@ -44,7 +44,7 @@ variable "config_json" {
 }
 
 variable "tokenizer_path" {
-  description = "A tokenizer's folder; on the command line or its Hugging Face name. Example: gs://bucket/tokenizers/qwen3"
+  description = "A tokenizer's folder; on the command line also its Hugging Face name. Example: gs://bucket/tokenizers/qwen3"
   type        = string
 
   validation {
