@@ -39,7 +39,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
             yield from hits.finding(f"rejected_{reason}", f"{hits.told} cannot be used: rejected", mend)
         elif reason == "cut":
-            says = f"all that is trained of {hits.told} is cut off: dropped as rows_without_loss"
+            says = f"all trained tokens are cut off in {hits.told}: dropped as rows_without_loss"
             mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {sample.longest or step.max_seq_len:,}'
             yield from hits.finding("dropped_rows_without_loss", says, mend)
         elif reason in LOST:
@@ -223,7 +223,7 @@ def repeated_turns(sample: Sample) -> Iterator[Finding]:
             if text and (twice or pair):
                 where = f"{chat.field}[{place}] ({role}) repeats: {text}"
                 hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
-    says = f"what was said just before is repeated in {hits.told}: a model learns to repeat itself"
+    says = f"the text just before is repeated in {hits.told}: a model learns to repeat itself"
     # None of 17,193 real dialogues does this.
     yield from hits.finding("repeated_turns", says, "take out the repeated messages", 0.002)
 

@@ -52,7 +52,7 @@ _NOT_WRITTEN = {
         '"input": {"chat_template": ...} that writes them, or "not_rendered": "reject"',
     ),
     "reasoning_not_written": (
-        "the chat template writes no reasoning at all: not that of {}",
+        "the chat template writes no reasoning, but there is reasoning in {}",
         '"input": {"chat_template": ...} that writes `reasoning_content`',
     ),
 }
@@ -110,7 +110,7 @@ def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
         answers = near or next((other for other in sorted(roles) if other not in OFTEN_MASKED), None)
         mend = f'"mask": {{"{answers}": "{rule}"}}, in place of {role!r}'
         if answers is None:
-            mend = "name the field that has the answers in the sections: no message is one"
+            mend = "no message is an answer: name the field with the answers in the sections"
         tokens = sample.roles.get(near or "", {}).get("tokens", 0) or sample.tokens
         yield Finding("role_not_in_data", says, 1, "roles", sample.count, tokens, mend)
 
@@ -317,7 +317,7 @@ def double_end(sample: Sample) -> Iterator[Finding]:
         )
         for place, at in zip(same[inside].tolist(), row[inside].tolist(), strict=True):
             hits.add(part, int(lines[at]), _end_of(sample, rows, at, place + 1 - int(rows.offsets[at])))
-    says = f"the same special token stands twice, one after the other, at {hits.told}"
+    says = f"the same special token follows itself at {hits.told}"
     mend = "take the token out of the texts, or out of the template"
     if sample.template is None and sample.config.preprocessing.eos != "never":
         ends = sample.tokenizer.encode(["a"], add_special_tokens=True).flat[-1] == sample.tokenizer.id_of("eos_token")
@@ -349,7 +349,7 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
         return  # dropped records are another finding
     share = hits.tokens / max(1, sample.tokens)
     what = "the run ends at the first of them" if fails else f"{share:.1%} of all tokens are cut off"
-    says = f"longer than {sample.view.limit}, {longest:,}, are {hits.told}: {what}"
+    says = f"{hits.told} with more tokens than {sample.view.limit} ({longest:,}): {what}"
     mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}'
     if sample.view.packs:
         mend += ', or "truncation_mode": "chunk"'

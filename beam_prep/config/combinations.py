@@ -122,7 +122,7 @@ def _group_problems(
         if len(numbers) == len(groups):
             yield place, text
         elif place not in _FOR_SOME:
-            yield place, f"{text}; this is of input.groups[{numbers[0]}]"
+            yield place, f"{text}; this concerns input.groups[{numbers[0]}]"
     rows = [_rows_of(part, output) for part in parts]
     for number, row in enumerate(rows):
         if row != rows[0]:

@@ -146,7 +146,7 @@ class OutputConfig(Strict):
             if abs(float(total - 1)) > 1e-9:
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
         for name in filter(_NO_SPLITS.fullmatch, self.splits or ()):
-            yield ("splits", name), "found a split with a name that is taken for something else: choose another"
+            yield ("splits", name), "found a split with a reserved name: choose another"
         for name in ("split_key", "split_seed", "split_missing"):
             if self.splits is None and name in self.model_fields_set:
                 yield (name,), f"found {getattr(self, name)!r}; it works only with output.splits"
