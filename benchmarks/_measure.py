@@ -1,4 +1,4 @@
-"""Measuring a process and all that it starts. Linux only: memory is read from /proc."""
+"""Measures a process and its descendants. Linux only: memory is read from /proc."""
 
 import contextlib
 import os
@@ -19,12 +19,12 @@ SAMPLE_SECONDS = 0.2
 
 
 class BenchmarkError(Exception):
-    """What is missing or went wrong, and what to do."""
+    """An error of a benchmark; the message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and all its descendants used: seconds, and bytes at the peak."""
+    """The resources of a process and its descendants: wall and CPU seconds, peak bytes of memory."""
 
     wall: float
     cpu: float
@@ -37,7 +37,7 @@ class Watch:
 
     Attributes:
         pss: the highest sum of proportional set sizes, in bytes: a shared page counts once.
-        anonymous: the highest sum of the part of it that is no page of a file.
+        anonymous: the highest sum of anonymous memory (no pages of files), in bytes.
     """
 
     root: psutil.Process
@@ -63,7 +63,7 @@ class Watch:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds of all processes, as last seen of each."""
+        """CPU seconds of all processes, from the last sample of each."""
         return sum(self._cpu.values())
 
     def _watch(self) -> None:
@@ -74,7 +74,7 @@ class Watch:
     def _sample(self) -> None:
         pss = anonymous = 0
         for process in self._processes():
-            with contextlib.suppress(psutil.Error, OSError):  # it may have ended meanwhile
+            with contextlib.suppress(psutil.Error, OSError):  # the process may have ended
                 times = process.cpu_times()
                 self._cpu[process] = times.user + times.system
                 sizes = memory(process.pid)
@@ -82,7 +82,7 @@ class Watch:
         self.pss, self.anonymous = max(self.pss, pss), max(self.anonymous, anonymous)
 
     def _processes(self) -> set[psutil.Process]:
-        """The tree, and those seen earlier: a child whose parent has ended is no longer found in the tree."""
+        """The process tree, and processes seen before: the tree lacks a child whose parent has ended."""
         found = {process for process in self._cpu if process.is_running()} | {self.root}
         with contextlib.suppress(psutil.Error):
             found.update(self.root.children(recursive=True))
@@ -90,7 +90,7 @@ class Watch:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """`Pss` and `Pss_Anon` of a process in bytes; zeros for a zombie, which has none."""
+    """`Pss` and `Pss_Anon` of a process in bytes; 0 for a zombie."""
     sizes = {"Pss": 0, "Pss_Anon": 0}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -103,12 +103,14 @@ def measure(command: Sequence[str], log: Path, code: Path | None = None) -> Usag
     """Runs a command to its end. Its output goes to `log` and `log`.err.
 
     Args:
-        code: another checkout of the project, whose `beam_prep` it is to import.
+        command: the command.
+        log: the file for its output.
+        code: another checkout of the project, whose `beam_prep` the command imports.
 
     Raises:
-        BenchmarkError: it failed.
+        BenchmarkError: the command failed.
     """
-    # As users have it: modules are compiled once.
+    # Modules are compiled once, as for users.
     left_out = ("TOKENIZERS_PARALLELISM", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     if code is not None:
@@ -125,13 +127,13 @@ def measure(command: Sequence[str], log: Path, code: Path | None = None) -> Usag
     if process.returncode:
         end = "\n".join(errors.read_text(errors="replace").splitlines()[-15:])
         raise BenchmarkError(f"exit code {process.returncode} of: {shlex.join(command)}\n{end}")
-    # The first misses children that nobody waited for, the second what was used after the last sample.
+    # `usage` misses children that nobody waited for; `watch` misses the time after the last sample.
     cpu = max(usage.ru_utime + usage.ru_stime, watch.cpu)
     return Usage(wall, cpu, watch.pss)
 
 
 def read_whole(path: Path) -> None:
-    """What was written before is on the disk, and the file is in the page cache: the same start for all."""
+    """Flushes earlier writes to the disk, and reads a file into the page cache, so that all tools start alike."""
     os.sync()
     with open(path, "rb", buffering=0) as file:
         while file.read(1 << 24):

@@ -1,4 +1,4 @@
-"""Markdown: tables, the machine in a line, and the part of a page that a benchmark writes."""
+"""Markdown of benchmarks: tables, a line about the machine, and the part of a page that a benchmark writes."""
 
 import contextlib
 import datetime
@@ -18,7 +18,7 @@ LIBRARIES = ("beam-prep", "apache-beam", "datasets", "transformers", "tokenizers
 
 
 def machine() -> str:
-    """When, on what and with what it was measured."""
+    """A line with the date, the machine, and the versions of libraries."""
     versions = [f"Python {platform.python_version()}"]
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -30,7 +30,7 @@ def machine() -> str:
 
 
 def shown(command: str) -> str:
-    """A command for a page: paths in or beside the project as seen from it, others by their names."""
+    """A command for a page. Paths in or beside the project become relative; of other paths only the name is shown."""
     return shlex.join(_seen(word) for word in shlex.split(command))
 
 
@@ -43,12 +43,12 @@ def _seen(word: str) -> str:
 
 
 def memory_gb() -> float:
-    """All memory, in 1e9 bytes."""
+    """The memory of the machine, in 1e9 bytes."""
     return float(psutil.virtual_memory().total / 1e9)
 
 
 def cpu_model() -> str:
-    """What the system calls its processor."""
+    """The processor's name, from the system."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -56,7 +56,7 @@ def cpu_model() -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-    """A Markdown table that also reads well as plain text; columns not in `left` are aligned right."""
+    """A Markdown table with padded cells; columns not in `left` are aligned right."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -71,10 +71,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[i
 
 
 def split_at_markers(path: Path, name: str) -> tuple[str, str]:
-    """What stands before and after the part that is rewritten, the markers included.
+    """(text up to the begin marker, text from the end marker), with the markers.
 
     Raises:
-        BenchmarkError: it cannot be found.
+        BenchmarkError: there is no such page, or it lacks the markers.
     """
     if not path.is_file():
         raise BenchmarkError(f"--markdown {path}: no such file")
@@ -87,6 +87,6 @@ def split_at_markers(path: Path, name: str) -> tuple[str, str]:
 
 
 def write_markdown(path: Path, name: str, text: str) -> None:
-    """Puts `text` between the markers of a file."""
+    """Writes `text` between the markers of a page."""
     before, after = split_at_markers(path, name)
     path.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")

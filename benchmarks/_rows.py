@@ -1,4 +1,4 @@
-"""Whether the rows of an output are exactly those that `datasets` saved, in order. Flat arrays, a slice at a time."""
+"""Compares the rows of an output with rows that `datasets` saved, in order, a slice of flat arrays at a time."""
 
 import json
 from collections import Counter
@@ -18,17 +18,18 @@ _SLICE = 50_000  # rows
 
 
 def compare_rows(output: Path, saved: Path, names: Mapping[str, str], domain: str | None = None) -> dict[str, Any]:
-    """Every row of both, column by column.
+    """Compares all rows, column by column.
 
     Args:
-        output: one of ours, in `bin`; rows of a domain are in input order.
-        saved: what `Dataset.save_to_disk` left: a row for every line of the input, but for those that ours dropped.
-        names: our column -> the peer's.
-        domain: the peer's column of domains; None: ours has one domain.
+        output: our output in `bin`; rows of a domain are in input order.
+        saved: the folder of `Dataset.save_to_disk`: a row for every line of the input, except lines that ours dropped.
+        names: our column -> the peer's column.
+        domain: the peer's column of domains; None: our output has one domain.
 
     Returns:
-        `ours`, `peer`, `equal`: rows; `left_out`: the lines that ours rejected, by reason, which are passed over in the
-        peer's; `differ`: rows by what differs first (`length`, or a column); `first`: where and how the first one does.
+        `ours`, `peer`, `equal`: numbers of rows; `left_out`: reason -> lines that ours rejected or dropped (rejected
+        lines are skipped in the peer's rows); `differ`: first difference (`length`, or a column) -> rows; `first`: the
+        first row that differs.
     """
     from datasets import load_from_disk
 
@@ -40,13 +41,13 @@ def compare_rows(output: Path, saved: Path, names: Mapping[str, str], domain: st
     found: dict[str, Any] = {"ours": manifest["totals"]["rows"], "peer": theirs.num_rows, "left_out": dict(reasons)}
     equal, differ = 0, Counter[str]()
     places = kept
-    if domain is not None:  # both are sorted by it
+    if domain is not None:  # both are sorted by domain
         domains = theirs.column(domain).to_pylist()
         kept = np.array(sorted(kept.tolist(), key=domains.__getitem__), np.int64)
         theirs, places = theirs.table.select([*names.values()]).take(pa.array(kept)), np.arange(len(kept))
         borders = Counter(domains[line] for line in kept.tolist())
     same = domain is None or borders == _rows_of_domains(manifest)
-    if same and len(kept) == found["ours"]:  # else nobody knows which row belongs to which
+    if same and len(kept) == found["ours"]:  # otherwise rows cannot be matched
         at = 0
         for rows in _slices(output, manifest):
             size = len(next(iter(rows.values())))
@@ -65,7 +66,7 @@ def compare_rows(output: Path, saved: Path, names: Mapping[str, str], domain: st
 
 
 def _rejected(output: Path) -> tuple[list[int], Counter[str]]:
-    """Lines (from 1) that ours rejected, and how many for which reason."""
+    """(rejected lines, from 1; reason -> number of rejects) of our output."""
     rejects = [
         json.loads(line)
         for path in sorted((output / "rejects").glob("*.jsonl"))
@@ -82,7 +83,7 @@ def _rows_of_domains(manifest: Mapping[str, Any]) -> Counter[str]:
 
 
 def _slices(output: Path, manifest: Mapping[str, Any]) -> Iterator[dict[str, Ragged]]:
-    """Our rows in order, one domain after the other, as columns over mapped files."""
+    """Our rows, domain by domain, as columns over mapped files."""
     schema = beam_prep.open(output).schema
     shards = sorted(manifest["shards"], key=lambda shard: shard["domain"])
     number = Counter(shard["domain"] for shard in shards)
@@ -107,7 +108,7 @@ def _ragged(lists: pa.Array) -> Ragged:
 
 
 def _differences(ours: Ragged, peer: Ragged, name: str) -> Iterator[tuple[str, Array]]:
-    """(what, bool [rows]: the rows in which it differs)."""
+    """(difference, bool [rows]: the rows that have it)."""
     same = ours.lengths == peer.lengths
     left, right = ours.take(same), peer.take(same)
     if isinstance(left.values, Ragged) and isinstance(right.values, Ragged):  # lists, whose lengths may differ

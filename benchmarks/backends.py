@@ -1,13 +1,14 @@
-"""gigatoken beside `tokenizers`: are its ids the same, and how many times as fast is it?
+"""Compares gigatoken with `tokenizers`: are the ids equal, and how many times as fast is it?
 
     python benchmarks/backends.py --tokenizer DIR... --texts FILE... [--only NAME...] [--megabytes 20] [--rounds 3]
 
-`pip install gigatoken`; without it, it is left out. Another library is a function that makes an `Encode`.
-Texts are compared one by one: those of the files (JSONL, also `.gz`: `text` of a row, or all its texts in lines),
-the gate's probes, added tokens inside of text, and seeded random Unicode. Times are medians of alternating rounds in
-one process, texts in batches of 1,000, as ratios: the machine may be shared.
+It needs `pip install gigatoken`; without gigatoken only `beam_prep` is compared. To add a library, write a function
+that returns an `Encode`. Texts are compared one by one: texts of the files (JSONL, also `.gz`: `text` of a row, or all
+its texts joined by line feeds), the probes of the backend check, added tokens inside of text, and seeded random
+Unicode. Times are medians of alternating rounds in one process, with batches of 1,000 texts. They are shown as ratios,
+because the machine may be shared.
 
-`beam_prep` is the backend that --tokenizer_backend auto takes, with the texts that it leaves to the reference.
+`beam_prep` is the backend that --tokenizer_backend auto chooses, with the texts that it leaves to the reference.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import Tokenizer
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""int64 ids of all texts, and int64 [texts + 1] where each text's begin."""
+"""(int64 ids of all texts, int64 [texts + 1] offsets of the texts)."""
 Encode = Callable[[list[str]], Rows]
 
 
@@ -99,7 +100,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def odd_texts(folder: Path, number: int = 4000) -> list[str]:
-    """Probes, added tokens inside of text, and random Unicode with what tokenizers get wrong."""
+    """Probes, added tokens inside of text, and random Unicode with characters that tokenizers often get wrong."""
     source = json.loads((folder / "tokenizer.json").read_bytes())
     added = [token["content"] for token in source["added_tokens"]][:40]
     found = [*PROBES, "".join(added), " ".join(added)]
@@ -121,7 +122,7 @@ def odd_texts(folder: Path, number: int = 4000) -> list[str]:
 
 
 def differing(mine: Rows, theirs: Rows) -> list[int]:
-    """Numbers of the texts whose ids are not the same."""
+    """The numbers of the texts whose ids differ."""
     sizes = len(theirs[1]) - 1
     return [
         place
@@ -132,7 +133,7 @@ def differing(mine: Rows, theirs: Rows) -> list[int]:
 
 
 def shortest(encode: Encode, reference: Encode, text: str) -> str:
-    """A short part of a text in which ids differ still, by leaving out halves, quarters ..."""
+    """A short text whose ids still differ, made by leaving out halves, quarters ... of the text."""
     step = max(len(text) // 2, 1)
     while True:
         for start in range(0, len(text), step):
@@ -141,7 +142,7 @@ def shortest(encode: Encode, reference: Encode, text: str) -> str:
                 if part and differing(encode([part]), reference([part])):
                     text = part
                     break
-            except Exception:  # a library that fails on a part tells nothing about the difference
+            except Exception:  # a failure on a part says nothing about the difference
                 continue
         else:
             if step == 1:

@@ -1,10 +1,10 @@
-"""Hostile input: each case is made in a temporary folder and run by `beam-prep run`; peak memory beside a plain run's.
+"""Hostile input: runs `beam-prep run` on each case, and compares its peak memory with a plain run.
 
     python benchmarks/hostile.py --markdown docs/hostile.md     # all cases: half an hour
-    python benchmarks/hostile.py --only gzip zstd --scale 0.1   # some, with a tenth of the bytes
+    python benchmarks/hostile.py --only gzip zstd --scale 0.1   # some cases, with a tenth of the bytes
 
-Linux only: memory is read from /proc. A case is good if it runs to its end, or is refused where that is right, without
-a traceback, and with at most `LIMIT` times the memory of the plain run.
+Linux only: memory is read from /proc. A case is good if the run ends well, or is refused if the case says so, without a
+traceback, and with at most `LIMIT` times the memory of the plain run.
 """
 
 import argparse
@@ -37,13 +37,13 @@ TOKENIZER = ROOT / "examples" / "tokenizer"
 
 @dataclass
 class Case:
-    """What is run.
+    """A run.
 
     Attributes:
-        inputs: files, as arguments.
-        config: its JSON, a path, or None: chats.
+        inputs: the input files.
+        config: the config as JSON; None: configs/sft_chat.json.
         options: further options.
-        refused: it is right that there is no run.
+        refused: the run must be refused.
     """
 
     inputs: list[Any]
@@ -71,7 +71,7 @@ GOOD = [text(f"good {number}") for number in range(200)]
 
 
 def filled(size: int, byte: bytes) -> Iterator[bytes]:
-    """Good lines, so many bytes, and good lines again."""
+    """Good lines, `size` bytes, and good lines again."""
     yield from GOOD
     for start in range(0, size, 1 << 20):
         yield byte * min(1 << 20, size - start)
@@ -307,8 +307,8 @@ def run(make: Callable[[Path, float], Case], scale: float) -> Found:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="the cases whose names have one of these")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the bytes, files and keys")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases whose name has a WORD")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for bytes, files and keys")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="write the table into this page")
     given = parser.parse_args()
     base = run(plain, 1)

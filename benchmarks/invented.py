@@ -1,18 +1,18 @@
-"""Records that nobody wrote, of any size, without the test material: agents, calls, chats, documents.
+"""Generates corpora of any size, without the test material: agents, calls, chats, documents.
 
     python benchmarks/invented.py agents 80 OUT.jsonl
     python benchmarks/invented.py agents_strings 80 OUT.jsonl --seed 2
 
-* `agents`: no two of one shape: 1 to 8 tools with names and parameters drawn anew, 1 to 15 rounds of 1 to 3 calls with
-  nested arguments, results in JSON or text, reasoning in a third, answers.
-* `agents_strings`: the same records, their arguments as JSON in a string, as OpenAI's API writes them.
-* `calls`: short dialogues about a task, with calls of the same twelve functions, whose arguments are flat.
-* `chats`: user and assistant in turns, and nothing else; `domains`: the same, of a hundred domains.
-* `alpaca`, `preference`, `rollouts`: a question, with an answer, two of them, or eight with rewards.
+* `agents`: every record has another shape: 1 to 8 tools with random names and parameters, 1 to 15 rounds of 1 to 3
+  calls with nested arguments, results in JSON or text, reasoning in a third of the records, answers.
+* `agents_strings`: the same records with arguments as JSON in a string, as OpenAI's API writes them.
+* `calls`: short dialogues about a task, with calls of twelve functions that have flat arguments.
+* `chats`: only user and assistant in turns; `domains`: the same in a hundred domains.
+* `alpaca`, `preference`, `rollouts`: a question with one answer, with two answers, or with eight answers and rewards.
 * `documents`: texts.
 
-The prose is that of examples/data, its sentences in other orders; one word in fifteen is invented, and so is every
-number. The same kind and seed give the same records, and a larger corpus begins with the smaller one.
+The prose has the sentences of examples/data in another order. One word in fifteen is invented, and every digit is
+random. The same kind and seed give the same records, and a larger corpus begins with the smaller one.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from _measure import ROOT, say
 Row = dict[str, Any]
 
 VERSION = 2
-"""Of what is made here: other bytes need another one."""
+"""The version of the corpora. Raise it with every change of their bytes."""
 
 PROSE = 6_000_000
 """Characters from which passages are cut."""
 
 NAMES = 20_000
-"""Names of tools and parameters."""
+"""How many names of tools and parameters there are, about."""
 
 _SOURCES = ("chat", "text", "instruction")
 _SYLLABLES = [first + vowel + last for first in "bdfgklmnprstvz" for vowel in "aeiou" for last in ("", "l", "n", "r")]
@@ -44,7 +44,7 @@ _TYPES = ("string", "integer", "number", "boolean", "object", "array")
 
 
 class Voice:
-    """Draws all that a record says: words, names, numbers, arguments."""
+    """Draws the parts of records: words, names, numbers, arguments."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -71,20 +71,20 @@ class Voice:
         return self.chance.choice(self.names)
 
     def passage(self, low: int, high: int) -> str:
-        """So many characters at most, more often few than many."""
+        """A text of `low` to `high` characters; short ones are more frequent."""
         size = int(self.chance.triangular(low, high, low))
         begin = self.prose.index(" ", self.chance.randrange(len(self.prose) - 2 * high - 100)) + 1
         return self.prose[begin : begin + size].strip()
 
     def value(self, depth: int = 3) -> Any:
-        """An argument, with objects in objects up to a depth."""
+        """A random argument; objects are nested up to `depth`."""
         kind = self.chance.random()
         if kind < 0.45:
             return self.passage(3, 60)
         if kind < 0.6:
             return self.chance.randrange(-(10**6), 10**9)
         if kind < 0.68:
-            # Eighths: of other fractions, the reader of `datasets` sometimes gives the next number.
+            # Eighths, because the reader of `datasets` sometimes rounds other fractions to a neighbour.
             return self.chance.randrange(-8000, 8000) / 8
         if kind < 0.75:
             return self.chance.random() < 0.5
@@ -98,7 +98,7 @@ class Voice:
         return {self.name(): self.value(depth) for _ in range(size)}
 
     def call_id(self) -> str:
-        return "".join(self.chance.choices(string.ascii_letters + string.digits, k=9))  # as Mistral's
+        return "".join(self.chance.choices(string.ascii_letters + string.digits, k=9))  # as Mistral writes ids
 
 
 def _texts() -> Iterator[str]:
@@ -225,7 +225,7 @@ TOOLS = {
 
 
 def calls(voice: Voice) -> Row:
-    """The tools, and what the system says, are those of a service; known slots are kept from call to call."""
+    """A dialogue with one service: its tools and its system message. Slots keep their values from call to call."""
     chance = voice.chance
     service = chance.choice(list(SERVICES))
     found: Row = {}
@@ -274,7 +274,7 @@ def chats(voice: Voice) -> Row:
 
 
 def domains(voice: Voice) -> Row:
-    """The first is some seventy times as frequent as the last."""
+    """A chat with a domain. The first domain is about seventy times as frequent as the last."""
     return {**chats(voice), "domain": f"source-{int(101 ** voice.chance.random()) - 1:02d}"}
 
 
@@ -307,14 +307,14 @@ KINDS: dict[str, Callable[[Voice], Row]] = {
 
 
 def rows(kind: str, seed: int = 1) -> Iterator[Row]:
-    """Records of a kind, without end."""
+    """An endless iterator of records of a kind."""
     voice = Voice(seed)
     while True:
         yield KINDS[kind](voice)
 
 
 def write(kind: str, megabytes: float, path: Path, seed: int = 1) -> None:
-    """A corpus that ends with the line that reaches the size."""
+    """Writes a corpus. It ends with the line that reaches the size."""
     with open(path, "wb") as file:
         for row in rows(kind, seed):
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
@@ -323,7 +323,7 @@ def write(kind: str, megabytes: float, path: Path, seed: int = 1) -> None:
 
 
 def made(kind: str, megabytes: float, cache: Path) -> Path:
-    """A corpus in a folder, made unless it is there."""
+    """The path of a corpus in a folder. It is made if it is missing."""
     path = cache / f"{kind}-{VERSION}_{megabytes:g}mb.jsonl"
     if not path.exists():
         say(f"making {path}")

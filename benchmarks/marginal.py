@@ -1,23 +1,23 @@
-"""What a MB more costs: CPU ms of `beam-prep run`, beside `datasets.map`, for each shape of records.
+"""The cost of one more MB: CPU ms of `beam-prep run` and of `datasets.map`, for each shape of records.
 
-    python benchmarks/marginal.py                                       # everything, at 80 and 240 MB: some hours
+    python benchmarks/marginal.py                                       # all rows, at 80 and 240 MB: some hours
     python benchmarks/marginal.py --rows agents calls --peer-small 8 --peer-large 24
     python benchmarks/marginal.py --rows documents --tokenizer ../shared/tokenizers/t5-small
     git worktree add /tmp/before COMMIT
     python benchmarks/marginal.py --beside /tmp/before --skip_peer --rounds 3
     taskset -c 0 python benchmarks/marginal.py --rows chats --skip_peer --large 800     # on one core
 
-Each tool works on two corpora, of which the larger begins with the smaller. The cost of a MB is the difference of the
-CPU seconds over the difference of the sizes: what a run costs once (start, imports, the tokenizer) is not in it. CPU
-seconds are user and system time of the process and all that it starts, the least of the rounds: others on the machine
-only add to them. Take both sizes below 64 MB, which ours works on in one process, or both above: else the start of its
-workers counts, too, and the table says so. The peer's cost grows evenly, so smaller corpora do for it. Wall seconds
-and memory (the highest sum of all processes, a shared page counted once) are of the larger corpus.
+Each tool runs on two corpora; the larger begins with the smaller. The cost of a MB is the difference of CPU seconds
+divided by the difference of sizes, so costs of the start (imports, the tokenizer) are not included. CPU seconds are the
+user and system time of the process and its descendants. The least of all rounds counts, because other programs only add
+time. Choose both sizes below 64 MB (beam-prep then runs in one process), or both above; otherwise the start of workers
+counts, too, and the table says so. The peer's cost grows linearly, so smaller corpora are enough. Wall seconds and
+memory (the highest sum over all processes, a shared page counted once) are those of the larger corpus.
 
-Before it is measured, each tool runs on a small corpus, and the rows of both are compared, one by one.
+Before the measurement, each tool runs on a small corpus, and all rows of both are compared.
 
-The corpora are those of invented.py. Needs `pip install datasets psutil`. Where the test material is absent,
-examples/tokenizer stands for qwen2.5, and the row of mistral-v3 is skipped.
+invented.py makes the corpora. Needs `pip install datasets psutil`. Without the test material, examples/tokenizer
+replaces qwen2.5, and the row of mistral-v3 is skipped.
 """
 
 import argparse
@@ -42,7 +42,7 @@ MARKER = "marginal"
 OURS, MAP, OTHER = "ours", "`datasets.map`", "other checkout"
 HERE = Path(__file__).resolve().parent
 FIRST = 8.0
-"""MB of the corpus on which both run before: files come into the page cache, the tokenizer into ours."""
+"""MB of the corpus of the first run, which fills the page cache and our tokenizer cache."""
 
 LABELS = {"input_ids": "input_ids", "labels": "labels"}
 PAIR = {name: name for name in ("chosen", "chosen_mask", "rejected", "rejected_mask")}
@@ -55,12 +55,13 @@ class Shape:
 
     Attributes:
         corpus: a kind of invented.py.
-        config: a file of configs/.
+        config: a file in benchmarks/configs/.
         peer: a function of peer_datasets.py.
-        same: our column -> the peer's: rows that are compared. Empty: none, as packs differ at the borders of blocks.
+        same: our column -> the peer's column, for the comparison of rows. Empty: rows are not compared, because packs
+            differ at the ends of blocks.
         tokenizer: a folder of the test material.
-        longest: tokens of a row, where the peer cuts: as in the config.
-        domain: the peer's column of domains; None: ours has one domain.
+        longest: tokens to which the peer cuts rows, as in the config.
+        domain: the peer's column of domains; None: our output has one domain.
     """
 
     corpus: str
@@ -75,7 +76,7 @@ class Shape:
 SHAPES = {
     "agents": Shape("agents", "shapes/tools", "tools", longest=4096),
     "agents-strings": Shape("agents_strings", "shapes/tools", "tools", longest=4096),
-    # Its template leaves out the words beside calls, which is a reject by default.
+    # This template leaves out text beside calls. By default such a record is rejected.
     "agents-mistral-v3": Shape("agents", "shapes/tools_kept", "tools", tokenizer="mistral-v3", longest=4096),
     "calls": Shape("calls", "shapes/tools", "tools", longest=4096),
     "chats": Shape("chats", "chat_role", "chats"),
@@ -93,10 +94,11 @@ class Run:
     """A run of a tool.
 
     Attributes:
-        size: of its corpus, in bytes.
-        how: it ran, in words.
+        size: bytes of the corpus.
+        usage: the resources of the run.
+        how: the runner and its processes, as text.
         records, left_out: lines that became rows, and lines that were dropped or rejected.
-        tokens, trained: of all rows.
+        tokens, trained: tokens and trained tokens of all rows.
     """
 
     size: int
@@ -109,7 +111,7 @@ class Run:
 
 
 def run_ours(shape: Shape, corpus: Path, output: Path, tokenizer: Path, code: Path | None = None) -> Run:
-    """`beam-prep run` as a user calls it. What is rejected is left out, and told with the result."""
+    """Runs `beam-prep run` as a user does. Rejected records are left out, and reported in the result."""
     command = [sys.executable, "-m", "beam_prep.cli", "run", str(corpus), "-o", str(output), "--max_reject_rate=1"]
     command += ["-c", str(HERE / "configs" / f"{shape.config}.json"), "--tokenizer_path", str(tokenizer)]
     usage = measure(command, output.with_suffix(".log"), code)
@@ -124,7 +126,7 @@ def run_ours(shape: Shape, corpus: Path, output: Path, tokenizer: Path, code: Pa
 
 
 def run_peer(shape: Shape, corpus: Path, output: Path, tokenizer: Path, processes: int) -> Run:
-    """`datasets.map`, with a template that says where the assistant speaks, where there is one."""
+    """Runs `datasets.map`, if possible with a template that marks the assistant's text."""
     log = output.with_suffix(".log")
     script = [sys.executable, str(HERE / "peer_datasets.py"), shape.peer, str(corpus), str(output)]
     script += [str(_marking(tokenizer, output.parent)), str(processes), "--longest", str(shape.longest)]
@@ -136,7 +138,7 @@ def run_peer(shape: Shape, corpus: Path, output: Path, tokenizer: Path, processe
 
 
 def _marking(tokenizer: Path, work: Path) -> Path:
-    """The folder, or a copy with its variant of the template that has `{% generation %}`, where there is one."""
+    """The folder, or a copy with the variant of its template that has `{% generation %}`, if there is one."""
     variant = tokenizer / "chat_template_generation.jinja"
     if not variant.exists():
         return tokenizer
@@ -172,13 +174,13 @@ _SAMPLE_TEMPLATE = """\
 
 
 def tokenizer_of(shape: Shape, given: argparse.Namespace) -> Path | None:
-    """The folder; None: the material has to have it, and has not."""
+    """The tokenizer's folder; None if it is missing and examples/tokenizer cannot replace it."""
     folder: Path = given.tokenizer or given.shared / "tokenizers" / shape.tokenizer
     if folder.is_dir():
         return folder
     if shape.tokenizer != "qwen2.5":
         return None
-    say("no test material: examples/tokenizer in its place, whose 4,096 entries make more tokens a MB than a model's")
+    say("no test material: using examples/tokenizer, whose 4,096 entries give more tokens a MB than usual")
     folder = given.cache / "sample_tokenizer"
     shutil.copytree(ROOT / "examples" / "tokenizer", folder, dirs_exist_ok=True)
     plain = re.sub(r"\{%- (end)?generation -%\}", "", _SAMPLE_TEMPLATE)
@@ -188,10 +190,10 @@ def tokenizer_of(shape: Shape, given: argparse.Namespace) -> Path | None:
 
 
 def run_row(name: str, given: argparse.Namespace, tokenizer: Path, work: Path) -> list[str]:
-    """All tools in turns: on the smaller corpora, then on the larger ones, in each round. Gives the table's row.
+    """Runs all tools in turns, in each round on the smaller corpora, then on the larger ones. Returns the table's row.
 
     Raises:
-        BenchmarkError: a run failed, or the tools do not agree about the number of records.
+        BenchmarkError: a run failed, or the tools have different numbers of records.
     """
     shape = SHAPES[name]
     sizes = {OURS: (given.small, given.large)}
@@ -203,7 +205,7 @@ def run_row(name: str, given: argparse.Namespace, tokenizer: Path, work: Path) -
 
     def run(tool: str, megabytes: float) -> Path:
         corpus, output = invented.made(shape.corpus, megabytes, given.cache), work / f"output_{list(sizes).index(tool)}"
-        shutil.rmtree(output, ignore_errors=True)  # nothing of a run is used by the next
+        shutil.rmtree(output, ignore_errors=True)  # a run must not reuse files of the run before
         shutil.rmtree(work / ".beam_prep", ignore_errors=True)
         read_whole(corpus)
         if tool == MAP:
@@ -233,10 +235,10 @@ def run_row(name: str, given: argparse.Namespace, tokenizer: Path, work: Path) -
 
 
 def _same(shape: Shape, ours: Path, peers: Path, mine: Run, theirs: Run) -> str:
-    """How many rows are equal; of rows that are not compared, whether the tokens are as many.
+    """A text: how many rows are equal; if rows are not compared, whether the numbers of tokens are.
 
     Raises:
-        BenchmarkError: the tools account for different numbers of records.
+        BenchmarkError: the tools have different numbers of records.
     """
     if mine.records + mine.left_out != theirs.records + theirs.left_out:
         raise BenchmarkError(f"the tools disagree about the records: {mine}, {theirs}")
@@ -281,19 +283,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     shared = Path(os.environ.get("BEAM_PREP_SHARED", str(ROOT.parent / "shared")))
     cache = Path(tempfile.gettempdir(), "beam_prep_benchmarks")
     add("--rows", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="NAME", help=f"of {', '.join(SHAPES)}")
-    add("--small", type=float, default=80, metavar="MB", help="default: %(default)s")
-    add("--large", type=float, default=240, metavar="MB", help="default: %(default)s")
-    add("--peer-small", type=float, metavar="MB", help="of the peer's corpora (default: --small)")
-    add("--peer-large", type=float, metavar="MB", help="default: --large")
-    add("--rounds", type=int, default=1, metavar="N", help="the least CPU time counts (default: %(default)s)")
-    add("--beside", type=Path, metavar="DIR", help="another checkout, whose beam_prep runs in turns with this one's")
-    add("--skip_peer", action="store_true", help="measure beam-prep alone")
-    add("--tokenizer", type=Path, metavar="DIR", help="for all rows, in place of theirs")
+    add("--small", type=float, default=80, metavar="MB", help="size of the smaller corpus (default: %(default)s)")
+    add("--large", type=float, default=240, metavar="MB", help="size of the larger corpus (default: %(default)s)")
+    add("--peer-small", type=float, metavar="MB", help="size of the peer's smaller corpus (default: --small)")
+    add("--peer-large", type=float, metavar="MB", help="size of the peer's larger corpus (default: --large)")
+    add("--rounds", type=int, default=1, metavar="N", help="rounds; the least CPU time counts (default: %(default)s)")
+    add("--beside", type=Path, metavar="DIR", help="another checkout; its beam_prep runs in turns with this one")
+    add("--skip_peer", action="store_true", help="measure only beam-prep")
+    add("--tokenizer", type=Path, metavar="DIR", help="the tokenizer for all rows")
     text = "the test material (default: BEAM_PREP_SHARED, or beside the project; now %(default)s)"
     add("--shared", type=Path, default=shared, metavar="DIR", help=text)
-    text = "corpora are kept here, and the outputs while they are measured (default: %(default)s)"
+    text = "folder for corpora, and for outputs during a run (default: %(default)s)"
     add("--cache", type=Path, default=cache, metavar="DIR", help=text)
-    add("--peer_processes", type=int, default=2, metavar="N", help="default: %(default)s")
+    add("--peer_processes", type=int, default=2, metavar="N", help="processes of the peer (default: %(default)s)")
     add("--markdown", type=Path, metavar="FILE", help=f"also put the table into FILE, after <!-- {MARKER}: begin -->")
     given = parser.parse_args(arguments)
     given.peer_small, given.peer_large = given.peer_small or given.small, given.peer_large or given.large
@@ -308,7 +310,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Gives the exit code."""
+    """Returns the exit code."""
     given = parse(arguments)
     rows: list[list[str]] = []
     code = 0
@@ -328,9 +330,9 @@ def main(arguments: Sequence[str]) -> int:
     except BenchmarkError as error:
         say(f"marginal: {error}")
         code = 1
-    except KeyboardInterrupt:  # what was running is killed already
+    except KeyboardInterrupt:  # `Watch` has killed the running process
         code = 130
-    if rows:  # also of a run that was interrupted
+    if rows:  # also after an interrupt
         command = shown(shlex.join(["python", "benchmarks/marginal.py", *arguments]))
         text = f"{machine()}\n\n{table(HEADER, rows, left=(0, 8))}\n\n    {command}"
         print(text)

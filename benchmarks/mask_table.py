@@ -1,11 +1,11 @@
-"""A table, tokenizers x files: are ids and masks of entire conversations those of transformers?
+"""A table, tokenizers x files: are ids and masks of conversations equal to those of transformers?
 
     python benchmarks/mask_table.py                      # all records of all files: some minutes
-    python benchmarks/mask_table.py --records 200        # the first 200 of each
+    python benchmarks/mask_table.py --records 200        # the first 200 of each file
 
-For each pair: records; those that are rejected (and whether transformers fails on the same ones); those whose derived
-spans are not proven; and of the rest, on how many ids and masks are equal. "Marked" is the template with generation
-blocks, "derived" the one without. Needs the folder with the test material (`--shared DIR`, or `BEAM_PREP_SHARED`).
+Each pair has the number of records, of rejected records (and whether transformers fails on the same ones), of records
+whose derived spans are not proven, and of records with equal ids and masks. "Marked" is the template with generation
+blocks, "derived" the template without. Needs the folder with the test material (`--shared DIR`, or `BEAM_PREP_SHARED`).
 """
 
 import argparse
@@ -45,7 +45,7 @@ ROW = (Output("sequence", "ids", (Section("messages", "$role", "conversation"),)
 AT_ONCE = 500
 
 Row = tuple[list[int], list[int]] | str
-"""(ids, mask) of a record, or the reason why there are none."""
+"""(ids, mask) of a record, or the reason why it has none."""
 
 
 def read(path: Path, count: int | None) -> Iterator[dict[str, Any]]:
@@ -58,7 +58,7 @@ def read(path: Path, count: int | None) -> Iterator[dict[str, Any]]:
 
 
 def templates(folder: Path) -> tuple[str, str]:
-    """(marked, plain) source. Where a folder has one template, with marks, the plain one is the same without them."""
+    """(marked, plain) source. If a folder has only a template with marks, the plain one is made without the marks."""
     own, variant = (folder / "chat_template.jinja").read_text(), folder / "chat_template_generation.jinja"
     if variant.exists():
         return variant.read_text(), own
@@ -67,7 +67,7 @@ def templates(folder: Path) -> tuple[str, str]:
 
 
 def ours(tokenizer: Tokenizer, source: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
-    """What beam_prep gives."""
+    """The rows of beam_prep."""
     chat_format = ChatFormat(template_of(tokenizer, source))
     rendered = apply_template(testing.records(rows), ROW, chat_format)
     batch = build_mask(tokenize(rendered, tokenizer, tokenizer.bos_id), RoleMask({"assistant": "train"}))
@@ -78,7 +78,7 @@ def ours(tokenizer: Tokenizer, source: str, rows: Sequence[dict[str, Any]]) -> l
 
 
 def theirs(reference: Any, source: str, rows: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """What transformers gives."""
+    """The rows of transformers."""
     from jinja2 import TemplateError
 
     for row in rows:
@@ -97,7 +97,7 @@ def theirs(reference: Any, source: str, rows: Sequence[dict[str, Any]]) -> Itera
 
 
 def compare(folder: Path, file: Path, count: int | None) -> collections.Counter[str]:
-    """Counts of records by what came of them."""
+    """Counts of records by result."""
     from transformers import AutoTokenizer
 
     tokenizer, reference = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
@@ -136,9 +136,9 @@ def table(shared: Path, tokenizers: Sequence[str], files: Sequence[str], count: 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=SHARED, help="the folder with the test material")
-    parser.add_argument("--records", type=int, help="only the first ones of each file")
+    parser.add_argument("--records", type=int, help="only the first N records of each file")
     parser.add_argument("--tokenizer", action="append", choices=TOKENIZERS, help="only this one (may be repeated)")
-    parser.add_argument("--file", action="append", choices=FILES, help="only this one (may be repeated)")
+    parser.add_argument("--file", action="append", choices=FILES, help="only this file (may be repeated)")
     given = parser.parse_args()
     if not (given.shared / "tokenizers").is_dir():
         print(f"mask_table.py: no test material at {given.shared}: give --shared, or BEAM_PREP_SHARED", file=sys.stderr)

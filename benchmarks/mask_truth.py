@@ -1,12 +1,12 @@
-"""Is every trained character the answer's? Generated chat templates, whose truth is known, against the spans.
+"""Checks that every trained character belongs to the answer, with generated chat templates whose truth is known.
 
     python benchmarks/mask_truth.py --pairs 100000 --processes 2      # some minutes
     python benchmarks/mask_truth.py --pairs 6000 --seed 7
 
-A pair is a template and a conversation. Of each message the span is right, or it is refused, or not rendered, or
-wrong. Prints counts and the first examples; exits with 1 if any is wrong, if one of a plain template is refused, or
-more than 8 % of the answers for which transformers' own prefixes say where they begin and end.
-`tests/chat/mask_judge.py` says what is right.
+A pair is a template and a conversation. The span of a message is right, refused, not rendered, or wrong. It prints
+counts and the first examples. The exit code is 1 if a span is wrong, if a span of a plain template is refused, or if
+more than 8 % of the answers are refused whose begin and end follow from prefixes rendered by transformers.
+`tests/chat/mask_judge.py` decides what is right.
 """
 
 import argparse
@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 from tests.chat.generated_templates import Seeded  # noqa: E402
 from tests.chat.mask_judge import Report, chat_template, draw_cases, judge  # noqa: E402
 
-CONVERSATIONS = 24  # a template
-TEMPLATES = 20  # a task
+CONVERSATIONS = 24  # for each template
+TEMPLATES = 20  # for each task
 MOST_REFUSED = 0.08
 
 
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=100_000, help="templates x conversations")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--show", default="wrong", help="examples to print: of kinds that begin with this")
+    parser.add_argument("--show", default="wrong", help="print examples of kinds that begin with this")
     given = parser.parse_args()
     began = time.monotonic()
     templates = -(-given.pairs // CONVERSATIONS)

@@ -1,11 +1,11 @@
-"""The peer of `marginal.py`: JSONL -> rows of ids and masks, by Hugging Face `datasets.map`.
+"""The peer of `marginal.py`: makes rows of ids and masks from JSONL with Hugging Face `datasets.map`.
 
     python benchmarks/peer_datasets.py SHAPE INPUT.jsonl OUTDIR TOKENIZER_DIR PROCESSES [--longest 2048]
 
-What a user would write with transformers: load, one map in batches, save. Where only answers are trained, the
-tokenizer's template must say where the assistant speaks ({% generation %}). OUTDIR is emptied first. The last line
-printed is JSON. It does less than ours where a user would need more steps: `domains` keeps the domain as a column and
-writes no folders, `packed` saves Arrow files and no TFRecord.
+It is what a user would write with transformers: load, one map in batches, save. If only answers are trained, the
+tokenizer's template must mark the assistant's text ({% generation %}). OUTDIR is emptied first. The last printed line
+is JSON. It does less than beam-prep if a user would need more steps: `domains` keeps the domain as a column and writes
+no folders, `packed` saves Arrow files and no TFRecord.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def labelled(ids: Sequence[list[int]], masks: Sequence[list[int]]) -> Batch:
     return {"input_ids": list(ids), "labels": labels}
 
 
-# Conversations: the template says what is trained.
+# Conversations: the template marks the trained text.
 
 
 def chats(batch: Batch, tokenizer: Any, longest: int) -> Batch:
@@ -47,7 +47,7 @@ def alpaca(batch: Batch, tokenizer: Any, longest: int) -> Batch:
 
 
 def tools(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    """One call for each: transformers takes one list of tools a batch."""
+    """Renders each record alone, because transformers takes one list of tools a batch."""
     ids, masks = [], []
     for messages, schemas in zip(batch["messages"], batch["tools"], strict=True):
         row = _rendered(messages, tokenizer, longest, tools=schemas)
@@ -66,7 +66,7 @@ def packed(batch: Batch, tokenizer: Any, longest: int) -> Batch:
 
 
 def best_fit(lengths: Sequence[int], longest: int) -> list[list[int]]:
-    """The documents of each bin: the longest document first, each into the bin that it fills best."""
+    """The documents of each bin: the longest document first, each into the bin with the least room that holds it."""
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (tokens, bin), sorted
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -92,11 +92,11 @@ def _rendered(messages: list[Any], tokenizer: Any, longest: int, **options: Any)
     )
 
 
-# A prompt and what follows it: the prompt is encoded alone, too, to know where it ends.
+# A prompt and its answer: the prompt is also encoded alone, to find its end.
 
 
 def preference(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    """What both sides begin with is the prompt."""
+    """The common beginning of both sides is the prompt."""
     begun = _prompts([_common(*sides) for sides in zip(batch["chosen"], batch["rejected"], strict=True)], tokenizer)
     found: Batch = {}
     for side in ("chosen", "rejected"):
@@ -112,7 +112,7 @@ def _common(left: list[Any], right: list[Any]) -> list[Any]:
 
 
 def _prompts(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
-    """Ids, with the header of the answer."""
+    """The ids of prompts with the generation prompt."""
     ids: list[list[int]] = tokenizer.apply_chat_template(prompts, add_generation_prompt=True)["input_ids"]
     return ids
 
@@ -120,7 +120,7 @@ def _prompts(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
 def _followed(
     prompts: list[list[int]], whole: list[Any], tokenizer: Any, longest: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """(ids, masks) of conversations in which what follows the prompt's ids is trained."""
+    """(ids, masks) of conversations; tokens after the prompt's ids are trained."""
     ids = tokenizer.apply_chat_template(whole, truncation=True, max_length=longest)["input_ids"]
     return ids, [_after(len(prompt), row) for prompt, row in zip(prompts, ids, strict=True)]
 
@@ -142,7 +142,7 @@ def rollouts(batch: Batch, tokenizer: Any, longest: int) -> Batch:
 
 
 def documents(batch: Batch, tokenizer: Any, longest: int) -> Batch:
-    """Uncut, with EOS."""
+    """Texts with EOS, not cut."""
     ids = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
     return {"input_ids": [[*row, tokenizer.eos_token_id] for row in ids]}
 
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def counts(table: Any) -> dict[str, int]:
-    """Tokens, and those that are trained."""
+    """The numbers of tokens and trained tokens."""
     import pyarrow.compute as pc
 
     def flat(name: str) -> Iterator[Any]:

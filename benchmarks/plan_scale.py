@@ -1,20 +1,20 @@
-"""The plan of 10 TB: seconds, memory and bytes of all that lies between the last block and the manifest.
+"""The plan of 10 TB: seconds, memory and bytes of all steps between the last block and the manifest.
 
     python benchmarks/plan_scale.py --markdown docs/scale.md     # 1,200,000 receipts: some minutes
     python benchmarks/plan_scale.py --small                      # a smoke test
     python benchmarks/plan_scale.py --compose                    # with a shuffle, splits and a mix
     python benchmarks/plan_scale.py --receipts 200000 --runner   # the same steps as a pipeline, on the FnApiRunner
 
-No input is read and no shard is written. Blocks of 8 MB are drawn from some that went through the token cache's own
-code, with their real receipts and row indexes, under names and digests of their own. A row index takes `--delay`
-seconds to come, as from an object store, and its real bytes are decoded. Each step runs in a process of its own, so
-that the peak of its memory (`VmHWM`) is its own:
+No input is read and no shard is written. A few blocks of 8 MB are encoded by the code of the token cache. Simulated
+blocks reuse their block statistics (receipts) and row indexes under new names and digests. Reading a row index takes
+`--delay` seconds, as from an object store, and decodes real bytes. Each step runs in its own process, so its peak
+memory (`VmHWM`) does not include other steps:
 
-* `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers' work.
-* `plan`: the parts -> `MakePlan`; each element that it hands on goes through the coder that Beam takes. One worker's.
-* `shards` (with `--compose`): the counts of all runs -> `plan_shards`. One worker's. What many workers do before is not
-  measured here: they sort and merge the rows.
-* `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker's.
+* `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers do this.
+* `plan`: the parts -> `MakePlan`; each element of the result goes through Beam's coder. One worker does this.
+* `shards` (with `--compose`): the counts of all runs -> `plan_shards`. One worker does this. Before it, many workers
+  sort and merge rows, which is not measured here.
+* `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker does this.
 
 "Own" seconds are wall time without the simulated waits.
 """
@@ -71,9 +71,9 @@ BLOCK_BYTES = 8 * 1024 * 1024
 COLUMNS = (Column("sequence", "int32", 1, "ids"), Column("loss_mask", "uint8", 1, "mask"))
 DOMAINS = ("chat/en", "chat/other", "code", "papers", "web", "wiki")
 SETS = (DOMAINS[:1], DOMAINS[2:3], DOMAINS[3:6], DOMAINS[:4])
-"""A file comes from one source: it has one domain, or a few."""
+"""The domains of a file: a file has one domain, or a few."""
 MEANS = (290, 950)
-"""Mean tokens of a record: the chats and the texts of `end_to_end.py`, both with some 4.2 bytes of input a token."""
+"""Mean tokens of a record, for chats and for texts. Both have about 4.2 bytes of input a token."""
 FAMILIES = tuple(itertools.product(MEANS, SETS))
 KINDS = 8
 """Different blocks of each family."""
@@ -114,7 +114,7 @@ COMPOSE = Compose(
 
 @functools.cache
 def viewed(family: int, kind: int) -> BlockReceipt:
-    """The receipt of a block as the plan of `COMPOSE` sees it."""
+    """The receipt of a block's view with `COMPOSE`."""
     receipt, files = block(family, kind)
     row_index = read_row_index(pa.BufferReader(files[ROW_INDEX]), "simulated")
     return view_receipt(receipt, row_index, Copies(), "", COMPOSE.splits)
@@ -122,12 +122,12 @@ def viewed(family: int, kind: int) -> BlockReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An input that nobody has.
+    """A simulated input.
 
     Attributes:
-        receipts: its blocks.
-        files: files that they come from.
-        compose: they are seen as `COMPOSE` has it.
+        receipts: the number of blocks.
+        files: the number of files.
+        compose: the receipts are those of views with `COMPOSE`.
     """
 
     receipts: int
@@ -153,11 +153,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTokenCache(TokenCache):
-    """Row indexes that take their time; `TokenCache.row_indexes` fetches them as ever.
+    """A token cache whose reads are delayed. `TokenCache.row_indexes` reads row indexes as usual.
 
     Attributes:
-        delay: seconds of each.
-        rounds: how many each call fetched.
+        delay: seconds of each read.
+        rounds: how many row indexes each call read.
     """
 
     delay: float = 0.0
@@ -190,17 +190,17 @@ class SimulatedTokenCache(TokenCache):
 
 CACHE = TokenCache("gs://bucket/token_cache", "0123456789abcdef")
 CODER = coders.registry.get_coder(Any)
-"""What Beam takes for elements without a declared type, which these are."""
+"""Beam's coder for elements without a declared type, as here."""
 
 
 def warm() -> None:
-    """Makes the blocks, so that this is not measured."""
+    """Makes the blocks before the measurement."""
     for family, kind in itertools.product(range(len(FAMILIES)), range(KINDS)):
         block(family, kind)
 
 
 class Clock:
-    """Seconds and CPU seconds of named parts."""
+    """Measures wall and CPU seconds of named parts."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = defaultdict(float)
@@ -214,12 +214,12 @@ class Clock:
 
 
 def peak() -> int:
-    """Bytes of this process at its peak. (`ru_maxrss` would also count the process that started it.)"""
+    """Peak memory of this process in bytes. (`ru_maxrss` would also count the process that started it.)"""
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
 
 
 def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Receipts -> the parts that the plan fetches."""
+    """The step `pack`: receipts -> the parts that the plan reads."""
     fn, clock = PackReceipts(), Clock()
     job = Job(given.receipts, given.files, given.compose)
     warm()
@@ -231,7 +231,7 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
             fn.start_bundle()
             packed = [each for receipt in receipts for each in fn.process(receipt)]
             packed += [each.value for each in fn.finish_bundle()]
-        # What the workers were sent before, and still is the larger part of all that is shuffled.
+        # Splits are shuffled, too, and are larger than the receipts.
         splits += [len(CODER.encode(split_of(receipt))) for receipt in receipts]
         for part, blob in packed:
             sent.setdefault(part, []).append(blob)
@@ -253,13 +253,13 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 
 def split_of(receipt: BlockReceipt) -> Split:
-    """Of which the block came."""
+    """The split of a block."""
     file, path, size, start = (receipt[name] for name in ("file", "path", "path_size", "start"))
     return Split(file, InputFile(path, size, 1.7e9), start, start + receipt["size"])
 
 
 def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """The parts -> what is handed on."""
+    """The step `plan`: the parts -> the elements of the plan."""
     clock = Clock()
     cache_dir = SimulatedTokenCache(CACHE.folder, CACHE.recipe, delay=given.delay)
     warm()
@@ -303,7 +303,7 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 
 def maker(token_cache: TokenCache, given: argparse.Namespace, folder: Path) -> MakePlan:
-    """Makes the plan."""
+    """The DoFn that makes the plan."""
     compose = COMPOSE if given.compose else Compose()
     arranger = Arranger(token_cache, Scratch("gs://bucket/scratch"), compose)
     publisher = Shard(str(folder / "out"), compose=compose).publisher
@@ -311,7 +311,7 @@ def maker(token_cache: TokenCache, given: argparse.Namespace, folder: Path) -> M
 
 
 def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """What is in the runs -> the shards. Rows are equally spread over the shards of each part."""
+    """The step `shards`: counts of runs -> shards. Rows are spread equally over the shards of each part."""
     clock = Clock()
     found: Plan = CODER.decode(Path(folder, "plan").read_bytes())
     runs = found.runs
@@ -342,7 +342,7 @@ def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 
 def drawn_counts(runs: Runs) -> tuple[SampleCounts, RunCounts]:
-    """The counts of runs whose rows are equally spread over all keys."""
+    """Simulated counts of runs, with rows spread equally over all keys."""
     rng = np.random.default_rng(SEED)
     samples, rows, sums, border = {}, {}, {}, {}
     for part, (count, tokens) in enumerate(zip(runs.parts.rows.tolist(), runs.parts.tokens.tolist(), strict=True)):
@@ -362,7 +362,7 @@ def drawn_counts(runs: Runs) -> tuple[SampleCounts, RunCounts]:
 
 
 def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Receipts of shards -> the manifest, written and read."""
+    """The step `publish`: receipts of shards -> the manifest, written and read."""
     clock = Clock()
     found: Plan = CODER.decode(Path(folder, "plan").read_bytes())
     written = [receipt_of(*each) for each in pickle.loads(Path(folder, "shards").read_bytes())]
@@ -380,7 +380,7 @@ def publish(given: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 
 def receipt_of(domain: str, shard: int, folder: str, split: str | None, rows: int) -> WrittenShard:
-    """As `write_shard` gives it for the format `bin`."""
+    """The result of `write_shard` for the format `bin`."""
     digest = hashlib.sha256(f"{domain} {shard}".encode()).hexdigest()
     names = (f"{folder}/shard_{shard:04d}/{name}" for name in ("loss_mask.bin", "meta.json", "sequence.bin"))
     files = tuple(WrittenFile(name, 400_000_000, digest) for name in names)
@@ -389,21 +389,21 @@ def receipt_of(domain: str, shard: int, folder: str, split: str | None, rows: in
 
 
 def written_of(work: KeyedShard | RejectsPlan) -> WrittenShard | WrittenFile:
-    """What `Write` would give."""
+    """The result of `Write` for a shard or a file of rejects."""
     if isinstance(work, KeyedShard):
         return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder, work.plan.split, work.plan.rows)
     return WrittenFile(f"rejects/rejects-{work.index:05d}.jsonl", 10**6, "")
 
 
 def manifest_of(written: list[WrittenShard | WrittenFile], found: Plan) -> bytes:
-    """What `Publish` would write."""
+    """The manifest that `Publish` would write."""
     shards = [each.receipt for each in written if isinstance(each, WrittenShard)]
     rejects = [each for each in written if isinstance(each, WrittenFile)]
     return dump(build_manifest(found, shards, rejects, [], ["bin"], {}))
 
 
 def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """All of it as a pipeline in one process, wired as `Shard` wires it."""
+    """Runs all steps as a pipeline in one process, connected as in `Shard`."""
     job, clock = Job(given.receipts, given.files), Clock()
     warm()
     before = peak()
@@ -443,7 +443,7 @@ COMPOSED_STEPS = (pack, plan, shards, publish)
 
 
 def report(given: argparse.Namespace, found: dict[str, float]) -> str:
-    """What was measured, as two tables."""
+    """The results as two tables."""
     rows = []
     for name, what, waits in (
         ("pack", "many workers together", 0),
@@ -486,7 +486,7 @@ def report(given: argparse.Namespace, found: dict[str, float]) -> str:
 
 
 def report_runner(given: argparse.Namespace, found: dict[str, float]) -> str:
-    """What the pipeline took."""
+    """The result of the pipeline as a table."""
     header = ["receipts", "shards", "wall s", "CPU s", "peak MB", "of it before the run"]
     memory = (f"{found[name] / 1e6:,.0f}" for name in ("run peak", "run peak before"))
     row = [f"{given.receipts:,}", f"{found['shards']:,}", f"{found['run s']:.1f}", f"{found['run CPU s']:.1f}", *memory]
@@ -497,12 +497,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--receipts", type=int, default=1_200_000, help="blocks of 8 MB")
-    parser.add_argument("--files", type=int, default=10_000, help="files that they come from")
-    parser.add_argument("--bundle", type=int, default=200, help="receipts of a bundle")
-    parser.add_argument("--max_tokens", type=int, default=100_000_000, help="of a shard")
+    parser.add_argument("--receipts", type=int, default=1_200_000, help="number of blocks of 8 MB")
+    parser.add_argument("--files", type=int, default=10_000, help="number of input files")
+    parser.add_argument("--bundle", type=int, default=200, help="receipts in a bundle")
+    parser.add_argument("--max_tokens", type=int, default=100_000_000, help="tokens of a shard")
     parser.add_argument("--delay", type=float, default=0.05, help="seconds to read a row index")
-    parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, row indexes at once")
+    parser.add_argument("--small", action="store_true", help="20,000 receipts of 200 files, row indexes without delay")
     parser.add_argument("--compose", action="store_true", help="with a shuffle, splits and a mix")
     parser.add_argument("--runner", action="store_true", help="as a pipeline of one process on the FnApiRunner")
     parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this page")
@@ -513,13 +513,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Gives the exit code."""
+    """Returns the exit code."""
     given = parse(arguments)
     name = "plan_runner" if given.runner else "plan_compose" if given.compose else "plan_scale"
     processes = multiprocessing.get_context("spawn")
     try:
         if given.markdown is not None:
-            split_at_markers(given.markdown, name)  # before anything is measured
+            split_at_markers(given.markdown, name)  # fails before the measurement
         found: dict[str, float] = {}
         with tempfile.TemporaryDirectory(prefix="plan_scale-") as folder:
             for step in (on_runner,) if given.runner else COMPOSED_STEPS if given.compose else STEPS:

@@ -1,10 +1,10 @@
-"""Reading rows of an output in a random order and in one pass, beside `datasets` with the same rows, in turns.
+"""Measures reading: random rows and one pass over an output, compared with `datasets` on the same rows.
 
     python benchmarks/readers.py OUTPUT --rows 4000 --rounds 5
 
 OUTPUT is a `bin` output with one column of ids (`-c benchmarks/configs/text.json`). `datasets` writes its rows once, to
-a temporary folder. Then each reads them, in turns; the table has medians of rows and tokens a second. Both must read
-the same number and sum of ids, or the benchmark stops. Files are in memory.
+a temporary folder. Then both read in turns. The table has medians of rows and tokens a second. The benchmark stops if
+the number or the sum of ids differs. Files are in the page cache.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import beam_prep
 
 
 def read(rows: Any, name: str, places: Any) -> tuple[float, int, int]:
-    """(seconds, tokens, sum of the ids) of some rows: every id is touched."""
+    """Reads some rows and touches every id: (seconds, tokens, sum of the ids)."""
     started, tokens, total = time.perf_counter(), 0, 0
     for place in places:
         ids = rows[int(place)][name]
@@ -35,8 +35,8 @@ def read(rows: Any, name: str, places: Any) -> tuple[float, int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--rows", type=int, default=4000, help="random ones (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--rows", type=int, default=4000, help="number of random rows (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
     given = parser.parse_args()
     import datasets
 

@@ -1,11 +1,11 @@
-"""How long a nightly refresh takes: old files that did not change, a new one, the token cache and output of before.
+"""Measures a nightly refresh: unchanged old files, a new file, and the token cache and output of the last run.
 
     python benchmarks/refresh.py chat.jsonl --old 4000 --new 40 --work /fast/disk --tokenizer examples/tokenizer
 
-Makes the inputs from a corpus (`chat.jsonl`, of `{"id", "messages"}`): each copy of it has other ids, so that no block
-occurs twice. Then it runs the job on the old files, from scratch; adds the new file; and runs it again with
-`--overwrite`. Prints both times, their ratio, and what the second run used again. `--compare` makes the output of the
-second run from scratch, too, and compares all bytes. The disk needs about four times the bytes of the old files.
+It makes the inputs from copies of a corpus (`chat.jsonl`, of `{"id", "messages"}`). Each copy has other ids, so no
+block occurs twice. It runs the job on the old files from scratch, adds the new file, and runs the job again with
+`--overwrite`. It prints both times, their ratio, and how much the second run reused. `--compare` also makes the second
+output from scratch, and compares all bytes. The disk needs about four times the bytes of the old files.
 """
 
 import argparse
@@ -23,7 +23,7 @@ FILE = 200 * MB
 
 
 def make_inputs(corpus: Path, folder: Path, name: str, size: int) -> None:
-    """Files of at most `FILE` bytes, of complete lines."""
+    """Writes files of complete lines, each of at most `FILE` bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     number = written = 0
     while written < size:
@@ -41,7 +41,7 @@ def make_inputs(corpus: Path, folder: Path, name: str, size: int) -> None:
 
 
 def run(inputs: Path, output: Path, given: argparse.Namespace, *options: str) -> tuple[float, dict[str, Any]]:
-    """(seconds, `run.json`) of a job."""
+    """Runs a job: (seconds, content of `run.json`)."""
     files = [str(path) for path in sorted(inputs.iterdir())]
     command = [sys.executable, "-m", "beam_prep.cli", "run", *files, "-o", str(output), "-c", str(given.config)]
     started = time.monotonic()
@@ -54,7 +54,7 @@ def run(inputs: Path, output: Path, given: argparse.Namespace, *options: str) ->
 
 
 def digest(path: Path) -> str:
-    return hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()  # it has the sha256 of every file
+    return hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()  # it lists the sha256 of every file
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--old", type=int, default=400, help="MB of files that do not change")
     parser.add_argument("--new", type=int, default=4, help="MB of the file that is added")
-    parser.add_argument("--work", type=Path, required=True, help="an empty folder; what is made there stays")
+    parser.add_argument("--work", type=Path, required=True, help="an empty folder; its files are not removed")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--config", type=Path, default=HERE.parent / "configs" / "sft_chat.json")
     parser.add_argument("--compare", action="store_true")

@@ -1,12 +1,12 @@
-"""Nightly refreshes of a small data set, a third of which are killed: each must end as a run from scratch ends.
+"""Runs nightly refreshes of a small data set and kills a third of them. Each output must equal a run from scratch.
 
     python benchmarks/soak.py --markdown docs/soak.md
     python benchmarks/soak.py --keep_versions 3 --markdown docs/soak.md
 
-Each night some input files grow, change, go or come. The job then runs with the token cache of the nights before, over
-the output of the night before; in a third of the nights all of its processes are killed at a random change of a file
-(with `tests/faults/harness.py`, which needs a C compiler), and it runs again. A reader looks at the output all the
-time. The exit code is 1 if anything was found that must not be.
+Each night some input files grow, change, are removed or added. Then the job runs with the token cache of earlier
+nights, over the output of the night before. In a third of the nights all its processes are killed at a random change of
+a file (with `tests/faults/harness.py`, which needs a C compiler), and it runs again. A reader reads the output all the
+time. The exit code is 1 if there was a problem.
 """
 
 import argparse
@@ -63,11 +63,11 @@ WORDS = [
 ]
 BLOCK = re.compile(r"[0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16}(\.[a-z]+)+|uses/[0-9a-f]{12}-[0-9a-f]{12}\.blocks")
 BESIDE = re.compile(r"\.beam_prep(/out-[0-9a-f]{12}(/(lock|lock\.name|claim\.json\.lock))?)?")
-"""What stays in the folder of the output when no job runs."""
+"""Files that may stay beside the output when no job runs."""
 
 
 class Inputs:
-    """The input files, and what happens to them in a night."""
+    """The input files, and their changes in a night."""
 
     def __init__(self, folder: Path, drawn: random.Random) -> None:
         self.folder, self._drawn = folder, drawn
@@ -81,7 +81,7 @@ class Inputs:
         return sorted(self.folder.iterdir())
 
     def change(self) -> list[str]:
-        """Changes one to four files; returns what was done."""
+        """Changes one to four files. Returns the kinds of changes."""
         done = []
         for _ in range(self._drawn.randint(1, 4)):
             ways = ["grow", "grow", "grow", "edit", "edit", "come", "go"]
@@ -101,7 +101,7 @@ class Inputs:
 
     def _come(self) -> None:
         self._made += 1
-        # In input order a new file may be anywhere.
+        # A new file may be at any place in input order.
         path = self.folder / f"{self._drawn.randrange(1000):03d}-{self._made}.jsonl"
         path.write_text("".join(self._lines(self._drawn.randint(1, 300))))
 
@@ -131,7 +131,7 @@ class Inputs:
 
 @dataclass
 class Night:
-    """What was seen of a refresh. Numbers of files are those of shards; megabytes are those of the disk."""
+    """The measurements of a refresh. Numbers of files are files of shards; megabytes are on the disk."""
 
     number: int
     did: list[str]
@@ -152,9 +152,9 @@ class Soak:
     """The job, night by night.
 
     Args:
-        work: a folder.
+        work: a folder for the inputs.
         jobs: runs the job; its root has output and token cache.
-        seed: of all that is drawn.
+        seed: the seed of all random choices.
         keep_versions: `--keep_versions` of the job; 0: `--overwrite`.
     """
 
@@ -169,7 +169,7 @@ class Soak:
         self.looks = 0
 
     def night(self, number: int, kills: int) -> Night:
-        """A refresh, and its comparison with a run from scratch."""
+        """Runs a refresh, and compares it with a run from scratch."""
         night = Night(number, self._inputs.change() if number else ["start"])
         before = self._state()
         scratch = self._work / "scratch"
@@ -220,7 +220,7 @@ class Soak:
         return self._out / "latest" if self._versions else self._out
 
     def _state(self) -> tuple[dict[str, str], dict[str, tuple[int, int]]] | None:
-        """Of the output: digests by path, and what tells a file from another one of the same bytes."""
+        """(path -> digest, path -> inode and time) of the files of the output; None without an output."""
         folder = Path(os.path.realpath(self._current))
         if not (folder / "manifest.json").exists():
             return None
@@ -230,7 +230,7 @@ class Soak:
 
     @contextmanager
     def _reader(self, night: Night) -> Iterator[None]:
-        """Looks at the output until the context ends. What is wrong goes to `night`."""
+        """Reads the output until the context ends. Problems are added to `night`."""
         if self._state() is None:
             yield
             return
@@ -255,7 +255,7 @@ class Soak:
         folder = Path(os.path.realpath(self._current))
         try:
             manifest = json.loads((folder / "manifest.json").read_bytes())
-            # Without versions the files of a replaced output may go while one looks.
+            # Without versions the files of a replaced output may be removed during a look.
             if self._versions and (incomplete := _incomplete(folder, manifest)):
                 return f"{incomplete} is not there"
         except (OSError, ValueError) as error:
@@ -263,7 +263,7 @@ class Soak:
         return ""
 
     def _left(self) -> Iterator[str]:
-        """What lies where nothing may be left."""
+        """Problems of files that should not be left."""
         beside = [path.relative_to(self._root).as_posix() for path in self._root.rglob("*")]
         of_cache = [
             name.removeprefix("token_cache/")
@@ -304,7 +304,7 @@ class Soak:
 
 
 def _incomplete(folder: Path, manifest: dict[str, Any]) -> str | None:
-    """The first file that is not there in its size."""
+    """The first file of the manifest that is missing or has another size."""
     of_shards = [file for shard in manifest["shards"] for file in shard["files"]]
     for file in [*of_shards, *manifest["rejects"], *manifest["files"]]:
         path = folder / file["path"]
@@ -319,13 +319,13 @@ def _differences(found: dict[str, str], wanted: dict[str, str]) -> str:
 
 
 def _disk(folder: Path) -> float:
-    """MB of a folder; a file with several names counts once."""
+    """MB of a folder on the disk. A file with several links counts once."""
     found = {stat.st_ino: stat.st_blocks * 512 for path in folder.rglob("*") for stat in [path.lstat()]}
     return sum(found.values()) / 1e6
 
 
 def report(nights: Sequence[Night], asked: int, looks: int, seed: int, keep_versions: int, seconds: float) -> str:
-    """What was seen, as Markdown."""
+    """The report, as Markdown."""
     refreshes = nights[1:]
     did = Counter(way for night in refreshes for way in night.did)
     wrong = [f"night {night.number}: {problem}" for night in nights for problem in night.wrong]
@@ -406,8 +406,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--refreshes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=16)
-    parser.add_argument("--keep_versions", type=int, default=0, help="keep so many; without: --overwrite")
-    parser.add_argument("--markdown", type=Path, help="the page whose part is written anew")
+    parser.add_argument("--keep_versions", type=int, default=0, help="run with --keep_versions N; default: --overwrite")
+    parser.add_argument("--markdown", type=Path, help="write the report into this page")
     given = parser.parse_args()
     began = time.monotonic()
     nights = []
@@ -418,7 +418,7 @@ def main() -> int:
             soak = Soak(work, jobs, given.seed, given.keep_versions)
             drawn = random.Random(given.seed)
             killed = set(drawn.sample(range(1, given.refreshes + 1), -(-given.refreshes // 3)))
-            with contextlib.suppress(KeyboardInterrupt):  # then the report is of the nights so far
+            with contextlib.suppress(KeyboardInterrupt):  # then the report covers the nights so far
                 for number in range(given.refreshes + 1):
                     night = soak.night(number, drawn.choice([1, 1, 1, 2]) if number in killed else 0)
                     nights.append(night)

@@ -1,12 +1,12 @@
-"""A table, chat templates by name: which conversations they take, what they leave out, what is refused and why.
+"""A table of chat templates: which conversations each takes, what it leaves out, what is refused and why.
 
     python benchmarks/template_table.py                              # prints the table
     python benchmarks/template_table.py --markdown docs/templates.md
-    python benchmarks/template_table.py --only qwen                  # those whose names hold a text
+    python benchmarks/template_table.py --only qwen                  # only templates with this text in their name
 
-Needs the templates of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`); without them it ends, and says so. It
-says what is done with each conversation of `beam-prep template`; `../shared/templates/judge.py` says whether what is
-done with its own is right.
+Needs the templates of the test material (`--shared DIR`, or `BEAM_PREP_SHARED`), otherwise it ends with a message. The
+table shows the outcome of each conversation of `beam-prep template`. `../shared/templates/judge.py` judges whether
+outcomes of its own conversations are right.
 """
 
 import argparse
@@ -32,13 +32,13 @@ HEADER = (
     *("contents", "arguments", "tools", "calls", "reasoning", "trained behind an answer"),
 )
 TALK, WITH_REASONING = "several turns", "reasoning of earlier answers"
-"""The conversations that show how a turn ends, and which reasoning is written."""
+"""The names of the conversations that show the end of a turn, and which reasoning is written."""
 FORMS = {True: "parts", False: "text", None: "both"}
 OF_ARGUMENTS = {True: "object", False: "string", None: "both"}
 
 
 def loaded(path: Path) -> Any:
-    """A module of the test material."""
+    """Imports a module of the test material."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -49,7 +49,7 @@ def loaded(path: Path) -> Any:
 
 
 def compiled(source: str, judge: Any) -> ChatTemplate:
-    """A template, with a tokenizer whose special tokens are the template's own, as the judge makes it."""
+    """A template with the special tokens that its source names, as the judge compiles it."""
     control = set(judge.CONTROL.findall(source))
     end = next((each for each in judge.ENDS if each in control), None)
     if "eos_token" in source or end is None:
@@ -58,7 +58,7 @@ def compiled(source: str, judge: Any) -> ChatTemplate:
 
 
 def row(name: str, template: ChatTemplate) -> tuple[list[str], Counter[str]]:
-    """The cells of a template, and how many conversations had each outcome."""
+    """(cells of a template, outcome -> conversations)."""
     found = {case: outcome_of(template, record) for case, record in CONVERSATIONS.items()}
     count = Counter(each.kind for each in found.values())
     refused = Counter(each.reason for each in found.values() if each.kind == "refused")
@@ -87,13 +87,13 @@ def listed(count: int, why: Counter[str]) -> str:
 
 
 def yes(found: Any) -> str:
-    """`yes`, `no` or `in part`, of several; "" of none."""
+    """`yes` if all are true, `no` if none, else `in part`; "" for an empty list."""
     all_of = list(found)
     return "" if not all_of else "yes" if all(all_of) else "in part" if any(all_of) else "no"
 
 
 def reasoning(rendered: RenderedChat | None) -> str:
-    """Which of two answers' reasoning is written."""
+    """Whether the reasoning of two answers is written: `yes`, `in the last turn` or `no`."""
     if rendered is None:
         return ""
     lost = sum(key == "reasoning" for _, key in rendered.not_rendered)
@@ -101,7 +101,7 @@ def reasoning(rendered: RenderedChat | None) -> str:
 
 
 def ending(template: ChatTemplate, rendered: RenderedChat | None, messages: list[Any]) -> str:
-    """What is trained behind the text of an answer that is not the last."""
+    """What is trained after the text of an answer, if another turn follows."""
     if rendered is None:
         return ""
     place = next(number for number, message in enumerate(messages) if message["role"] == "assistant")
@@ -124,8 +124,8 @@ def ending(template: ChatTemplate, rendered: RenderedChat | None, messages: list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=SHARED, help="the folder with the test material")
-    parser.add_argument("--only", default="", help="templates whose names hold this")
-    parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
+    parser.add_argument("--only", default="", help="only templates with this text in their name")
+    parser.add_argument("--markdown", type=Path, help="write the table into this page")
     args = parser.parse_args()
     folder = args.shared / "templates"
     if not (folder / "judge.py").is_file():

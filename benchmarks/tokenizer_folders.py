@@ -1,9 +1,9 @@
-"""Is what the product makes of a tokenizer's folder what transformers makes of it? Folders drawn at random.
+"""Compares beam_prep with transformers on random tokenizer folders.
 
     python benchmarks/tokenizer_folders.py --folders 500 --shared ../shared       # half an hour
 
-Prints how many of the folders that transformers loads give the same ids and texts, and of the others what differs
-first, with the settings that were drawn. Exits with 1 below 95 %, or where something differs without an error.
+It prints how many of the folders that transformers loads give the same ids and texts; and for each other folder the
+first difference, with the random settings. The exit code is 1 below 95 %, or if something differs without an error.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from tests.tokens.folders import differences, folder_of, load_reference  # noqa:
 WANTED = 0.95
 BASES = {"bpe3k_nobos": 3, "chatml-12k": 4, "minimind": 4, "gpt2": 2, "mistral-v1": 3, "tekken-32k": 2, "t5-small": 3}
 BASES |= {"mistral-v3": 2, "qwen2.5": 1}
-"""Folder -> how often it is drawn; the large ones take seconds each."""
+"""Folder -> its weight in the draw. Large folders take seconds each."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folders", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--shared", type=Path, required=True, help="has tokenizers/")
+    parser.add_argument("--shared", type=Path, required=True, help="the folder with tokenizers/")
     given = parser.parse_args()
     loaded, refused, wrong = 0, 0, 0
     kinds: collections.Counter[str] = collections.Counter()

@@ -1,8 +1,8 @@
-"""Runs any config: JSONL files -> an output directory.
+"""Runs a config on JSONL files and writes an output directory.
 
     python -m pipelines.preprocess 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
-The same as `beam-prep run`. Every option of Beam may follow; two worker processes, for instance:
+It does the same as `beam-prep run`. Options of Beam may follow, for instance two worker processes:
 
     python -m pipelines.preprocess 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer \
         --direct_running_mode=multi_processing --direct_num_workers=2

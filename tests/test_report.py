@@ -324,4 +324,4 @@ def test_a_preview_warns_as_the_run_does(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_each_side_of_a_pair_counts_as_a_conversation_with_tools() -> None:
     (said,) = warnings(Findings(counters={"tools_not_written": 6}), ConfigView())
-    assert said.startswith("of 6 conversations with tools the chat template writes none of these: ")
+    assert said.startswith("the chat template does not write the tools of 6 conversations: ")

@@ -1,1 +1,1 @@
-"""What is made for the docs: pictures, and the site."""
+"""Programs that make parts of the docs, and that check tests."""

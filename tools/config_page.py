@@ -1,6 +1,6 @@
-"""Tables of the docs that are made from the code: `python -m tools.config_page` writes them into their pages.
+"""Generates tables of the docs from the code: `python -m tools.config_page` writes them into their pages.
 
-They are the fields of a config and the options of a run (docs/config.md), the reasons and the checks of `verify`
+The tables list the fields of a config and the options of a run (docs/config.md), the reasons and the checks of `verify`
 (docs/formats.md), and old names (docs/renamed.md).
 """
 
@@ -42,15 +42,15 @@ SEE = {
     "contaminated": ("decontamination", "decontaminate.md"),
     "not_sampled": ("mix", "compose.md#mix"),
 }
-"""Reason to the page that explains it."""
+"""Reason -> (text, link) of the page that explains it."""
 _LISTS = {"SectionConfig": "list of sections", "GroupConfig": "list of groups"}
 
 
 def with_tables(text: str) -> str:
-    """The page with its tables made anew.
+    """The page with new tables.
 
-    A table has the fields of the objects that the comment before it names: `<!-- table: input, input.rollouts -->`;
-    `config` is the config itself. Tables of options and reasons stand between a `begin` and an `end`.
+    A comment before a table of fields names the objects: `<!-- table: input, input.rollouts -->`; `config` is the
+    config itself. Other tables are between a `begin` and an `end` comment.
     """
     found = rows()
 
@@ -90,7 +90,7 @@ def _options() -> Iterator[str]:
 
 
 def _reasons(reasons: Mapping[Any, str]) -> Iterator[str]:
-    """Every reason to leave a record out, with what a user can do."""
+    """Every reason to leave out a record, with advice."""
     yield from ("| reason | the record | what to do |", "|---|---|---|")
     for name, meaning in reasons.items():
         see = f" See [{SEE[name][0]}]({SEE[name][1]})." if name in SEE else ""
@@ -99,7 +99,7 @@ def _reasons(reasons: Mapping[Any, str]) -> Iterator[str]:
 
 
 def rows() -> dict[str, str]:
-    """Path to row, of every field of a config; what several objects have stands at the first."""
+    """Path -> row of the table, for every field of a config. Objects of one type are listed once, at the first path."""
     schema = PipelineConfig.json_schema()
     link = schema["properties"]["$schema"]
     first = {"$schema": _row("$schema", link, link["description"], required=False)}
@@ -190,7 +190,7 @@ def _bounds(field: dict[str, Any], step: int | None) -> Iterator[str]:
     if (above := field.get("exclusiveMinimum")) is not None:
         yield f"at least {above + step}" if step else f"above {above}"
     for key, word in (("minimum", "at least"), ("maximum", "at most"), ("exclusiveMaximum", "below")):
-        if key in field and field[key] != LARGEST_WHOLE:  # which the page says once
+        if key in field and field[key] != LARGEST_WHOLE:  # the page says it once
             yield f"{word} {field[key]:,}"
 
 

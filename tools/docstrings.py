@@ -1,4 +1,4 @@
-"""Shows the examples in docstrings as code, in the API reference. griffe, which reads the docstrings, calls this."""
+"""An extension of griffe, which reads docstrings for the API reference: it shows their examples as code."""
 
 import re
 from typing import Any
@@ -9,12 +9,12 @@ _EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *$).+)*", re.M)
 
 
 def fenced(docstring: str) -> str:
-    """A docstring with each example (`>>>`, up to the next blank line) as a block of code."""
+    """The docstring with a code block around each example (from `>>>` to the next blank line)."""
     return _EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", docstring)
 
 
 class Examples(griffe.Extension):
-    """Changes every docstring as it is read."""
+    """Puts code blocks into every docstring."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         """Called for each module, class, function and attribute."""

@@ -1,10 +1,10 @@
-"""Changes the data path in small ways, one after the other, and says which of them the tests notice.
+"""Makes small faults (mutants) in the data path, one at a time, and reports which of them the tests catch.
 
-    python -m tools.mutants            # all of them, a table in Markdown
-    python -m tools.mutants 3 7        # those of these numbers
+    python -m tools.mutants            # all mutants; prints a table in Markdown
+    python -m tools.mutants 3 7        # only mutants 3 and 7
 
-Each is written into this working tree, tried with the tests that stand beside it, and taken back. A mutant whose text
-is not in the code any more is an error: the code has changed, and so has the mutant to.
+Each mutant is written into this working tree, its tests run, and the file is restored. It is an error if the text of a
+mutant is no longer in the code: then update the mutant.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Mutant(NamedTuple):
-    """What is changed, and the tests that should notice it."""
+    """A fault in the code, and the tests that should catch it."""
 
     what: str
     file: str
@@ -198,7 +198,7 @@ MUTANTS = [
 
 
 def tried(mutant: Mutant) -> bool:
-    """Whether the tests fail with it."""
+    """True if its tests fail with the mutant."""
     path = ROOT / "beam_prep" / mutant.file
     source = path.read_text("utf-8")
     if source.count(mutant.old) != 1:
@@ -212,7 +212,7 @@ def tried(mutant: Mutant) -> bool:
 
 
 def main() -> None:
-    """Prints a row of the table for each."""
+    """Prints a row of the table for each mutant."""
     numbers = [int(word) for word in sys.argv[1:]] or range(1, len(MUTANTS) + 1)
     for number in numbers:
         mutant = MUTANTS[number - 1]

@@ -1,4 +1,4 @@
-"""Runs examples/first_look.ipynb and writes what its cells give into it; a test compares that with the file.
+"""Runs examples/first_look.ipynb and writes the results of its cells into it. A test checks that they are current.
 
 python -m tools.notebook
 """
@@ -14,7 +14,7 @@ NOTEBOOK = ROOT / "examples" / "first_look.ipynb"
 
 
 def executed(notebook: Path, folder: Path) -> str:
-    """The notebook as JSON, with what its cells give when they run in a folder; without times, versions and logs."""
+    """Runs the notebook in a folder. Returns its JSON with the results of cells, without times, versions and logs."""
     import nbclient
     import nbformat
 
@@ -33,19 +33,19 @@ def executed(notebook: Path, folder: Path) -> str:
 
 
 def _is_noise(output: Any) -> bool:
-    """True for logs, and for what Beam shows in a notebook of its own accord: a script, which draws nothing."""
+    """True for logs, and for a script that Beam adds to notebooks and that draws nothing."""
     return output.get("name") == "stderr" or [*output.get("data", {})] == ["application/javascript"]
 
 
 def _plain(output: Any) -> Any:
-    """An output without what differs from run to run, such as the address of an object."""
+    """The output of a cell without parts that differ between runs, such as addresses of objects."""
     if "image/svg+xml" in output.get("data", {}):
         output["data"] = {"image/svg+xml": output["data"]["image/svg+xml"], "text/plain": "a picture"}
     return {key: value for key, value in output.items() if key != "transient"}
 
 
 def main() -> int:
-    """Writes the notebook; gives the exit code."""
+    """Writes the notebook. Returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         text = executed(NOTEBOOK, Path(folder))
     NOTEBOOK.write_text(text, encoding="utf-8")

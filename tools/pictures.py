@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/pictures/ again, from the sample data; a test compares them with these files.
+"""Makes the pictures in docs/pictures/ from the sample data. A test checks that they are current.
 
 python -m tools.pictures
 """
@@ -15,7 +15,7 @@ from beam_prep.inspect.picture import picture
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 
-# Name -> config, sample, changes of the config, row.
+# Name -> (config, sample, changes of the config, row).
 PICTURES: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "masked_chat": ("sft_conversation", "chat", {}, 14),
     "header_trained": ("sft_chat", "chat", {}, 14),
@@ -51,7 +51,7 @@ def prepared(config: str, sample: str, changes: dict[str, Any], output: Path) ->
 
 
 def pictures(work: Path) -> dict[str, str]:
-    """File name -> SVG of every picture. `work` is a folder for the outputs that they show."""
+    """File name -> SVG of every picture; `work`: a folder for the outputs."""
     found = {}
     for name, (config, sample, changes, row) in PICTURES.items():
         dataset = prepared(config, sample, changes, work / name)
@@ -60,7 +60,7 @@ def pictures(work: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Writes all of them; gives the exit code."""
+    """Writes all pictures. Returns the exit code."""
     with tempfile.TemporaryDirectory() as work:
         for name, svg in pictures(Path(work)).items():
             (FOLDER / name).write_text(svg, encoding="utf-8")

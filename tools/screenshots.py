@@ -1,4 +1,4 @@
-"""The screenshots of the docs: pages of `examples/data/chat.jsonl` in Chromium, light and dark.
+"""Makes the screenshots of the docs: pages of `examples/data/chat.jsonl` in Chromium, light and dark.
 
 make screenshots
 """
@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 1000, 1240
 
 
 def pages(folder: Path) -> dict[str, Path]:
-    """Name -> page: the report of a run in which records are left out and cut, and rows of its output."""
+    """Name -> page: the report of a run that leaves out and cuts records, and a page of its rows."""
     lines = (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()
     lines[5:5] = ['{"messages": [', '{"messages": []}']
     source = folder / "chat.jsonl"

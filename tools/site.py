@@ -1,4 +1,4 @@
-"""The docs as a site: mkdocs calls the functions `on_...`; as a program, this checks what mkdocs built.
+"""The site of the docs. mkdocs calls the functions `on_...`; as a program, this module checks the built site.
 
     mkdocs build --strict && python -m tools.site build/site
 
@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-# Blocks of code and code in a line come first: what looks like a link in them is none.
+# Code blocks and inline code match first, because they hold no links.
 LINK = re.compile(
     r"^ *(?P<fence>`{3,}).*?^ *(?P=fence)$|`[^`\n]+`|(?<=\]\()(?![a-z]+:|#)(?P<path>[^)\s#]+)(?=[#)])", re.M | re.S
 )
 SHOWN = 16_000
-"""Characters of a file that its page shows."""
+"""Most characters of a file that its page shows."""
 
 _LANGUAGES = {".py": "python", ".json": "json", ".jsonl": "json", ".jinja": "jinja", ".toml": "toml", ".yml": "yaml"}
 
 
 def uri_of(path: str) -> str:
-    """The place in the site's sources of a file or folder of the repository.
+    """The path in the site's sources of a file or folder of the repository.
 
     >>> uri_of("docs/masks.md"), uri_of("README.md"), uri_of("configs/dpo.json")
     ('masks.md', 'source/README.md', 'source/configs/dpo.json.md')
@@ -40,13 +40,13 @@ def uri_of(path: str) -> str:
 
 
 def targets(text: str, path: str) -> list[str]:
-    """The files and folders of the repository that a page links to, as paths from its root."""
+    """The files and folders that a page links to, as paths from the root of the repository."""
     links = [match["path"] for match in LINK.finditer(text) if match["path"]]
     return [posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(link))) for link in links]
 
 
 def with_links_of_the_site(text: str, path: str, uri: str) -> str:
-    """A page of the repository with its links as they are in the site, where its place is `uri`."""
+    """A page of the repository with links for the site; `uri`: its path in the site's sources."""
 
     def link(match: re.Match[str]) -> str:
         if not match["path"]:
@@ -58,7 +58,7 @@ def with_links_of_the_site(text: str, path: str, uri: str) -> str:
 
 
 def source_pages() -> dict[str, str]:
-    """Path -> markdown of every file and folder outside docs/ that a page, or one of these pages, links to."""
+    """Path -> Markdown of every file and folder outside docs/ that docs, or one of these pages, link to."""
     found: dict[str, str] = {}
     pages = [(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in (ROOT / "docs").rglob("*.md")]
     while pages:
@@ -71,12 +71,12 @@ def source_pages() -> dict[str, str]:
 
 
 def _linked_from(path: str) -> str:
-    """The path from which the links on a source page lead; those of a folder lead from within it."""
+    """The path to which the links of a source page are relative; links of a folder are relative to the folder."""
     return f"{path}/index.md" if (ROOT / path).is_dir() else path
 
 
 def _page_of(path: str) -> str:
-    """A file, or the list of a folder's files, as markdown."""
+    """A file, or a list of a folder's files, as Markdown."""
     file = ROOT / path
     if file.is_dir():
         inner = sorted(each for each in file.iterdir() if not each.name.startswith((".", "__pycache__")))
@@ -92,7 +92,7 @@ def _page_of(path: str) -> str:
 
 
 def _notebook(notebook: dict[str, Any]) -> str:
-    """A notebook as markdown: its texts, its code, and what the code gave."""
+    """A notebook as Markdown: text, code, and results of the code."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -115,7 +115,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are in the site."""
+    """Changes the links of a page for the site."""
     uri = page.file.src_uri
     if not uri.startswith("source/"):
         return with_links_of_the_site(markdown, f"docs/{uri}", uri)
@@ -124,7 +124,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 class _Page(HTMLParser):
-    """What a page of HTML has: ids, links, and what a browser loads with it."""
+    """The ids and links of an HTML page, and the files that a browser loads with it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -145,14 +145,14 @@ class _Page(HTMLParser):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a page."""
+    """A problem of a page."""
 
     page: str
     text: str
 
 
 def problems(site: Path) -> Iterator[Problem]:
-    """Links that lead nowhere, also to anchors, and what a browser would load from another host."""
+    """Broken links, also to anchors, and files that a browser would load from another host."""
     pages = {path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         name = path.relative_to(site.resolve()).as_posix()
@@ -164,7 +164,7 @@ def problems(site: Path) -> Iterator[Problem]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if target.is_dir():
                 target /= "index.html"
-            if name == "404.html" or parts.path.startswith("/"):  # its links are those of the site's root
+            if name == "404.html" or parts.path.startswith("/"):  # such links are relative to the root of the site
                 continue
             if not target.exists():
                 yield Problem(name, f"{url} leads nowhere")
@@ -180,7 +180,7 @@ def _relative(urls: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Checks the site in a folder; gives the exit code."""
+    """Checks the site in a folder. Returns the exit code."""
     found = list(problems(Path(sys.argv[1])))
     for problem in found:
         print(f"{problem.page}: {problem.text}", file=sys.stderr)

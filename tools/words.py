@@ -1,6 +1,6 @@
 """Counts the words of prose of README.md and docs/, by page: `python -m tools.words`.
 
-Blocks of code and tables that are made from the code do not count.
+Code blocks and generated tables do not count.
 """
 
 import re
@@ -15,7 +15,7 @@ _MADE = re.compile(
 
 
 def prose(text: str) -> str:
-    """A page without blocks of code, and without tables that are made from the code.
+    """A page without code blocks and generated tables.
 
     >>> prose("One `two`.\\n```sh\\nthree\\n```\\n<!-- table: input -->\\n| four |\\nFive.").split()
     ['One', '`two`.', 'Five.']

@@ -1,1 +1,1 @@
-"""`beam-prep audit FILES -c C --tokenizer_path T`: what is wrong with data and config, on a sample, before a run."""
+"""`beam-prep audit FILES -c C --tokenizer_path T`: finds problems of data and config on a sample, before a run."""

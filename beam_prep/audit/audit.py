@@ -1,4 +1,4 @@
-"""`audit`: the checks, in one list, on one sample."""
+"""`audit`: runs all checks on a sample of the records."""
 
 import itertools
 import os
@@ -24,17 +24,17 @@ from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
 
 SAMPLE = 2000
-"""Records that are looked at: what one record in a hundred has is seen with a chance of all but 2 in a billion."""
+"""Records of the sample. A fault in one record of a hundred is missed with a chance of 2 in a billion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        sample: the records, and what became of them.
-        findings: those with the most tokens at stake first.
-        notes: what is no fault, and good to know.
+        sample: the records, and the result of each.
+        findings: the problems, those with the most tokens at stake first.
+        notes: remarks that are no problems.
     """
 
     sample: Sample
@@ -48,18 +48,18 @@ def audit(
     tokenizer_path: str | os.PathLike[str],
     count: int = SAMPLE,
 ) -> Audit:
-    """Looks for faults of records, config and tokenizer, on a sample of all files. Writes nothing.
+    """Finds problems of records, config and tokenizer on a sample of all files. It writes nothing.
 
-    Of a config with groups of inputs, see `audit_groups`.
+    For a config with groups of inputs, see `audit_groups`.
 
     Args:
         inputs: paths and globs of JSONL files, as for a run.
         config: a config, or the path of its JSON file.
         tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: records of the sample; if there are no more, all are looked at.
+        count: records of the sample; smaller inputs are read completely.
 
     Raises:
-        ConfigError, InputError, TokenizerError: if a run with these arguments would raise them.
+        ConfigError, InputError, TokenizerError: a run with these arguments would raise the same error.
 
     >>> found = audit("examples/data/chat.jsonl", "configs/sft_conversation.json", "examples/tokenizer")
     >>> found.sample.count, found.findings
@@ -77,10 +77,10 @@ def audit_groups(
     tokenizer_path: str | os.PathLike[str],
     count: int = SAMPLE,
 ) -> dict[int | None, Audit]:
-    """The audit of each of `input.groups`, by its number, as their records have fields of their own.
+    """Number of a group -> its audit, for each of `input.groups`; {None: audit} without groups.
 
-    For arguments and errors see `audit`; each group has a sample of `count` records. Those without a record are left
-    out. Without groups: {None: audit}.
+    For arguments and errors see `audit`. Each group has a sample of `count` records. Groups without a record are left
+    out.
     """
     if count < 1:
         raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")
@@ -102,7 +102,7 @@ def audit_groups(
 
 
 def audit_of(drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer) -> Audit:
-    """The audit of records that are drawn."""
+    """The audit of records that were drawn."""
     return _checked(*_sample(drawn, files, config, tokenizer))
 
 
@@ -113,7 +113,7 @@ def _no_record(files: Sequence[InputFile]) -> InputError:
 def _sample(
     drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer
 ) -> tuple[Sample, str | None]:
-    """(the sample, the date that the config should name)"""
+    """(the sample, the date that the config should set; None: no date is needed)."""
     config, today = _with_date(config, tokenizer)
     return Sample.of(drawn, config, tokenizer, files), today
 
@@ -126,7 +126,7 @@ def _checked(sample: Sample, today: str | None) -> Audit:
 
 
 def _with_date(config: PipelineConfig, tokenizer: Tokenizer) -> tuple[PipelineConfig, str | None]:
-    """(the config with a date, that date) if the template asks for one and the config has none; else (config, None)."""
+    """(config with today's date, today) if the template asks for a date that the config lacks; else (config, None)."""
     source = tokenizer.template_source(config.input.chat_template) or ""
     templated = any(spec.has_template for spec in config.outputs())
     if not templated or config.input.date is not None or not asks_for_date(source):
@@ -159,7 +159,7 @@ def _notes(sample: Sample) -> Iterable[str]:
 
 
 def as_lines(audit: Audit) -> Iterator[str]:
-    """The lines of an audit: what was looked at, the findings, the notes."""
+    """An audit as lines of text: the sample, the findings, the notes."""
     for line in _lines(audit):
         yield line.translate(VISIBLE)  # texts of records must not control the terminal
 

@@ -1,4 +1,4 @@
-"""All checks, in one list."""
+"""The list of all checks of an audit."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -13,8 +13,7 @@ class Check(NamedTuple):
 
     Attributes:
         find: sample -> findings.
-        at_start: a few records are enough for it to be sure, and it costs little beside their rendering. So a run
-            makes it on its first records.
+        at_start: a run makes this check on its first records: a few records are enough, and it costs little.
     """
 
     find: Callable[[Sample], Iterable[Finding]]
@@ -24,7 +23,7 @@ class Check(NamedTuple):
 CHECKS = (
     Check(of_records.left_out),
     Check(of_records.fields_not_read),
-    Check(of_records.bad_answers),  # a run looks for these in more records than its first
+    Check(of_records.bad_answers),  # a run makes this check on more than its first records
     Check(of_records.duplicates),
     Check(of_records.empty_turns),
     Check(of_records.repeated_turns),
@@ -38,7 +37,7 @@ CHECKS = (
     Check(of_tokens.roles_not_in_mask),
     Check(of_tokens.answers_not_trained, at_start=True),
     Check(of_tokens.little_trained),
-    Check(of_tokens.config_warnings),  # a run says these of its config
+    Check(of_tokens.config_warnings),  # a run prints these by itself
     Check(of_tokens.double_bos, at_start=True),
     Check(of_tokens.no_bos),
     Check(of_tokens.roles_without_end, at_start=True),
@@ -50,15 +49,15 @@ CHECKS = (
     Check(of_tokens.answers_in_part),
     Check(of_tokens.unknown_tokens),
 )
-"""A new one is a function `Sample -> findings`, its line here, and its paragraph in docs/audit.md."""
+"""A new check needs a function `Sample -> findings`, a line here, and a paragraph in docs/audit.md."""
 
 
 def findings(sample: Sample, at_start: bool = False) -> list[Finding]:
-    """What the checks find, those with the most tokens at stake first.
+    """The findings of all checks, those with the most tokens at stake first.
 
     Args:
         sample: the records.
-        at_start: only what a run looks for at its start.
+        at_start: makes only the checks that a run makes at its start.
     """
     found = [finding for check in CHECKS if check.at_start or not at_start for finding in check.find(sample)]
     return sorted(found, key=lambda finding: (-finding.tokens, finding.name))

@@ -1,4 +1,4 @@
-"""A finding of an audit, and the records in which it was seen."""
+"""A finding of an audit, and a collector of the records that have it."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -9,17 +9,17 @@ from beam_prep.sample.sample import Example, Part, Sample
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
+    """A problem of data, config or template.
 
     Attributes:
-        name: what it is called in docs/audit.md.
-        says: a sentence.
-        count: how often it was seen in the sample.
-        of: what was counted: "records", "messages" ...
-        records: in how many records of the sample.
-        tokens: tokens of the sample that are at stake: lost, wrongly trained, or learnt from with a fault.
+        name: its name in docs/audit.md.
+        says: a sentence that describes it.
+        count: how often it occurs in the sample.
+        of: what is counted: "records", "messages" ...
+        records: how many records of the sample have it.
+        tokens: tokens of the sample that are at stake: lost, wrongly trained, or trained with a fault.
         mend: what to change, if possible a line of the config.
-        example: the first record of the sample in which it was seen; None: it is about the config or the template.
+        example: the first record of the sample that has it; None for a problem of the config or the template.
     """
 
     name: str
@@ -32,17 +32,17 @@ class Finding:
     example: Example | None = None
 
     def as_json(self, all_tokens: int) -> dict[str, Any]:
-        """As it stands in the JSON of an audit; `all_tokens`: of the sample."""
+        """The finding in the JSON of an audit; `all_tokens`: the tokens of the sample."""
         return {**asdict(self), "share_of_tokens": round(min(1.0, self.tokens / max(1, all_tokens)), 6)}
 
 
 @dataclass(slots=True)
 class Hits:
-    """Collects where something was seen.
+    """Collects the places of one problem.
 
     Attributes:
         sample: the sample.
-        of: what is counted.
+        of: what is counted, see `Finding`.
     """
 
     sample: Sample
@@ -53,12 +53,12 @@ class Hits:
     _seen: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, part: Part, line: int, text: str = "", tokens: float | None = None) -> None:
-        """Counts one.
+        """Counts one place.
 
         Args:
             part, line: the record.
-            text: what was found, for the example.
-            tokens: at stake; None: all of the record, once.
+            text: the text of the example.
+            tokens: tokens at stake; None: all tokens of the record, which count once.
         """
         key = (part.number, line)
         if tokens is None:
@@ -71,7 +71,7 @@ class Hits:
 
     @property
     def records(self) -> int:
-        """In how many records it was seen."""
+        """How many records have the problem."""
         return len(self._seen)
 
     @property
@@ -80,6 +80,6 @@ class Hits:
         return f"{self.count:,} {self.of.removesuffix('s') if self.count == 1 else self.of}"
 
     def finding(self, name: str, says: str, mend: str, at_least: float = 0) -> Iterator[Finding]:
-        """The finding, if a larger share of the sample's records than `at_least` has it."""
+        """The finding, if more than the share `at_least` of the sample's records has the problem."""
         if self.records > at_least * max(1, self.sample.count):
             yield Finding(name, says, self.count, self.of, self.records, round(self.tokens), mend, self.example)

@@ -1,4 +1,4 @@
-"""Checks of the records: what is left out, what is not read, what their texts hold."""
+"""Checks of records: records that are left out, fields that are not read, problems of texts."""
 
 import hashlib
 import json
@@ -17,14 +17,15 @@ from beam_prep.sample.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import lost_causes
 
 _RARE = 0.01
-"""What a text of the web may hold here and there (a control character, a copy): below this share it is no finding."""
+"""Below this share of records, control characters, copies and the like are normal for web texts, and no finding."""
 
 _ASKED_FOR = 0.05
-"""Drops that the config asks for (`too_short`, `too_long`): the share at which a run fails for other drops."""
+"""Above this share, drops that the config asks for (`too_short`, `too_long`) are a finding. Other drops make a run
+fail at this share."""
 
 
 def left_out(sample: Sample) -> Iterator[Finding]:
-    """Records that are rejected, or dropped with nothing to train on; those that the config drops, if many."""
+    """Records that are rejected, or dropped because nothing is trained; or that the config drops, if they are many."""
     found: dict[tuple[str, str], Hits] = {}
     for kind, reason, part, line in sample.left_out():
         if reason == "rows_without_loss" and sample.trained_before_cutting(part, line):
@@ -38,7 +39,7 @@ def left_out(sample: Sample) -> Iterator[Finding]:
             mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
             yield from hits.finding(f"rejected_{reason}", f"{hits.told} cannot be used: rejected", mend)
         elif reason == "cut":
-            says = f"all that is trained of {hits.told} is cut off: dropped as rows_without_loss"
+            says = f"all trained tokens are cut off in {hits.told}: dropped as rows_without_loss"
             mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {sample.longest or step.max_seq_len:,}'
             yield from hits.finding("dropped_rows_without_loss", says, mend)
         elif reason in LOST:
@@ -65,14 +66,14 @@ _PARTS_OF_PROMPTS = {
     *("prompt", "messages", "conversations", "conversation", "tools", "functions", "reasoning", "reasoning_content"),
     *("thinking", "completion", "response", "responses", "output", "answer", "chosen", "rejected", "text", "content"),
 }
-"""Fields that usually hold what a model reads or says. Others (ids, sources, scores) are metadata."""
+"""Fields that usually hold text of prompts or answers. Other fields (ids, sources, scores) are metadata."""
 
 _ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
-"""Beside sampled responses they are for a verifier, and are not trained."""
+"""Beside sampled responses these fields are for a verifier, and are not trained."""
 
 
 def bad_answers(sample: Sample) -> Iterator[Finding]:
-    """Answers that a field of their record marks as bad, and that are trained like the others."""
+    """Answers that a field of their record marks as bad, but that are trained like others."""
     originals = list(sample.originals())
     for found in verdicts([record for _, _, record in originals], sample.config.field_use):
         hits = Hits(sample)
@@ -88,7 +89,7 @@ _READ_BY_ITSELF = {"tools", "chat_template_kwargs"}
 
 
 def fields_not_read(sample: Sample) -> Iterator[Finding]:
-    """Fields with texts or messages of a prompt or an answer that no section reads, and that no read field repeats."""
+    """Fields with text of prompts or answers that no section reads, unless a field that is read repeats the text."""
     read = _read_fields(sample)
     sampled = any(spec.kind == "list" for spec in sample.config.outputs()) or sample.config.input.rollouts is not None
     known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
@@ -100,7 +101,7 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
         told = _squeezed(json.dumps([record.get(name) for name in read], ensure_ascii=False))
         for name in others:
             if all(_squeezed(json.dumps(text, ensure_ascii=False)[1:-1]) in told for text in _texts_in(record[name])):
-                continue  # UltraChat's `prompt` is its first message again
+                continue  # for instance UltraChat, whose `prompt` repeats the first message
             size = len(json.dumps(record[name], ensure_ascii=False))
             hits = found.setdefault(name, Hits(sample))
             hits.add(part, line, f"{name}: {_short(record[name])}", size * sample.tokens_per_character)
@@ -166,11 +167,11 @@ def _short(value: Any) -> str:
 
 
 def duplicates(sample: Sample) -> Iterator[Finding]:
-    """Records whose read fields are equal.
+    """Records that are equal in all fields that are read.
 
-    Of n records drawn from m, both of a pair are drawn with the chance (n / m) ** 2. So a pair that is found stands
-    for m / n pairs. A record of which three or more copies are drawn is frequent, and its share of the sample is that
-    of the input. One pair may be chance, hence at least two.
+    If n of m records are drawn, both records of a pair are drawn with a chance of (n / m) ** 2. So a pair in the sample
+    stands for m / n pairs. A record with three or more copies in the sample is frequent: its share of the sample is its
+    share of the input. One pair may be chance, so a finding needs two.
     """
     read = _read_fields(sample)
     drawn: Counter[bytes] = Counter()
@@ -178,7 +179,7 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     for part, line, record in sample.originals():
         told = {name: record[name] for name in read if name in record}
         if not any(told.values()):
-            continue  # nothing is equal to nothing: a finding of its own
+            continue  # empty records are another finding
         text = json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
         key = hashlib.blake2b(text, digest_size=16).digest()
         if key in drawn:
@@ -197,7 +198,7 @@ def _share(share: float) -> str:
 
 
 def empty_turns(sample: Sample) -> Iterator[Finding]:
-    """Messages that say nothing: no text, no reasoning, no tool call."""
+    """Empty messages: no text, no reasoning, no tool call."""
     hits, roles = Hits(sample, "messages"), Counter[str]()
     for chat, place, message in _messages(sample):
         if not isinstance(message.get("role"), str):
@@ -212,7 +213,7 @@ def empty_turns(sample: Sample) -> Iterator[Finding]:
 
 
 def repeated_turns(sample: Sample) -> Iterator[Finding]:
-    """Messages that say the same as the one before of the same role, or question and answer that come again at once."""
+    """Messages that repeat the last message with the same role, or a question and answer that repeat the last ones."""
     hits = Hits(sample, "messages")
     for chat in sample.conversations:
         said = [(message.get("role"), text_of(message).strip()) for message in chat.messages]
@@ -222,27 +223,27 @@ def repeated_turns(sample: Sample) -> Iterator[Finding]:
             if text and (twice or pair):
                 where = f"{chat.field}[{place}] ({role}) repeats: {text}"
                 hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
-    says = f"what was said just before is repeated in {hits.told}: a model learns to repeat itself"
-    # Of 17,193 real dialogues, not one does so.
+    says = f"the text just before is repeated in {hits.told}: a model learns to repeat itself"
+    # None of 17,193 real dialogues does this.
     yield from hits.finding("repeated_turns", says, "take out the repeated messages", 0.002)
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
-"""Characters without a shape. Not among them: tab, line ends, the joiners and marks that scripts and emoji need."""
+"""Invisible characters, without tab, line ends, and the joiners and marks that scripts and emoji need."""
 
 _BROKEN = re.compile("\ufffd|Ã[\x80-\xbf]|â€[\x80-\xbf™œ\x9d“”˜¦]|[\x80-\xbf]Ã")
-"""The replacement character, and UTF-8 that was read as Latin-1 or Windows-1252."""
+"""The replacement character, and UTF-8 that was decoded as Latin-1 or Windows-1252."""
 
 
 def control_characters(sample: Sample) -> Iterator[Finding]:
-    """Texts with characters that nobody sees: of terminals, of width zero, of direction."""
+    """Texts with invisible characters: control characters, characters of width zero, marks of direction."""
     hits = _matches(sample, _CONTROL, lambda match: f"U+{ord(match[0]):04X}")
     says = f"control characters, or characters of width zero, are in {hits.told}"
     yield from hits.finding("control_characters", says, "take these characters out of the texts", _RARE)
 
 
 def broken_characters(sample: Sample) -> Iterator[Finding]:
-    """Texts that were decoded wrongly before."""
+    """Texts that were decoded wrongly when they were made."""
     hits = _matches(sample, _BROKEN, lambda match: match[0])
     says = f"characters that were decoded wrongly (U+FFFD, or UTF-8 read as Latin-1) are in {hits.told}"
     yield from hits.finding("broken_characters", says, "read the source again, in its own encoding", _RARE)
@@ -253,11 +254,11 @@ _MARKUP = re.compile(
     r"user|assistant|system|end|endofprompt|start|channel|return)\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|"
     r"<｜(?:User|Assistant|end▁of▁sentence)｜>|\n\n(?:Human|Assistant): |### (?:Instruction|Response|Human|Assistant):"
 )
-"""What chat formats write around messages."""
+"""The markup that chat formats write around messages."""
 
 
 def markup_of_chats(sample: Sample) -> Iterator[Finding]:
-    """Messages that hold the markup of a chat format: they were rendered once already, by another template."""
+    """Messages with the markup of a chat format: another template has already rendered them."""
     controls = {token.content for token in sample.tokenizer.added}
     hits = Hits(sample, "messages")
     for chat, place, message in _messages(sample):
@@ -270,7 +271,7 @@ def markup_of_chats(sample: Sample) -> Iterator[Finding]:
 
 
 def control_tokens(sample: Sample) -> Iterator[Finding]:
-    """Texts that hold the text of a control token, which becomes the token."""
+    """Texts with the text of a control token, which the tokenizer turns into the token."""
     if sample.config.preprocessing.control_tokens != "keep" or sample.config.input.tokenized:
         return
     guard = guard_of(sample.tokenizer, sample.template, "reject")
@@ -280,7 +281,7 @@ def control_tokens(sample: Sample) -> Iterator[Finding]:
         if (match := guard.find_in(dict(message))) is not None:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
     for part, line, text in sample.plain_texts():
-        # Texts of prompt and completion may end with their EOS.
+        # Plain texts of prompt and completion may end with their EOS.
         match = guard.find(text.removesuffix(eos) if eos and sample.template is None else text)
         if match is not None:
             hits.add(part, line, _around(match))
@@ -298,7 +299,7 @@ def _matches(sample: Sample, pattern: re.Pattern[str], shown: Any) -> Hits:
 
 
 def _around(match: re.Match[str]) -> str:
-    """The match with the text on both sides."""
+    """The match, with the text on both sides."""
     start = max(0, match.start() - 40)
     return f"{'... ' * (start > 0)}{match.string[start : match.end() + 40]}"
 

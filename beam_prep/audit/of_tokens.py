@@ -1,4 +1,4 @@
-"""Checks of ids and masks: what is trained, what begins and ends a row, what is cut."""
+"""Checks of ids and masks: trained tokens, begin and end of rows, cuts."""
 
 import re
 import unicodedata
@@ -24,7 +24,7 @@ _DATE = re.compile(
 
 
 def prints_date(sample: Sample) -> Iterator[Finding]:
-    """A date in the rendering that is not in the record, and that the config does not set."""
+    """A date in the rendered text that is neither in the record nor set by the config."""
     if sample.template is None or sample.config.input.date is not None:
         return
     hits, dates = Hits(sample, "rows"), dict[str, None]()
@@ -52,14 +52,14 @@ _NOT_WRITTEN = {
         '"input": {"chat_template": ...} that writes them, or "not_rendered": "reject"',
     ),
     "reasoning_not_written": (
-        "the chat template writes no reasoning at all: not that of {}",
+        "the chat template writes no reasoning, but there is reasoning in {}",
         '"input": {"chat_template": ...} that writes `reasoning_content`',
     ),
 }
 
 
 def not_written(sample: Sample) -> Iterator[Finding]:
-    """Records of which the template leaves something out. Reasoning that it leaves out of history is no finding."""
+    """Records of which the template leaves out a part. To leave reasoning out of history is no finding."""
     counters = [part.rendered.counters for part in sample.parts if part.rendered is not None]
     writes_reasoning = any("reasoning_written" in counts for counts in counters)
     for name, (says, mend) in _NOT_WRITTEN.items():
@@ -74,7 +74,7 @@ def not_written(sample: Sample) -> Iterator[Finding]:
 
 
 def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str]]:
-    """Each conversation that became text, with all texts of its rows."""
+    """Each conversation that was rendered, with all texts of its rows."""
     for chat in sample.conversations:
         if (rendered := chat.part.rendered) is None:
             continue
@@ -89,10 +89,10 @@ def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str]]:
 
 
 _FEW = 0.01
-"""A share of the rows that is worth a finding where a few of them are no fault: a long one is cut, two tokens merge."""
+"""The share of rows above which cut rows, merged tokens and the like are a finding; a few such rows are normal."""
 
 _LITTLE = 0.02
-"""A smaller share of trained tokens is little: fifty are read for one that is learnt from."""
+"""A smaller share of trained tokens is a finding: a model reads fifty tokens to train on one."""
 
 
 def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
@@ -103,20 +103,20 @@ def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
         return
     for role, rule in view.mask.items():
         if role in roles or role in sample.other_roles or rule == "mask":
-            continue  # a rule that masks nothing does no harm
+            continue  # a `mask` rule for an absent role does no harm
         near = near_name(role, [other for other in sorted(roles) if other not in (view.mask or ())])
         found = ", ".join(map(repr, sorted(roles)[:8]))
         says = f"`mask` trains the role {role!r}, which no message has; found: {found}"
         answers = near or next((other for other in sorted(roles) if other not in OFTEN_MASKED), None)
         mend = f'"mask": {{"{answers}": "{rule}"}}, in place of {role!r}'
         if answers is None:
-            mend = "name the field that has the answers in the sections: no message is one"
+            mend = "no message is an answer: name the field with the answers in the sections"
         tokens = sample.roles.get(near or "", {}).get("tokens", 0) or sample.tokens
         yield Finding("role_not_in_data", says, 1, "roles", sample.count, tokens, mend)
 
 
 def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
-    """Roles of messages that `mask` does not name, and that are not usually left to `mask_default`."""
+    """Roles of messages that `mask` does not name, except roles that most configs leave to `mask_default`."""
     view = sample.view
     if view.mask is None:
         return
@@ -140,7 +140,7 @@ def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
 
 
 def answers_not_trained(sample: Sample) -> Iterator[Finding]:
-    """The assistant's messages are not trained at all, and others are."""
+    """Other roles are trained, but no message of the assistant is."""
     counts = sample.roles.get("assistant")
     others = sum(said["trained"] for role, said in sample.roles.items() if role != "assistant")
     if counts is not None and counts["tokens"] and not counts["trained"] and others:
@@ -161,12 +161,12 @@ def little_trained(sample: Sample) -> Iterator[Finding]:
 
 
 def config_warnings(sample: Sample) -> Iterator[Finding]:
-    """Settings that are allowed but probably not meant, as the run warns of them."""
+    """Settings that are allowed but probably not meant: the warnings of a run."""
     for text in sample.config.warnings:
         yield Finding("config", text, 1, "settings", sample.count, sample.tokens, "as it says")
 
 
-# What begins and ends a row.
+# Begin and end of rows.
 
 
 def double_bos(sample: Sample) -> Iterator[Finding]:
@@ -188,13 +188,13 @@ def double_bos(sample: Sample) -> Iterator[Finding]:
 
 
 def no_bos(sample: Sample) -> Iterator[Finding]:
-    """Sequences without the BOS that the tokenizer puts in front of any text by itself."""
+    """Sequences without BOS, although the tokenizer adds BOS to every text."""
     bos = sample.tokenizer.bos_id
     given = sample.config
     if bos is None or given.input.tokenized or given.preprocessing.bos == "strip":
         return
     if sample.tokenizer.encode(["a"], add_special_tokens=True).flat[0] != bos:
-        return  # models of such tokenizers are trained without
+        return  # models of such tokenizers are trained without BOS
     lists = {name for name, output in sample.outputs.items() if output.kind == "list"}
     hits = Hits(sample, "rows")
     for part, name, rows, _, lines in sample.sequences():
@@ -210,7 +210,7 @@ def no_bos(sample: Sample) -> Iterator[Finding]:
 
 
 def no_end(sample: Sample) -> Iterator[Finding]:
-    """Answers and texts after which no end token is trained, where that is not so of a role altogether."""
+    """Answers and texts after which no end token is trained. Roles that never end are found by `roles_without_end`."""
     if not _wants_ends(sample):
         return
     special = np.array(sorted(end_ids(sample.tokenizer)), np.int64)
@@ -224,7 +224,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
         row_of = np.repeat(np.arange(len(rows)), rows.lengths)
         last = _last_trained(rows, trained)
         near = np.zeros(len(rows), bool)
-        # Somewhere in the row a run of trained tokens ends with a special token.
+        # A row is good if any run of trained tokens in it ends with a special token.
         stop = np.flatnonzero((trained == 1) & (np.append(trained[1:], 0) == 0) | (np.append(np.diff(row_of), 1) > 0))
         for back in range(NEAR):
             at = stop - back
@@ -249,7 +249,7 @@ def no_end(sample: Sample) -> Iterator[Finding]:
     yield from hits.finding("no_end", says, mend)
 
 
-_RENDERED = 1 << 19  # characters: roles show in few records, and these are encoded once more
+_RENDERED = 1 << 19  # most characters that are encoded again: a few records show all roles
 
 
 def _wants_ends(sample: Sample) -> bool:
@@ -258,7 +258,7 @@ def _wants_ends(sample: Sample) -> bool:
 
 
 def roles_without_end(sample: Sample) -> Iterator[Finding]:
-    """Roles of which no trained turn ends with an end token."""
+    """Roles whose trained turns never end with an end token."""
     given, tokenizer = sample.config, sample.tokenizer
     rendered, characters = list[Rendered](), 0
     for part in sample.parts:
@@ -297,12 +297,12 @@ def _mend_end(sample: Sample, turn: Endless, tail: str) -> str:
 
 
 _MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
-"""What looks like an end token at the end of a text."""
+"""Text that looks like an end token, at the end of a text."""
 
 
 def double_end(sample: Sample) -> Iterator[Finding]:
-    """The same special token twice in a row, but for a BOS at the beginning."""
-    # Unknown tokens and pads may follow each other; they end nothing.
+    """The same special token twice in a row, except BOS at the beginning."""
+    # Unknown tokens and pads may follow each other, as they end nothing.
     others = {sample.tokenizer.id_of(name) for name in ("unk_token", "pad_token")} - {
         sample.tokenizer.id_of("eos_token")
     }
@@ -317,7 +317,7 @@ def double_end(sample: Sample) -> Iterator[Finding]:
         )
         for place, at in zip(same[inside].tolist(), row[inside].tolist(), strict=True):
             hits.add(part, int(lines[at]), _end_of(sample, rows, at, place + 1 - int(rows.offsets[at])))
-    says = f"the same special token stands twice, one after the other, at {hits.told}"
+    says = f"the same special token follows itself at {hits.told}"
     mend = "take the token out of the texts, or out of the template"
     if sample.template is None and sample.config.preprocessing.eos != "never":
         ends = sample.tokenizer.encode(["a"], add_special_tokens=True).flat[-1] == sample.tokenizer.id_of("eos_token")
@@ -329,11 +329,11 @@ def double_end(sample: Sample) -> Iterator[Finding]:
     yield from hits.finding("double_end", says, mend)
 
 
-# What is cut.
+# Cuts.
 
 
 def cut_off(sample: Sample) -> Iterator[Finding]:
-    """A large share of the tokens is cut off; or the run would end at the first long row."""
+    """A large share of the tokens is cut off; or the run would fail at the first long row."""
     hits = Hits(sample, "rows")
     longest = sample.longest
     if longest is None:
@@ -346,10 +346,10 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
     if sample.config.preprocessing.truncation_mode == "drop" or (
         not fails and hits.tokens <= CUT_SHARE * sample.tokens
     ):
-        return  # dropped ones are a finding of their own
+        return  # dropped records are another finding
     share = hits.tokens / max(1, sample.tokens)
     what = "the run ends at the first of them" if fails else f"{share:.1%} of all tokens are cut off"
-    says = f"longer than {sample.view.limit}, {longest:,}, are {hits.told}: {what}"
+    says = f"{hits.told} with more tokens than {sample.view.limit} ({longest:,}): {what}"
     mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}'
     if sample.view.packs:
         mend += ', or "truncation_mode": "chunk"'
@@ -382,7 +382,7 @@ def answers_cut(sample: Sample) -> Iterator[Finding]:
 
 
 def _enough(sample: Sample) -> int:
-    """The smallest power of two, above the length now, that cuts off hardly a token."""
+    """The smallest power of two, above the current length, that cuts off at most a share of `_FEW` of the tokens."""
     sizes = np.concatenate([rows.lengths for _, _, rows, _, _ in sample.sequences()])
     enough = 1 << (sample.longest or 1).bit_length()
     while np.maximum(sizes - enough, 0).sum() > _FEW * sizes.sum():
@@ -391,7 +391,7 @@ def _enough(sample: Sample) -> int:
 
 
 def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
-    """Rows in which a token reaches over the border of prompt and answer."""
+    """Rows with a token that holds text of both prompt and answer."""
     hits = Hits(sample, "rows")
     for part in sample.parts:
         counts = part.masked.counters.get("prompt_not_prefix")
@@ -434,7 +434,7 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
 
 
 def _is_trained(sample: Sample, chat: Conversation, message: object) -> bool:
-    """Whether the config trains all messages of this role."""
+    """True if the config trains all text of this message, and it is the assistant's."""
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(message, dict) or message.get("train") is False or message.get("weight") == 0:
         return False
@@ -444,7 +444,7 @@ def _is_trained(sample: Sample, chat: Conversation, message: object) -> bool:
 
 
 def _trained_texts(sample: Sample) -> Callable[[Conversation], tuple[str, str] | None]:
-    """conversation -> (its trained text, its entire text), decoded, without white space; None: it is no row."""
+    """conversation -> (trained text, entire text), decoded, without white space; None if it became no row."""
     rows = {part.number: (ids, mask) for part, _, ids, mask, _ in sample.sequences() if mask is not None}
 
     def of(chat: Conversation) -> tuple[str, str] | None:
@@ -456,7 +456,7 @@ def _trained_texts(sample: Sample) -> Callable[[Conversation], tuple[str, str] |
         flat, kept = ids.flat[own], mask[own] == 1
         runs = np.split(flat[kept], np.flatnonzero(np.diff(np.flatnonzero(kept)) > 1) + 1)
         decode = sample.tokenizer.decode
-        # What is not trained becomes a border, over which no answer is found.
+        # A NUL between runs of trained text, so no answer is found across untrained text.
         return "\0".join(_plain(decode(run.tolist())) for run in runs), _plain(decode(flat.tolist()))
 
     return of
@@ -467,11 +467,11 @@ def _plain(text: str) -> str:
 
 
 _UNKNOWN = 0.001
-"""Tokens of a thousand that are unknown: a tokenizer that fits has none."""
+"""A larger share of unknown tokens is a finding: a tokenizer for the language has none."""
 
 
 def unknown_tokens(sample: Sample) -> Iterator[Finding]:
-    """Characters that the tokenizer does not know."""
+    """Characters that the tokenizer encodes as the unknown token."""
     unknown = sample.tokenizer.id_of("unk_token")
     if unknown is None or sample.config.input.tokenized or unknown == sample.tokenizer.id_of("eos_token"):
         return
@@ -495,7 +495,7 @@ def _special_ids(sample: Sample) -> Array:
 
 
 def _first(rows: Ragged, default: int) -> Array:
-    """int64 [rows]: the first token of each; `default - 1` of empty ones."""
+    """int64 [rows]: the first token of each row; `default - 1` for empty rows."""
     first = np.full(len(rows), default - 1, np.int64)
     filled = rows.lengths > 0
     first[filled] = rows.flat[rows.offsets[:-1][filled]]
@@ -503,7 +503,7 @@ def _first(rows: Ragged, default: int) -> Array:
 
 
 def _last_trained(rows: Ragged, trained: Array) -> Array:
-    """int64 [rows]: the place of the last trained token in its row; -1: none."""
+    """int64 [rows]: the position of the last trained token in each row; -1 without trained tokens."""
     last = np.full(len(rows), -1, np.int64)
     places = np.flatnonzero(trained)
     row = np.searchsorted(rows.offsets, places, side="right") - 1

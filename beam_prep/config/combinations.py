@@ -1,4 +1,4 @@
-"""Settings that contradict each other: problems between the parts of a config, none of which is wrong alone."""
+"""Finds settings that contradict each other: problems between parts of a config that are valid alone."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from beam_prep.formats import FORMATS
 from beam_prep.hints import shown, unknown_name
 
 MAX_PADDED = 1 << 22
-"""Tokens that rows are padded to: a row is in memory with its padding."""
+"""Most tokens to which rows are padded: a padded row must fit into memory."""
 
 
 def joint_problems(
@@ -51,7 +51,7 @@ def joint_problems(
 def _needs(
     given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig
 ) -> Iterable[tuple[tuple[str, ...], bool, str]]:
-    """(place, whether it works here, what it works with) of each setting that does nothing alone."""
+    """(place, True if it works here, what it needs) of each setting that needs another setting."""
     one_sequence, rows = given.one_sequence, "input.sections, whose rows are one sequence"
     outputs = outputs_of(given, output)
     sections = [section for each in outputs for section in each.sections]
@@ -82,13 +82,13 @@ def _needs(
 
 
 def _column_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
-    """Problems of the columns' names and dtypes, and of formats that cannot hold them."""
+    """Problems of column names and dtypes, and of formats that cannot hold them."""
     holds = contents_of(given, output)
     yield from _keep_fields_problems(holds, output)
     for name, dtype in output.dtype.items():
         at = ("output", "dtype", name)
         if (metadata := output.metadata().get(name)) is not None:
-            if dtype != metadata:  # `canonical` says it as it is
+            if dtype != metadata:  # `canonical` configs list the dtype of metadata, too
                 kept = "this column is kept as metadata: give its type in output.keep_fields"
                 yield at, f"found {dtype!r}; {kept if name in output.keep_fields else 'it cannot be changed'}"
         elif name not in holds:
@@ -106,13 +106,13 @@ _FOR_SOME: tuple[Location, ...] = (
     *(("input", "date"), ("input", "template_variables")),
     *(("preprocessing", "bos"), ("mask_options",)),
 )
-"""Settings that only some inputs need: those of other groups are not changed by them."""
+"""Settings that only some inputs need. They do not affect the other groups."""
 
 
 def _group_problems(
     given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig, mask_options: object
 ) -> Iterator[Problem]:
-    """Problems of each group with the other parts, and of groups with each other."""
+    """Problems between a group and the other parts of the config, and between groups."""
     groups, parts = given.groups or (), given.parts(output)
     found: dict[Problem, list[int]] = {}
     for number, part in enumerate(parts):
@@ -122,7 +122,7 @@ def _group_problems(
         if len(numbers) == len(groups):
             yield place, text
         elif place not in _FOR_SOME:
-            yield place, f"{text}; this is of input.groups[{numbers[0]}]"
+            yield place, f"{text}; this concerns input.groups[{numbers[0]}]"
     rows = [_rows_of(part, output) for part in parts]
     for number, row in enumerate(rows):
         if row != rows[0]:
@@ -136,7 +136,7 @@ def _group_problems(
 
 
 def _rows_of(part: InputConfig, output: OutputConfig) -> str:
-    """The columns of a group's rows, before they are packed, and what each holds."""
+    """A text that describes the columns of a group's rows before packing, and what each holds."""
     kinds = {"ids": "token ids", "list": "lists of token ids", "value": "values", "token_value": "numbers of tokens"}
     columns, dtypes = [], _dtypes_of_outputs(part, output)
     for each in outputs_of(part, output):
@@ -149,7 +149,7 @@ def _rows_of(part: InputConfig, output: OutputConfig) -> str:
 
 
 def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:
-    """Problems of the names of metadata: under its own name, or that of `output.names`, it is a column."""
+    """Problems of names of metadata columns. `output.names` may rename them."""
     provenance = [FILE.name, OFFSET.name] if output.provenance else []
     taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
     at = ("output", "keep_fields")
@@ -159,7 +159,7 @@ def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Itera
             of = "provenance adds a column" if name in provenance else "the tokens have a column"
             yield at, f"found {name!r}; {of} of this name, so the field cannot be kept as metadata"
         elif name in output.names and re.fullmatch(NAME, written):
-            continue  # `name_problems` looks at it
+            continue  # `name_problems` checks it
         elif not re.fullmatch(NAME, written) or written.lower() in RESERVED:
             why = "is reserved" if written.lower() in RESERVED else "is no name of letters, digits and '_'"
             example = json.dumps({name: "its_name"})
@@ -170,8 +170,8 @@ def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Itera
 
 
 def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bool, lists: bool) -> Iterator[Problem]:
-    """Problems of formats that cannot hold everything."""
-    # Every column but these has a value for each token; of lists the number of values is not known here.
+    """Problems of formats that cannot hold a column, or a shard of this size."""
+    # Every other column has a value for each token. With lists, the number of values is not known here.
     others = {"seq_lens", *output.metadata()}
     width = sum(np.dtype(dtype).itemsize for name, dtype in dtypes.items() if name not in others)
     strings = [name for name, kind in output.keep_fields.items() if kind == "string"]
@@ -221,7 +221,7 @@ _DTYPES = {"value": "float32", "token_value": "float32", "text": "uint8"}
 
 
 def _dtypes_of_outputs(given: InputConfig, output: OutputConfig) -> dict[str, str]:
-    """Column to dtype, of each output, then of its mask."""
+    """Column -> dtype: each output, then its mask."""
     columns = {}
     for each in outputs_of(given, output):
         version = given.rollouts is not None and each.name == "policy_version"
@@ -232,7 +232,7 @@ def _dtypes_of_outputs(given: InputConfig, output: OutputConfig) -> dict[str, st
 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
-    """Column to dtype, in output order, under the columns' own names."""
+    """Column -> dtype, in output order, under the names before renaming."""
     if output.columns == "prompt_completion":
         return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION} | output.metadata()
     columns = _dtypes_of_outputs(given, output)
@@ -250,13 +250,13 @@ def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output
 def position_ids_mode_of(
     preprocessing: PreprocessingConfig, output: OutputConfig
 ) -> Literal["none", "doc_reset", "continuous"]:
-    """The mode of position ids: the one of the config, else `doc_reset` with packing and `none` without."""
+    """The mode of position ids: as in the config, else `doc_reset` with packing and `none` without."""
     default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
     return output.position_ids_mode or default
 
 
 def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
-    """Column to what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
+    """Column -> what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
     if output.columns == "prompt_completion":
         return dict.fromkeys(PROMPT_COMPLETION, "token ids")
     outputs = outputs_of(given, output)

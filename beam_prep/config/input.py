@@ -1,4 +1,4 @@
-"""`input`: what is read from a record, and the outputs that it becomes."""
+"""`input`: what is read from a record, and the outputs that a record becomes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,19 +23,19 @@ class SectionConfig(Strict):
     field: Text
     """Key of the record that is read."""
     action: Action
-    """`train` or `mask`; `$role`: as each message's role says; `$last`: only what follows the prompt, the prompt being
-    all messages but the last; `value`: numbers, which are not tokenised. See [actions](config.md#actions)."""
+    """`train` or `mask`; `$role`: the rule of each message's role; `$last`: trains only the last message, all messages
+    before it are the prompt; `value`: numbers, which are not tokenised. See [actions](config.md#actions)."""
     template: Annotated[
         Literal[False, "message", "conversation"],
         BeforeValidator(lambda value: "message" if value is True else value),
         one_of(False, True, "message", "conversation"),  # runs first: pydantic goes backwards here
         WithJsonSchema({"enum": [False, True, "message", "conversation"]}),
     ] = False
-    """`true` or `"message"`: the chat template renders each message of a list alone; `"conversation"`: all messages at
-    once. See [templates](config.md#templates)."""
+    """`true` or `"message"`: the chat template renders each message of a list alone; `"conversation"`: it renders all
+    messages together. See [templates](config.md#templates)."""
     add_special_tokens: bool | None = None
-    """The tokenizer adds its special tokens to this text. Null: yes for the first section that yields anything, no in
-    lists and for messages."""
+    """The tokenizer adds its special tokens to this text. Null: yes for the first section with text, no in lists and
+    for messages."""
 
     def build(self) -> Section:
         """The section, for `Output`."""
@@ -58,14 +58,14 @@ Sections = Annotated[tuple[SectionConfig, ...], Field(strict=False)]  # a list b
 
 
 class SourceConfig(Strict):
-    """One output of several."""
+    """One of several outputs."""
 
     sections: Sections = Field(min_length=1)
-    """What this output is made of, in order."""
+    """The sections of this output, in order."""
     list_field: bool = False
-    """The fields hold lists; every element is tokenised alone and keeps its borders."""
+    """The fields hold lists. Every element is tokenised alone, and a row is a list of lists."""
     mask_key: Name | None = None
-    """The column of its mask; null: `<name>_mask`. Naming one forces a mask where it is needless."""
+    """The column of its mask; null: `<name>_mask`. With a name, the mask is written even if every token is trained."""
 
     def _problems(self) -> Iterator[Problem]:
         actions = [section.action for section in self.sections]
@@ -84,7 +84,7 @@ class SourceConfig(Strict):
 
 
 def conversation_problems(sections: tuple[SectionConfig, ...]) -> Iterator[Problem]:
-    """Problems of the sections of an output that is one conversation."""
+    """Problems of the sections of an output with template 'conversation'."""
     if not any(section.template == "conversation" for section in sections):
         return
     actions = [section.action for section in sections]
@@ -103,7 +103,7 @@ def prompt_first(actions: Sequence[str]) -> bool:
 
 
 def _of_source(name: str, mask: str, source: SourceConfig, forced: bool, weights: str | None = None) -> Output:
-    """The output of a source. With `forced` it has a mask even if every token is trained."""
+    """The output of a source; `forced`: it has a mask even if every token is trained."""
     kind: OutputKind = "list" if source.list_field else "value" if source.sections[0].action == "value" else "ids"
     made = Output(name, kind, tuple(section.build() for section in source.sections), weights_name=weights)
     if forced or (kind != "value" and made.trains and not made.plain):
@@ -112,30 +112,30 @@ def _of_source(name: str, mask: str, source: SourceConfig, forced: bool, weights
 
 
 class RolloutsConfig(Strict):
-    """Rollouts as ids, which are not encoded again: the record's key of each column."""
+    """Rollouts as ids, which are not encoded again. Each setting is the key of the record for a column."""
 
     prompt_ids: Text = "prompt_ids"
     """Key of the prompt's ids."""
     response_ids: Text | None = "response_ids"
-    """Key of the ids of the responses, a list of lists. Null: the records are prompts alone."""
+    """Key of the ids of the responses, a list of lists. Null: the records have only prompts."""
     loss_mask: Text | None = None
-    """Key of the masks, 0 and 1, one for each id of each response. Null: all are trained."""
+    """Key of the masks, 0 and 1, one for each id of each response. Null: all tokens are trained."""
     logprobs: Text | None = None
     """Key of the log probabilities, one for each id of each response."""
     rewards: Text | None = None
     """Key of the rewards, one for each response."""
     policy_version: Text | None = None
-    """Key of the version of the policy: an integer, or one for each response."""
+    """Key of the version of the policy: an integer, or an integer for each response."""
     values: dict[Name, Text] = Field(default={})
-    """Column to key, of more numbers: one for the record, or one for each response."""
+    """Column to key, for more numbers: one number for the record, or one for each response."""
     texts: dict[Name, Text] = Field(default={})
-    """Column to key, of texts, which are kept as bytes of UTF-8."""
+    """Column to key, for texts, which are kept as UTF-8 bytes."""
     grouped: bool = True
-    """A record has all responses to its prompt, in lists. `false`: it has one response."""
+    """A record has all responses to its prompt, in lists. `false`: a record has one response."""
 
     @property
     def fields(self) -> RolloutFields:
-        """The same for `from_rollouts`."""
+        """These keys, for `from_rollouts`."""
         return RolloutFields.of(self.model_dump())
 
     def outputs(self) -> tuple[Output, ...]:
@@ -169,7 +169,7 @@ class RolloutsConfig(Strict):
 
 
 class AdapterConfig(Strict):
-    """The adapter for records of another shape."""
+    """The adapter that reads records of another shape."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -191,10 +191,10 @@ class AdapterConfig(Strict):
 
 
 class FieldsConfig(Strict):
-    """What is read from a record: `sections` for one output, `sources` for several."""
+    """The fields that are read from a record: `sections` for one output, `sources` for several."""
 
     sections: Sections | None = None
-    """What the only sequence is made of, in order. Columns: `sequence`, `loss_mask`."""
+    """The sections of the only sequence, in order. Columns: `sequence`, `loss_mask`."""
     sources: dict[Name, SourceConfig] | None = None
     """Several outputs by name; the name is the column. Letters, digits and `_`, a letter first."""
     adapter: Annotated[
@@ -207,12 +207,12 @@ class FieldsConfig(Strict):
     """Records of another shape: `sharegpt`, `alpaca`, or `tokenized`; or an object with its name and options: see
     [adapters](config.md#adapters)."""
     rollouts: RolloutsConfig | None = None
-    """Records that hold the ids of prompts and responses, which are not encoded again: see [rollouts](rollouts.md). In
-    place of sections and sources."""
+    """Records that hold the ids of prompts and responses, which are not encoded again: see [rollouts](rollouts.md).
+    Replaces sections and sources."""
 
     @property
     def tokenized(self) -> bool:
-        """True if the records are tokenised already."""
+        """True if the records are already tokenised."""
         return self.rollouts is not None or (self.adapter is not None and self.adapter.name == "tokenized")
 
     @property
@@ -280,59 +280,59 @@ class FieldsConfig(Strict):
 
 
 class GroupConfig(FieldsConfig):
-    """Files whose records have fields of their own."""
+    """A group of files with its own settings of fields."""
 
     files: Texts
     """The files of the group: paths and globs, from the folder of the run, or in a store."""
     domain: Text | None = None
-    """The domain of all its records. Null: as `output.domain_key` says."""
+    """The domain of all records of the group. Null: `output.domain_key` gives the domain."""
 
 
 class InputConfig(FieldsConfig):
-    """The input: `sections` for one output, `sources` for several; `groups` for files with fields of their own."""
+    """The input: `sections` for one output, `sources` for several, `groups` for files with different fields."""
 
     chat_template: Text | None = None
-    """In place of the tokenizer's chat template: a path beside the config, the template itself, or the name of one of
-    the tokenizer's templates (a word without a dot)."""
+    """Replaces the tokenizer's chat template: a path beside the config, the template itself, or the name of a template
+    of the tokenizer (a word without a dot)."""
     date: Annotated[str | None, BeforeValidator(as_date, json_schema_input_type=Date | None)] = None
-    """The day that the chat template is told when it asks for today's date (`strftime_now`), at midnight, in English. A
-    template that asks is refused without it."""
+    """The day that the chat template gets as today's date (`strftime_now`): midnight, in English. A template that asks
+    for the date is refused without this setting."""
     template_variables: dict[str, Any] = Field(default={})
-    """What the chat template is given for all records, as `{"enable_thinking": false}`. A record's own
-    `chat_template_kwargs` win. See [templates.md](templates.md#variables)."""
+    """Variables for the chat template, for all records: `{"enable_thinking": false}`. A record's
+    `chat_template_kwargs` override them. See [templates.md](templates.md#variables)."""
     not_rendered: Literal["reject", "keep"] = "reject"
-    """A content or a call that the chat template does not write: the record is rejected (`not_rendered`), or the rest
-    of it is kept. See [templates.md](templates.md#not_rendered)."""
+    """If the chat template does not write a content or a call: reject the record (`not_rendered`), or keep the rest of
+    the record. See [templates.md](templates.md#not_rendered)."""
     tool_arguments: Literal["auto", "object", "string", "as_is"] = "auto"
-    """The form in which the arguments of calls are given to the chat template: the one that it takes, always one of
-    them, or as the record has them. See [templates.md](templates.md#forms)."""
+    """The form of the arguments of calls that the chat template gets: the form that the template takes (`auto`), always
+    an object, always a string, or unchanged. See [templates.md](templates.md#forms)."""
     not_text: Literal["reject", "drop_parts"] = "reject"
-    """Images, audio and video: the record is rejected (`not_text`), or they are taken out and its text is kept. See
+    """If a record has images, audio or video: reject it (`not_text`), or drop these parts and keep its text. See
     [what is no text](config.md#what-is-no-text)."""
     turns: Literal["together", "apart", "auto"] = "together"
-    """`together`: a conversation is one row. `apart`: a row for each trained turn of the assistant, the conversation up
-    to it as at inference, this turn alone trained. `auto`: a new row only where the template writes earlier turns in
-    another way than they were generated. See [turns apart](masks.md#turns-apart)."""
+    """`together`: a conversation is one row. `apart`: each trained turn of the assistant gets its own row, with the
+    conversation before it as at inference; only this turn is trained. `auto`: a new row begins only if the template
+    writes earlier turns differently from how they were generated. See [turns apart](masks.md#turns-apart)."""
     implicit_prompt: bool = False
-    """For preference rows whose prompt is absent, null or empty: the longest common beginning of both sides is the
-    prompt. (A prompt that is there, and that sides repeat, [stands once](which_config.md#preference-pairs) without this
-    option.) The first two sources must each be a section for the prompt (the same field, action `mask`) and one for the
+    """For preference pairs whose prompt is absent, null or empty: the longest common beginning of both sides is the
+    prompt. (A prompt that both sides repeat [is written once](which_config.md#preference-pairs) without this option.)
+    The first two sources must each have a section for the prompt (the same field, action `mask`) and a section for the
     side: see `configs/dpo_conversation.json`."""
     groups: Annotated[tuple[GroupConfig, ...], Field(min_length=1, strict=False)] | None = None
-    """Files whose records have fields of their own: see [groups.md](groups.md). In place of `sections`, `sources`,
-    `adapter`, `rollouts`, and of inputs on the command line."""
+    """Groups of files with different fields: see [groups.md](groups.md). They replace `sections`, `sources`, `adapter`,
+    `rollouts`, and inputs on the command line."""
 
-    # Of a group: outputs that have a mask because that of another group needs one.
+    # In a group: outputs that have a mask because the same output of another group needs one.
     _masked: frozenset[str] = PrivateAttr(default=frozenset())
     _domain: str | None = PrivateAttr(default=None)
 
     @property
     def domain(self) -> str | None:
-        """Of a group: the domain of all records."""
+        """The domain of all records of a group; None without groups."""
         return self._domain
 
     def parts(self, output: OutputConfig) -> tuple["InputConfig", ...]:
-        """The input of each group as if it were alone, with the masks that others need; without groups: this one."""
+        """The input of each group as if it were alone, with masks that other groups need; without groups: (self,)."""
         if self.groups is None:
             return (self,)
         made = [self._part(group, frozenset()) for group in self.groups]
@@ -355,10 +355,10 @@ class InputConfig(FieldsConfig):
             loss_weights: with the weights of tokens.
 
         Raises:
-            ConfigError: groups have outputs of their own.
+            ConfigError: the input has groups, and each group has its own outputs.
         """
         if self.groups is not None:
-            raise ConfigError("input.groups have outputs of their own: take those of one of `config.parts()`")
+            raise ConfigError("each of input.groups has its own outputs: take the outputs of one of `config.parts()`")
         outputs = outputs_of(self, OutputConfig(loss_weights=loss_weights))
         return tuple(replace(each, joint=joint and each.kind == "ids" and not each.has_template) for each in outputs)
 
@@ -391,7 +391,7 @@ class InputConfig(FieldsConfig):
 
 
 def outputs_of(given: FieldsConfig, output: OutputConfig) -> tuple[Output, ...]:
-    """The outputs that each record becomes, in config order; of groups: those of each, one after another."""
+    """The outputs that each record becomes, in config order; with groups: the outputs of each group in turn."""
     masked = frozenset[str]()
     if isinstance(given, InputConfig):
         if given.groups is not None:

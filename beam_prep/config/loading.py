@@ -1,4 +1,4 @@
-"""From a config's text to its model: the JSON, the file of its chat template, and one error with all problems."""
+"""Makes a config from its text: parses the JSON, reads the chat template, raises one error with all problems."""
 
 import errno
 import json
@@ -14,10 +14,10 @@ from beam_prep.config.strict import Location, Problem, path_of, problems_of
 from beam_prep.errors import ConfigError
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
-"""Bytes of a config, and of a chat template's file."""
+"""Most bytes of a config, and of the file of a chat template."""
 
 TemplateFiles = Literal["beside", "below", "none"]
-"""The files that a chat template may be in: any, in relation to the config's folder; those below that; none."""
+"""Which files may hold a chat template: any file, relative to the config's folder; only files below it; none."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -26,7 +26,7 @@ def read_file(path: str) -> bytes:
     """The bytes of a local file.
 
     Raises:
-        OSError: it cannot be read, or is too large for a config.
+        OSError: the file cannot be read, or is too large for a config.
     """
     with open(path, "rb") as file:
         found = file.read(MAX_CONFIG_BYTES + 1)
@@ -39,7 +39,7 @@ def read_text(name: str) -> str:
     """The text of a config's file.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         return read_file(name).decode("utf-8-sig")
@@ -61,7 +61,7 @@ def parsed(text: str, name: str) -> Any:
     """The JSON of a config.
 
     Raises:
-        ConfigError: it is not JSON.
+        ConfigError: the text is not JSON.
     """
     try:
         return json.loads(text, object_pairs_hook=_Object)
@@ -74,7 +74,7 @@ def parsed(text: str, name: str) -> Any:
 def with_template(
     obj: Any, folder: str, read: Callable[[str], bytes] | None = None, files: TemplateFiles = "beside"
 ) -> Any:
-    """Replaces the path of a chat template by the template itself: outputs depend on its text.
+    """Replaces the path of a chat template by the text of the template, on which outputs depend.
 
     Args:
         obj: the config's JSON.
@@ -83,14 +83,14 @@ def with_template(
         files: the files that may be read.
 
     Raises:
-        ConfigError: it cannot be read, or may not be.
+        ConfigError: the file cannot be read, or `files` does not allow it.
     """
     given = obj.get("input") if isinstance(obj, dict) else None
     if not isinstance(given, dict):
         return obj
     source = given.get("chat_template")
     if not isinstance(source, str) or not source or "{{" in source or "{%" in source or re.fullmatch(r"[\w-]+", source):
-        return obj  # a template, or the name of one of the tokenizer's
+        return obj  # a template, or the name of a template of the tokenizer
     found = f"input.chat_template: found {source[:200]!r}, which"
     if files == "none":
         raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
@@ -99,7 +99,7 @@ def with_template(
         raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
-        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would be text of every row
+        text = (read or read_file)(path).decode("utf-8-sig")  # a BOM would become text of every row
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError(
             f"{found} cannot be read ({error}); wanted a template, the path of one beside the config, or the name of "
@@ -109,10 +109,10 @@ def with_template(
 
 
 def validated(model: type[Model], obj: object, name: str) -> Model:
-    """A config of type `model`, made of JSON; `name` is its name in error messages.
+    """Makes a config of type `model` from JSON; `name` is its name in error messages.
 
     Raises:
-        ConfigError: with all problems, one per line.
+        ConfigError: the config has problems; the message lists all, one a line.
     """
     problems = _unusable(obj)
     try:
@@ -127,7 +127,7 @@ def validated(model: type[Model], obj: object, name: str) -> Model:
 
 
 def _unusable(obj: object) -> list[Problem]:
-    """Keys that an object has twice, and texts with half of a surrogate pair, which no file can hold."""
+    """Problems of keys that an object has twice, and of texts with half of a surrogate pair, which no file can hold."""
     problems: list[Problem] = []
     waiting: list[tuple[Location, object]] = [((), obj)]
     for at, value in waiting:

@@ -1,4 +1,4 @@
-"""`output`: what is written."""
+"""`output`: which columns, formats and shards are written."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from beam_prep.hints import shown
 
 
 def _as_strings(value: object) -> object:
-    """A list of fields, each once, as fields of strings."""
+    """A list of fields becomes an object: field -> "string"."""
     if not isinstance(value, list | tuple):
         return value
     if not all(isinstance(name, str) for name in value) or len(set(value)) < len(value):
@@ -33,13 +33,13 @@ class FimConfig(Strict):
     rate: float = Field(ge=0, le=1)
     """The share of documents that are reordered, 0 to 1."""
     mode: FimMode | None = None
-    """The order of the parts: see [the orders](config.md#fill-in-the-middle). Null: that of the models whose sentinels
-    they are, `psm` for other sentinels."""
+    """The order of the parts: see [the orders](config.md#fill-in-the-middle). Null: the order of the models that have
+    these sentinels, `psm` for other sentinels."""
     seed: Seed = 0
-    """Another seed reorders other documents, at other places."""
+    """Another seed reorders other documents, and cuts them at other places."""
     sentinels: Annotated[tuple[Text, Text, Text], Field(strict=False)] | None = None
-    """The 3 tokens before prefix, middle and suffix. Null: those of [a known family](config.md#fill-in-the-middle),
-    whichever the tokenizer has."""
+    """The 3 tokens before prefix, middle and suffix. Null: the sentinels of [a known
+    family](config.md#fill-in-the-middle) that the tokenizer has."""
 
     def build(self) -> Fim:
         """The rule, as a function on texts."""
@@ -48,7 +48,7 @@ class FimConfig(Strict):
 
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 _NO_SPLITS = re.compile(r"all|reject|rejects|tokenizer|latest|con|prn|aux|nul|com[0-9]|lpt[0-9]")
-"""All splits, for readers; no split, for `split_missing`; what an output has besides; and devices of Windows."""
+"""Names with a meaning: `all` for readers, `reject` for `split_missing`, files of an output, devices of Windows."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -56,20 +56,20 @@ class ShuffleConfig(Strict):
     """The order of the rows: a permutation of all of them, over all shards."""
 
     seed: Seed
-    """Another seed gives another order; blocks in the token cache are used again."""
+    """Another seed gives another order. Blocks in the token cache are used again."""
 
 
 class DomainMixConfig(Strict):
-    """How much of a domain is written. One of tokens, share and epochs."""
+    """How much of a domain is written. Give one of tokens, share and epochs."""
 
     tokens: Annotated[float, Field(gt=0, le=1e18)] | None = None
-    """A budget of tokens. Give one of `tokens`, `share` and `epochs`."""
+    """How many tokens are written. Give one of `tokens`, `share` and `epochs`."""
     share: Share | None = None
     """The share of the output's tokens."""
     epochs: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """How often each record is written; 0.5 is half of them, 1.5 half of them twice."""
+    """How often each record is written. 0.5: half of the records; 1.5: half of the records twice."""
     repeat: bool = False
-    """With `tokens` or `share`: take records again where there are too few: up to 1,000 times."""
+    """With `tokens` or `share`: repeat records, up to 1,000 times, if the domain has too few."""
 
     def _problems(self) -> Iterator[Problem]:
         given = [name for name in ("tokens", "share", "epochs") if getattr(self, name) is not None]
@@ -83,12 +83,12 @@ class OutputConfig(Strict):
     """The columns, formats and shards that are written."""
 
     preset: PresetName | None = None
-    """The settings of a trainer, where the config does not give them; what it would misread is refused: see
+    """Fills in the settings of a trainer, and refuses settings that the trainer would misread: see
     [presets](config.md#presets)."""
     domain_key: Text | None = None
     """Key of the record that names its domain; every domain has a folder. A list or an object is a reject
-    (`wrong_type`). Null, a number, a boolean, or a record without it: `__default__`; a run says at its start where the
-    first records have numbers or booleans."""
+    (`wrong_type`). For null, a number, a boolean, or a missing key the domain is `__default__`; a run warns at its
+    start if the first records have numbers or booleans."""
     storage_format: Formats = ("bin",)
     """The formats to write, all from one tokenisation: see [formats.md](formats.md). `h5` needs `pip install h5py`,
     `array_record` needs `pip install 'beam-prep[array_record]'`."""
@@ -96,47 +96,48 @@ class OutputConfig(Strict):
     """When the tokens of all domains since the last flush reach this, every domain that has rows gets a shard. A record
     is never split over shards."""
     dtype: dict[str, DType] = Field(default={})
-    """Column to dtype. Columns that are not named: ids, masks, labels and added columns are `int32`, values `float32`;
-    of [rollouts](rollouts.md#records) also `policy_version` `int64`, texts `uint8`."""
+    """Column to dtype. By default ids, masks, labels and added columns are `int32`, values `float32`; in
+    [rollouts](rollouts.md#records) `policy_version` is `int64`, and texts are `uint8`."""
     columns: Literal["loss_mask", "labels", "prompt_completion"] = "loss_mask"
     """`"labels"`: the columns are `input_ids` and `labels` (-100 where there is no loss) instead of `sequence` and
     `loss_mask`. Not with `sources`. `"prompt_completion"`: `chosen_ids`, `rejected_ids` and `prompt_ids` of the sources
-    `chosen` and `rejected`; what comes before the first trained token is the prompt, which must be that of both."""
+    `chosen` and `rejected`; the prompt is everything before the first trained token, and must be equal on both
+    sides."""
     loss_weights: bool = False
     """Adds `loss_weights` (float32): the weight of each token, from `weight` of its message and of its record, 0 where
-    nothing is trained. See [weights](masks.md#weights). Only with `input.sections`; the mask is then written even where
-    it is needless."""
+    nothing is trained. See [weights](masks.md#weights). Only with `input.sections`. The mask is then written even if
+    every token is trained."""
     position_ids_mode: Literal["none", "doc_reset", "continuous"] | None = None
     """Adds `position_ids`: from 0 in every document, or through the row. Null: `doc_reset` with packing, else none."""
     names: dict[str, Name] = Field(default={})
-    """Column to the name under which it is written: `{"seq_lens": "seq_lengths"}` is what TRL looks for. All other keys
-    (`dtype`, `mask_key` ...) use the column's own name. A kept token cache is used again under other names."""
+    """Column to the name under which it is written: `{"seq_lens": "seq_lengths"}` for TRL. All other keys (`dtype`,
+    `mask_key` ...) use the name before renaming. New names do not invalidate a kept token cache."""
     keep_fields: Annotated[
         dict[Text, MetadataType],
         BeforeValidator(_as_strings, json_schema_input_type=list[Text] | dict[str, MetadataType]),
     ] = Field(default={})
-    """Fields of the record that are kept beside its tokens, as strings; or field to type (`"string"`, `"int32"`,
-    `"int64"`, `"float32"`, `"float64"`, `"bool"`): see [ids](config.md#ids-beside-the-tokens)."""
+    """Fields of the record that are kept as metadata columns: a list (strings), or field to type (`"string"`,
+    `"int32"`, `"int64"`, `"float32"`, `"float64"`, `"bool"`): see [ids](config.md#ids-beside-the-tokens)."""
     provenance: bool = False
-    """Adds `file` (int32, the number of the file in the manifest's `inputs`, from 0) and `offset` (int64, the byte of
-    its content at which the record's line begins; of [tables](sources.md#tables), the rows before it)."""
+    """Adds `file` (int32, the number of the file in the manifest's `inputs`, from 0) and `offset` (int64, the
+    position of the record's line in the content, in bytes; in [tables](sources.md#tables), the rows before it)."""
     fim: FimConfig | None = None
-    """Fill in the middle: reorders a part of the documents, of one section of text that is trained. See
+    """Fill in the middle: reorders some of the documents. Needs one section of text that is trained. See
     [fill in the middle](config.md#fill-in-the-middle)."""
 
     shuffle: ShuffleConfig | None = None
-    """Shuffle the rows over all shards: see [compose.md](compose.md). Null: they are in the order of the input."""
+    """Shuffle the rows over all shards: see [compose.md](compose.md). Null: rows are in the order of the input."""
     splits: dict[SplitName, Share] | None = None
-    """Split to its share of the records; shares add up to 1. Names are lower-case letters, digits and `_`. Each split
+    """Split to its share of the records. Shares add up to 1. Names are lower-case letters, digits and `_`. Each split
     has a folder: see [compose.md](compose.md#splits)."""
     split_key: Text | None = None
     """Field of the record: records with the same value are in one split. Null: the entire record decides."""
     split_seed: Seed = 0
     """Another seed puts other records into each split."""
     split_missing: Text = "reject"
-    """Records without `split_key`: `"reject"` (`no_split_key`), or the name of the split that has them all."""
+    """Records without `split_key`: `"reject"` (`no_split_key`), or the name of the split that gets all of them."""
     mix: dict[Text, DomainMixConfig] | None = None
-    """Domain to how much of it is written; others are written whole, once. Needs `shuffle`: see
+    """Domain to how much of it is written. Other domains are written once, completely. Needs `shuffle`: see
     [compose.md](compose.md#mix)."""
 
     def _problems(self) -> Iterator[Problem]:
@@ -145,7 +146,7 @@ class OutputConfig(Strict):
             if abs(float(total - 1)) > 1e-9:
                 yield ("splits",), f"found shares that add up to {float(total):g}; they must add up to 1"
         for name in filter(_NO_SPLITS.fullmatch, self.splits or ()):
-            yield ("splits", name), "found a split with a name that is taken for something else: choose another"
+            yield ("splits", name), "found a split with a reserved name: choose another"
         for name in ("split_key", "split_seed", "split_missing"):
             if self.splits is None and name in self.model_fields_set:
                 yield (name,), f"found {getattr(self, name)!r}; it works only with output.splits"
@@ -163,7 +164,7 @@ class OutputConfig(Strict):
                 yield ("mix",), f"found shares that add up to {float(shares):g}; at most 1"
 
     def metadata(self) -> dict[str, str]:
-        """Column to dtype, of metadata beside the tokens."""
+        """Metadata column -> dtype."""
         columns = [metadata_column(name, kind) for name, kind in self.keep_fields.items()]
         return {column.name: column.dtype for column in (*columns, *((FILE, OFFSET) if self.provenance else ()))}
 

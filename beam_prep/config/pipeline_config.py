@@ -26,14 +26,14 @@ from beam_prep.reading.verdicts import FieldUse
 
 
 class MaskOptionsConfig(Strict):
-    """What is trained within the messages that are trained, for template 'conversation'."""
+    """Which parts of a trained message are trained, for template 'conversation'."""
 
     reasoning: Literal["train", "mask", "drop_history"] = "train"
-    """The reasoning. `drop_history`: it is taken out of the messages before the last question."""
+    """The reasoning. `drop_history`: removes it from messages before the last question."""
     tool_calls: Literal["train", "mask"] = "train"
     """The calls of tools."""
     generation_prompt: Literal["template", "train", "mask"] = "template"
-    """The header of an answer. `template`: trained where the template's generation blocks hold it; `train`: always;
+    """The header of an answer. `template`: trained if the template's generation blocks hold it; `train`: always;
     `mask`: never."""
     eos: Literal["train", "mask"] = "train"
     """The end tokens after a message."""
@@ -51,10 +51,10 @@ ALWAYS_SAID = {
     ],
     "output": ["domain_key", "storage_format", "max_tokens_per_shard", "dtype", "columns", "position_ids_mode"],
 }
-"""The fields that `canonical` has at their defaults, too, as they were in the first version.
+"""The fields that `canonical` always includes, as the first version did.
 
-All others are left out there. Then an output or a token cache that was made before there was a field has the same
-canonical config, and stays valid.
+Other fields are left out if they have their default. So an output or a token cache that was made before a field existed
+has the same canonical config, and stays valid.
 """
 
 
@@ -84,8 +84,8 @@ class PipelineConfig(Strict):
     mask_default: DefaultRule = "mask"
     """The rule of roles that `mask` does not name."""
     mask_options: MaskOptionsConfig | None = None
-    """What is trained within messages: see [masks.md](masks.md#reasoning-tool-calls-headers-and-end-tokens). Null: all
-    that they say, with the end token."""
+    """Which parts of trained messages are trained: see
+    [masks.md](masks.md#reasoning-tool-calls-headers-and-end-tokens). Null: all parts, with the end token."""
     preprocessing: PreprocessingConfig = PreprocessingConfig()
     """What is dropped, cut and shifted: see [preprocessing](config.md#preprocessing)."""
     output: OutputConfig = OutputConfig()
@@ -109,10 +109,10 @@ class PipelineConfig(Strict):
 
         Args:
             text: the JSON.
-            name: its name in error messages. The file of a chat template is expected beside it.
-            read: reads that file.
-            files: `none`: a chat template must be the template itself; `below`: or a file in the folder of `name`, or
-                in one within it. For configs of others.
+            name: the config's name in error messages. The path of a chat template is relative to its folder.
+            read: reads the file of a chat template.
+            files: `none`: the config must hold the chat template itself; `below`: the template may also be a file below
+                the folder of `name`. For configs from other people.
         """
         obj = with_template(parsed(text, name), os.path.dirname(name), read, files)
         return validated(PipelineConfig, obj, name)
@@ -129,7 +129,7 @@ class PipelineConfig(Strict):
         schema["description"] = schema["description"].partition("\n")[0]  # without the docstring's example
         link = {"type": "string", "description": "Where the schema is, for editors. Ignored."}
         schema["properties"] = {"$schema": link, **schema["properties"]}
-        # pydantic leaves this out: that names must match their pattern.
+        # pydantic leaves out that names must match their pattern.
         for part in ("InputConfig", "GroupConfig"):
             schema["$defs"][part]["properties"]["sources"]["anyOf"][0]["additionalProperties"] = False
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -144,7 +144,8 @@ class PipelineConfig(Strict):
             raise ProblemsError(problems, rooted=True)
         return made
 
-    # On the last field, not in `_problems`: so it runs with unknown keys, too. `data` lacks parts with problems.
+    # A validator of the last field runs even if there are unknown keys, unlike `_problems`. `data` lacks parts with
+    # problems.
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
@@ -152,7 +153,7 @@ class PipelineConfig(Strict):
         if given is None:
             return output
         problems = list(joint_problems(given, steps or PreprocessingConfig(), output, info.data.get("mask_options")))
-        if steps is None:  # what depends on them is not known
+        if steps is None:  # problems that depend on `preprocessing` are not known
             unknown = (("preprocessing",), ("output", "names"))
             problems = [(at, text) for at, text in problems if at[:1] not in unknown and at[:2] not in unknown]
         if problems:
@@ -186,7 +187,7 @@ class PipelineConfig(Strict):
         return found
 
     def _warnings_of_fields(self) -> list[str]:
-        """Those of the fields that are read."""
+        """Warnings about the fields that are read."""
         found = []
         if self.input.sources and self.input.sections:
             found.append("input.sections is ignored, because input.sources is set")
@@ -205,13 +206,13 @@ class PipelineConfig(Strict):
 
     @property
     def char_filter_fields(self) -> tuple[str, ...]:
-        """The fields that min_chars and max_chars limit: those of outputs that are plain text, all trained."""
+        """The fields that min_chars and max_chars limit: fields of outputs that are completely trained plain text."""
         limited = (each for each in self.outputs() if each.char_limits)
         return tuple(dict.fromkeys(section.field for each in limited for section in each.sections))
 
     @property
     def decontaminated_fields(self) -> tuple[str, ...]:
-        """The fields that are compared with evaluation data: those of the rule, else those of all sections."""
+        """The fields that are compared with evaluation data: the fields of the rule, else of all sections."""
         rule = self.preprocessing.decontaminate
         return self.section_fields if rule is None or rule.fields is None else rule.fields
 
@@ -222,7 +223,7 @@ class PipelineConfig(Strict):
 
     @property
     def field_use(self) -> FieldUse:
-        """What is done with the fields of a record (of groups: see `part`)."""
+        """How the config uses the fields of a record. With groups, ask each `part`."""
         output, outputs = self.output, self.outputs()
         sections = [section for each in outputs for section in each.sections]
         kept = {section.field: "writes it as a column" for section in sections if section.action == "value"}
@@ -238,14 +239,14 @@ class PipelineConfig(Strict):
         return FieldUse(kept, frozenset((*self.section_fields, *self.input.fields)), frozenset(trained), answers, pairs)
 
     def parts(self) -> tuple["PipelineConfig", ...]:
-        """The config of each group of inputs, as if it were the only one; without groups: this config."""
+        """The config of each group of inputs, as if it were the only group; without groups: (self,)."""
         return tuple(self._part(given) for given in self.input.parts(self.output)) if self.input.groups else (self,)
 
     def part(self, group: int | None) -> "PipelineConfig":
         """The config of a group of inputs, by its number.
 
         Raises:
-            ConfigError: a number without groups, or none with them.
+            ConfigError: a number without groups, or None with groups.
         """
         parts = self.parts()
         if (group is None) != (self.input.groups is None) or (group or 0) >= len(parts):
@@ -269,26 +270,26 @@ class PipelineConfig(Strict):
         return self.model_copy(update=update)
 
     def outputs(self) -> tuple[Output, ...]:
-        """The outputs that each record becomes, in config order; of groups: those of each, one after another."""
+        """The outputs that each record becomes, in config order; with groups: the outputs of each group in turn."""
         return outputs_of(self.input, self.output)
 
     def columns(self) -> dict[str, str]:
-        """Column to dtype, in output order: each output, then its mask. Under their own names: see `names`."""
+        """Column -> dtype, in output order: each output, then its mask. Names are before renaming, see `names`."""
         return column_dtypes(self.input, self.preprocessing, self.output)
 
     @property
     def names(self) -> dict[str, str]:
-        """Column to the name under which it is written, for those with another name; in output order."""
+        """Column -> the name under which it is written, for renamed columns; in output order."""
         given = self.output.names
         return {name: given[name] for name in self.columns() if given.get(name, name) != name}
 
     def written(self) -> dict[str, str]:
-        """Column to dtype, in output order, under the names that are written."""
+        """Written name of each column -> dtype, in output order."""
         return {self.names.get(name, name): dtype for name, dtype in self.columns().items()}
 
     @property
     def position_ids_mode(self) -> Literal["none", "doc_reset", "continuous"]:
-        """The mode of position ids: the one of the config, else `doc_reset` with packing and `none` without."""
+        """The mode of position ids: as in the config, else `doc_reset` with packing and `none` without."""
         return position_ids_mode_of(self.preprocessing, self.output)
 
     @property
@@ -312,11 +313,11 @@ class PipelineConfig(Strict):
             raise ConfigError("\n".join(lines))
 
     def canonical(self) -> dict[str, Any]:
-        """The config as JSON data with every default filled in; the same for configs that mean the same.
+        """The config as JSON data, equal for configs with the same meaning.
 
-        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and defaults
-        (see `ALWAYS_SAID`). The order of `input.sources` has an effect, so a digest must keep the order of keys:
-        ``json.dumps(config.canonical())``.
+        Settings without effect are left out (ignored sections, dtypes of columns that are not written), and so are most
+        defaults (see `ALWAYS_SAID`). The order of `input.sources` has an effect, so a digest must keep the order of
+        keys: ``json.dumps(config.canonical())``.
         """
         plain = self.model_dump(mode="json")
         _settle(plain["input"], self.input, self.output)
@@ -327,7 +328,7 @@ class PipelineConfig(Strict):
         plain["mask"] = dict(sorted(self.mask.items()))
         plain["output"]["dtype"] = self.columns()
         plain["output"]["names"] = self.names
-        del plain["output"]["preset"]  # all that it says is in the other fields
+        del plain["output"]["preset"]  # the other fields have all its settings
         if self.mask_options is None:
             del plain["mask_options"]
         for part, said in ALWAYS_SAID.items():
@@ -338,7 +339,7 @@ class PipelineConfig(Strict):
 
 
 def _settle(plain: dict[str, Any], given: InputConfig, output: OutputConfig) -> None:
-    """Fills in the masks of sources, and leaves out what is not read beside them."""
+    """Fills in the masks of sources, and sets to null which of `sections` and `sources` is not read."""
     plain["sections" if given.sources else "sources"] = None
     for each in outputs_of(given, output) if given.sources else ():
         plain["sources"][each.name]["mask_key"] = each.mask_name

@@ -1,7 +1,6 @@
-"""Presets: the settings that a trainer wants, under one name.
+"""Presets: the settings that a trainer needs, under one name.
 
-A preset fills in fields that a config leaves out. A field that the config gives, and that the trainer would misread in
-silence, is refused.
+A preset fills in fields that a config leaves out. It refuses values that the trainer would misread in silence.
 """
 
 from collections.abc import Mapping
@@ -21,13 +20,12 @@ class Preset:
     """The settings for a trainer.
 
     Attributes:
-        reads: what reads the output, and how.
-        settings: `part.field` -> value, where the config does not say otherwise.
-        only: `part.field` -> (values, why): the only values that the trainer reads rightly, the first where the config
-            says nothing.
-        names: column -> the name that the trainer looks for.
-        reads_masks: False if it trains every token.
-        pairs: it reads the sources chosen and rejected, and not input.sections.
+        reads: which code of the trainer reads the output, and how.
+        settings: `part.field` -> default value.
+        only: `part.field` -> (values, why): the only values that the trainer reads correctly; the first is the default.
+        names: column -> the name that the trainer expects.
+        reads_masks: False if the trainer trains every token.
+        pairs: the trainer reads the sources chosen and rejected, not input.sections.
     """
 
     reads: str
@@ -115,9 +113,9 @@ PRESETS: dict[str, Preset] = {
 
 
 def with_preset(config: Any) -> tuple[Any, list[Problem]]:
-    """A config, as JSON, with the settings of its preset filled in; and what contradicts the preset.
+    """(the config as JSON with the settings of its preset, problems of values that contradict the preset).
 
-    Anything that is no config is given back as it is: its problems are found later.
+    JSON that is no config is returned unchanged; later checks find its problems.
     """
     found: dict[str, Any] = config if isinstance(config, dict) else {}
     given, steps, output = found.get("input"), found.get("preprocessing", {}), found.get("output", {})
@@ -144,9 +142,9 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
     for place, value in preset.settings.items():
         part, key = place.split(".")
         if key == "eos" and all(_has_template(group.get("sections")) for group in groups):
-            continue  # which ends its own texts
+            continue  # a chat template ends its texts itself
         if key == "keep_fields" and isinstance(names := made[part].get(key), list):
-            made[part][key] = {name: "string" for name in names if isinstance(name, str)}  # as a list says it
+            made[part][key] = {name: "string" for name in names if isinstance(name, str)}  # a list means strings
         if isinstance(value, dict) and isinstance(made[part].get(key, {}), dict):
             value = {**value, **made[part].pop(key, {})}
         made[part].setdefault(key, value)
@@ -167,7 +165,7 @@ def _trains_all(sections: Any) -> bool:
 
 
 def _written(config: Mapping[str, Any]) -> set[str]:
-    """Columns that a config may rename, and that it writes."""
+    """The columns with names in presets that this config writes."""
     packed = config["preprocessing"].get("packing_strategy", "none") != "none"
     mode = config["output"].get("position_ids_mode")
     columns = {"seq_lens": packed, "position_ids": packed if mode is None else mode != "none"}

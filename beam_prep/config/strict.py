@@ -1,4 +1,4 @@
-"""A part of a config: a strict model, what its fields mean, and its problems as text."""
+"""The base class of the parts of a config, the meaning of fields, and problems as text."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ Problem = tuple[Location, str]
 
 
 class ProblemsError(ValueError):
-    """Several problems at once, each with its place in the checked object (`rooted`: in the entire config)."""
+    """Several problems, each with its place in the checked object (`rooted`: in the entire config)."""
 
     def __init__(self, problems: list[Problem], rooted: bool = False) -> None:
         super().__init__(problems, rooted)
@@ -23,7 +23,7 @@ class ProblemsError(ValueError):
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Field to what it means: the docstring below it, in Markdown."""
+    """Field -> its meaning: the docstring below it, in Markdown."""
     return {
         name: " ".join(field.description.split()) for name, field in model.model_fields.items() if field.description
     }
@@ -58,7 +58,7 @@ class Strict(BaseModel):
         return self
 
     def _problems(self) -> Iterable[Problem]:
-        """Problems that types cannot express. Runs if every key is valid by itself."""
+        """Finds problems that types cannot express. It runs only if every key is valid by itself."""
         return ()
 
 
@@ -73,13 +73,13 @@ WANTED = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
 }
-"""What pydantic says of JSON in Python's words."""
+"""Kind of a pydantic error -> text in terms of JSON, where pydantic uses terms of Python."""
 
 
 def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
     """The problems in one entry of pydantic's `ValidationError.errors()`, for a config of type `model`."""
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
-    # Without pydantic's marks for the parts of a union.
+    # pydantic adds steps for the parts of a union; they are removed.
     at = tuple(step for step in error["loc"] if not str(step).startswith(("literal[", "constrained-")))
     if isinstance(raised := context.get("error"), ProblemsError):
         return [(place if raised.rooted else (*at, *place), text) for place, text in raised.problems]
@@ -101,14 +101,14 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
 
 
 def _meaning(model: type[BaseModel], at: Location) -> str:
-    """The first sentence of what the field at this place means."""
+    """The first sentence of the meaning of the field at this place."""
     while at and not isinstance(at[-1], str):  # a place in a list
         at = at[:-1]
     return plain(meanings(_part_at(model, at[:-1])).get(str(at[-1]), "")).partition(". ")[0].rstrip(".") + "."
 
 
 def _unknown_key(model: type[BaseModel], at: Location) -> str:
-    """Its new name; or where other tools' name for it is here; or the key that may be meant."""
+    """The message for an unknown key: its new name, or its place here if other tools use this name, or a near key."""
     key, known = at[-1], _part_at(model, at[:-1]).model_fields
     if (new := CONFIG_KEYS.get(".".join(map(str, at)))) is not None:
         return f"unknown key {shown(key)}; it is {new} now"
@@ -118,14 +118,14 @@ def _unknown_key(model: type[BaseModel], at: Location) -> str:
     meant = None if place is None else f"here it is {place}"
     if option is not None and place is None:
         meant = f"it is no part of the config: give --{option} on the command line"
-    # A word that is close by chance must not hide what the name means: `packing` is no misspelt `padding`.
+    # A similar key must not hide the meaning of a known name: `packing` is not a misspelt `padding`.
     if meant is not None and not right and (near is None or f".{near}" not in meant):
         return f"unknown key {shown(key)}; {meant}; known: {', '.join(known)}"
     return unknown_name("key", key, known) + "".join(f"; it belongs in {name!r}" for name in right)
 
 
 def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel]:
-    """The type of the object at this place of a config of type `model`; of a list or by name: of its objects."""
+    """The type of the object at this place of a config; for a list or a mapping, the type of its objects."""
     for step in at:
         if isinstance(step, str) and step in model.model_fields:  # else the index of a section, the name of a source
             model = model_in(model.model_fields[step].annotation) or model
@@ -133,7 +133,7 @@ def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel]:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The type of the objects that a field holds, alone, in a list or by name; None: it holds none."""
+    """The type of the objects in a field, alone, in a list or by name; None if it holds no objects."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for part in get_args(annotation) if (model := model_in(part))), None)

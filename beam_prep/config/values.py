@@ -25,12 +25,12 @@ ALLOWED_DTYPES = {
 }
 
 LARGEST_WHOLE = 1 << 53
-"""Up to here all readers of JSON and all columns hold whole numbers."""
+"""All readers of JSON and all columns hold whole numbers up to this."""
 Whole = Annotated[int, Field(le=LARGEST_WHOLE)]
 
 
 def one_of(*allowed: object) -> BeforeValidator:
-    """Allows only these values, of these types."""
+    """A validator that allows only these values, with these types."""
 
     def check(value: object) -> object:
         if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
@@ -41,7 +41,7 @@ def one_of(*allowed: object) -> BeforeValidator:
 
 
 def _as_formats(value: object) -> tuple[str, ...]:
-    """Formats in a fixed order: their order in the config changes nothing in the output."""
+    """Formats in a fixed order: their order in the config does not change the output."""
     names: Any = [value] if isinstance(value, str) else value
     known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMAT_NAMES for name in names)
     if not known or any(names.count(name) > 1 for name in names):

@@ -1,4 +1,4 @@
-"""One shard <-> bytes. A new format is a file that keeps the contract of `Format`, its test, and a line here."""
+"""Formats of shards. A new format needs a module with a subclass of `Format`, a test, and a line in `FORMATS`."""
 
 from collections import UserDict
 from collections.abc import MutableMapping

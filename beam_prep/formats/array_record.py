@@ -1,16 +1,16 @@
 """`array_record`: one `tf.train.Example` a row, in `<domain>/shard_0000.array_record`, `shard_0001.array_record` ...
 
-The Examples are those of `tfrecord`: see there for dtypes, and for lists of lists. Rows can be read in any order:
+The Examples are the same as in `tfrecord`, with the same dtypes and lists of lists. Rows can be read in any order:
 
     source = grain.sources.ArrayRecordDataSource(sorted(glob.glob("out/wiki/*.array_record")))
     tf.train.Example.FromString(source[7]).features.feature["sequence"].int64_list.value
 
-* The files are written by the library `array_record`, an extra. A group is one record, so that a random row costs the
-  reading of one; compression is zstd, level 1. The bytes are a function of the rows and of the library's version. Their
-  number is a multiple of 64 KB, because the library pads the file's end.
-* The library writes to a path, so that a shard waits in a temporary file, and is copied at the end.
-* Its files have checksums, which its reader checks. Of a file that is cut it says that it has no records, without an
-  error: our reader asks whether it opened.
+* The library `array_record`, an extra, writes the files. A group holds one record, so reading a random row reads one
+  record. Compression is zstd, level 1. The bytes depend only on the rows and the library's version. The size is a
+  multiple of 64 KB, because the library pads the file's end.
+* The library writes to a path, so a shard is written to a temporary file first, and copied at the end.
+* The files have checksums, which the library's reader checks. For a truncated file the library reports no records and
+  no error, so our reader asks whether the file opened.
 
 Source: github.com/google/array_record, README and python/array_record_module.cc.
 """
@@ -37,13 +37,13 @@ WRITE = "group_size:1,zstd:1,max_parallelism:1"
 READ = "readahead_buffer_size:0,max_parallelism:0"
 
 PIECE = 1 << 20
-"""Bytes that are copied at once."""
+"""Bytes that are copied at a time."""
 
 _OPEN = 64
-"""Files that are open at a time in a process: an output may have more shards than a process may have open files."""
+"""Most files open at a time: an output may have more shards than a process may have open files."""
 
 _AT_ONCE = 1000
-"""Records that are read at once for their sizes."""
+"""Records that `sizes` reads at a time."""
 
 
 class ArrayRecord(FileFormat):
@@ -63,7 +63,7 @@ class ArrayRecord(FileFormat):
         _library()
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordWriter":
-        """See `Format.writer`. Takes the shard's size in the folder of temporary files (`TMPDIR`).
+        """See `Format.writer`. It needs room for the shard in the folder of temporary files (`TMPDIR`).
 
         Raises:
             ImportError: array_record is not installed.
@@ -80,7 +80,7 @@ class ArrayRecord(FileFormat):
 
 
 def _library() -> Any:
-    """The module of array_record, which is an extra."""
+    """The module of the library array_record, an extra."""
     try:
         return import_module("array_record.python.array_record_module")
     except ImportError as error:
@@ -90,7 +90,7 @@ def _library() -> Any:
 
 
 class ArrayRecordWriter:
-    """Writes rows to a temporary file as they come, and copies it at the end. See `ShardWriter`."""
+    """Writes rows to a temporary file, which `close` copies to the output. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
         library = _library()
@@ -113,10 +113,10 @@ class ArrayRecordWriter:
                 self._writer.write(example)
 
     def close(self) -> None:
-        """Completes the temporary file, copies it, closes the file; removes the temporary one.
+        """Completes the temporary file, copies it to the output, and removes it.
 
         Raises:
-            StorageError: the temporary file cannot be written; the disk is full, for instance.
+            StorageError: the temporary file cannot be written, for instance because the disk is full.
         """
         with in_temporary_folder():
             self._writer.close()
@@ -153,7 +153,7 @@ class ArrayRecordReader(FileReader):
         return np.concatenate(found)
 
     def _read(self, start: int, stop: int) -> list[bytes]:
-        """Records from `start` to `stop`."""
+        """Records [start, stop)."""
         try:
             records: list[bytes] = self._library().read(list(range(start, stop)))
         except (RuntimeError, ValueError, IndexError) as error:
@@ -161,7 +161,7 @@ class ArrayRecordReader(FileReader):
         return records
 
     def _library(self) -> Any:
-        # A forked process opens the file itself: it would share the place at which its parent reads.
+        # A forked process opens the file itself. Otherwise it would share the read position of its parent.
         return opened_file(self._path, self._version, os.getpid())
 
 
@@ -175,6 +175,6 @@ def opened_file(path: Path, version: tuple[int, int, int], process: int) -> Any:
     """
     reader = _library().ArrayRecordReader(str(path), READ)
     if not reader.ok():
-        reader.close()  # which raises the reason, if there is one
+        reader.close()  # raises the reason if there is one
         raise ValueError("it is empty")
     return reader

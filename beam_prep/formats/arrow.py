@@ -1,17 +1,18 @@
-"""`arrow`: a domain's folder is what `Dataset.save_to_disk` of Hugging Face's `datasets` leaves.
+"""`arrow`: a domain's folder has the layout that `Dataset.save_to_disk` of Hugging Face's `datasets` writes.
 
-    <domain>/data-00000-of-00003.arrow  ...        one a shard
-    <domain>/state.json  <domain>/dataset_info.json    of the domain; written with shard 0
+    <domain>/data-00000-of-00003.arrow  ...            one file a shard
+    <domain>/state.json  <domain>/dataset_info.json    describe the domain; written with shard 0
 
     rows = datasets.load_from_disk("out/wiki")     # memory-mapped; rows["sequence"] are list columns
 
 * A shard is an Arrow IPC *stream*, uncompressed: a schema, record batches, the end marker. Columns are
   `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits.
-* A record batch holds the next `BATCH_ROWS` rows, or fewer where their values would exceed `BATCH_BYTES`: its borders
-  follow from the rows alone, and so do the bytes.
+* A record batch holds the next `BATCH_ROWS` rows, or fewer if their values exceed `BATCH_BYTES`. So batches, and the
+  bytes of the file, depend only on the rows.
 * Features are written as `Sequence`, which every version of datasets reads; the `List` of version 4 fails in version 3.
-* `_fingerprint` is null: datasets then makes one from the files' paths and times. `map` names its caches by it, and one
-  that does not change with the rows of every shard (which shard 0 cannot know) would give another dataset's cache.
+* `_fingerprint` is null, so datasets makes one from the paths and times of the files. `map` names its caches by the
+  fingerprint. Shard 0 does not know the rows of other shards, so a fingerprint written with it could stay the same
+  although the rows changed, and `map` would use the cache of another dataset.
 
 Sources: arrow.apache.org/docs/format/Columnar.html, "IPC Streaming Format"; datasets/arrow_dataset.py, `save_to_disk`
 and `load_from_disk`; datasets/arrow_writer.py, `_build_metadata` (the schema's key `huggingface`).
@@ -37,10 +38,10 @@ __all__ = ["Arrow", "ArrowReader", "ArrowWriter"]
 STATE, INFO = "state.json", "dataset_info.json"
 
 BATCH_ROWS = 1000
-"""Rows of a record batch, at most: datasets' own default."""
+"""Most rows of a record batch: the default of datasets."""
 
 BATCH_BYTES = 1 << 22
-"""Bytes of a record batch's values, at most (a bool counted as one); a row that has more is a batch of its own."""
+"""Most bytes of the values of a record batch (a bool counts as one byte). A larger row gets a batch of its own."""
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -52,7 +53,7 @@ class Arrow(FileFormat):
     file_name = "data-{shard:05d}-of-{shards:05d}.arrow"
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrowWriter":
-        """See `Format.writer`. Shard 0 writes the domain's `state.json` and `dataset_info.json` as well."""
+        """See `Format.writer`. Shard 0 also writes the domain's `state.json` and `dataset_info.json`."""
         return ArrowWriter(open_file, columns, self.file(shard, shards), _described(columns, shard, shards))
 
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
@@ -62,7 +63,7 @@ class Arrow(FileFormat):
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
     ) -> dict[str, bytes]:
-        """See `Format`. Where there are splits, the folder of each opens as one dataset, of all of its domains."""
+        """See `Format`. The folder of a split opens as one dataset with all domains of the split."""
         splits = list(dict.fromkeys(shard.split for shard in shards if shard.split is not None))
         found = {DATASET_DICT: dump(dict(_dataset_dict(splits or sorted(domains.values()))))}
         of_part = Counter(shard.part for shard in shards)
@@ -77,14 +78,14 @@ class Arrow(FileFormat):
         return found
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrowReader":
-        """See `Format.read`. Reads the heads of the record batches; values are read when they are touched."""
+        """See `Format.read`. Reads the heads of the record batches; values are mapped into memory."""
         return ArrowReader(folder / self.file(shard, shards), columns)
 
 
 def _dataset_dict(folders: Sequence[str]) -> dict[str, list[str]]:
-    """The content of a `dataset_dict.json` beside the folders of splits, or of domains where there are no splits.
+    """The content of `dataset_dict.json`, which lies beside the folders of splits, or of domains without splits.
 
-    With it `datasets.load_from_disk` opens the folder above them, too, as a `DatasetDict` of these.
+    With this file, `datasets.load_from_disk` opens the parent folder as a `DatasetDict` of these folders.
     """
     return {"splits": list(folders)}
 
@@ -106,13 +107,13 @@ def _info(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _described(columns: Sequence[Column], shard: int, shards: int) -> dict[str, bytes]:
-    """The files that describe a domain, which its shard 0 writes."""
+    """The files that describe a domain; only shard 0 has them."""
     described = {STATE: _state(shards), INFO: _info(columns)} if shard == 0 else {}
     return {name: json.dumps(content, indent=2).encode() for name, content in described.items()}
 
 
 class ArrowWriter:
-    """Writes record batches as they fill; at most one that is not full stays in memory. See `ShardWriter`."""
+    """Writes each record batch when it is full; at most one batch is in memory. See `ShardWriter`."""
 
     def __init__(
         self, open_file: OpenFile, columns: Sequence[Column], name: str, described: Mapping[str, bytes]
@@ -169,7 +170,7 @@ def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:
         FileNotFoundError: there is no such file.
         pa.ArrowException, OSError, ValueError: it is damaged.
     """
-    # The mapped memory outlives the closed file, which would keep a file descriptor.
+    # The mapped memory outlives the file. An open file would keep a file descriptor.
     with pa.memory_map(str(path)) as source:
         stream = pa.ipc.open_stream(source)
         check_types(stream.schema, columns)

@@ -1,9 +1,9 @@
-"""Rows as Arrow record batches: what `arrow` and `parquet` share.
+"""Rows as Arrow record batches, for `arrow` and `parquet`.
 
-Columns are `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits. The
-borders of the batches follow from the rows alone. The schema's key `huggingface` has the features of `datasets`.
+Columns are `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits. Batches
+depend only on the rows. The schema's key `huggingface` holds the features of `datasets`.
 
-Metadata is no list: `string`, or `dtype`; in a packed row it is a list of these.
+A metadata column has one value a row (`string`, or a number in its dtype); in packed rows it is a list of such values.
 """
 
 import json
@@ -19,7 +19,7 @@ from beam_prep.data.schema import Column
 from beam_prep.formats.contract import FileReader, Row, cast, check_rows
 
 MAX_VALUES = 2**31 - 1
-"""Values of a record batch that the borders of an Arrow list, int32, can count."""
+"""Most values of a record batch: the offsets of an Arrow list are int32."""
 
 
 def features(columns: Sequence[Column]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def schema_of(columns: Sequence[Column]) -> pa.Schema:
 
 
 def _type(column: Column) -> pa.DataType:
-    """`list<item: dtype>`, or the list of this; without lists where a row is one value."""
+    """`list<item: dtype>`, nested as deep as the column; no list if a row is one value."""
     found = pa.string() if column.role == "string" else pa.from_numpy_dtype(np.dtype(column.dtype))
     for _ in range(column.depth):
         found = pa.list_(found)
@@ -48,10 +48,10 @@ def _type(column: Column) -> pa.DataType:
 
 
 def check_types(schema: pa.Schema, columns: Sequence[Column]) -> None:
-    """Compares a schema with the columns that are wanted.
+    """Checks that a schema has the wanted columns.
 
     Raises:
-        ValueError: one is not there, or of another type.
+        ValueError: a column is missing, or has another type.
     """
     for column in columns:
         found = [field.type for field in schema if field.name == column.name]
@@ -61,13 +61,13 @@ def check_types(schema: pa.Schema, columns: Sequence[Column]) -> None:
 
 
 class Batches:
-    """Cuts rows into record batches, and hands them on as they fill; at most one that is not full stays in memory.
+    """Cuts rows into record batches, and hands on each batch when it is full; at most one batch is in memory.
 
     Args:
-        columns: of the rows.
-        most_rows: of a batch.
-        most_bytes: of a batch's values (a bool counted as one); a row that has more is a batch of its own.
-        put: takes a batch.
+        columns: the columns of the rows.
+        most_rows: most rows of a batch.
+        most_bytes: most bytes of a batch's values (a bool counts as one byte). A larger row gets a batch of its own.
+        put: is called with each batch.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Batches:
         self._clear()
 
     def _clear(self) -> None:
-        # The batch that is being filled: rows of earlier calls (copies) and of this one (a view), and their sizes.
+        # The batch that is being filled: rows of earlier calls (copies) and of this call (views), and their sizes.
         self._parts: list[dict[str, Ragged]] = []
         self._rows = self._bytes = 0
 
@@ -111,7 +111,7 @@ class Batches:
             self._parts[-1] = {name: ragged.with_flat(ragged.flat.copy()) for name, ragged in self._parts[-1].items()}
 
     def _fitting(self, ends: Array, start: int) -> int:
-        """The row up to which rows from `start` on fit into the batch; `ends`: their borders, in bytes.
+        """The end of the rows from `start` that fit into the batch; `ends`: the offsets of the rows, in bytes.
 
         An empty batch takes a row of any size.
         """
@@ -119,7 +119,7 @@ class Batches:
         return max(min(by_bytes, start + self._most_rows - self._rows), start if self._rows else start + 1)
 
     def flush(self) -> None:
-        """Hands on the batch that is not full, if it has rows.
+        """Hands on the last batch, if it has rows.
 
         Raises:
             ValueError: the last row has more than `MAX_VALUES` values.
@@ -135,12 +135,12 @@ class Batches:
 
 
 def _items(rows: Ragged, column: Column) -> Array | Ragged:
-    """Rows as their type has them: numbers, where each row is one."""
+    """The rows as Arrow stores them: plain numbers if each row is one number."""
     return rows.flat if column.depth == 0 and column.role != "string" else rows
 
 
 def _array(values: Array | Ragged, stored: pa.DataType) -> pa.Array:
-    """Rows or values as an Arrow array over the same memory (bools are packed): no nulls, no bitmap of them."""
+    """Rows or values as an Arrow array without nulls, over the same memory (bools are packed into bits)."""
     if not isinstance(values, Ragged):
         return array_of(values, stored)
     if values.offsets[-1] > MAX_VALUES:
@@ -159,19 +159,19 @@ def array_of(values: Array, stored: pa.DataType) -> pa.Array:
 
 
 class BatchReader(FileReader):
-    """A `FileReader` of rows in record batches. A subclass sets `_starts`, and reads a batch.
+    """A `FileReader` of rows in record batches. A subclass sets `_starts` and implements `_batch`.
 
     Attributes:
-        _starts: the first row of each batch, and the end.
+        _starts: the first row of each batch, and the number of rows.
     """
 
     _starts: list[int]
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        """A record batch.
+        """A record batch, by number.
 
         Raises:
-            FormatError: it is damaged.
+            FormatError: the batch is damaged.
         """
         raise NotImplementedError
 
@@ -191,7 +191,7 @@ class BatchReader(FileReader):
         return np.concatenate([np.zeros(0, np.int64), *sizes])
 
     def lengths(self, name: str) -> Array:
-        """int64 [rows]: of each row, the length of a column."""
+        """int64 [rows]: the length of each row of a column."""
         return np.concatenate([np.zeros(0, np.int64), *(_rows(batch.column(name)).lengths for batch in self._all())])
 
     def _all(self) -> Iterator[pa.RecordBatch]:
@@ -199,10 +199,10 @@ class BatchReader(FileReader):
 
 
 def rows_of(batch: pa.RecordBatch, beside: Collection[str] = ()) -> dict[str, Ragged]:
-    """The columns of a batch without nulls, but those `beside` them: views of its memory (bools are copied).
+    """The columns of a batch, without those in `beside`: views of its memory (bools are copied).
 
     Raises:
-        ValueError: a column has nulls, or borders that lie outside of its values.
+        ValueError: a column has nulls, or offsets that lie outside of its values.
     """
     return {name: _rows(batch.column(name)) for name in batch.schema.names if name not in beside}
 
@@ -217,13 +217,13 @@ def _values(array: pa.Array) -> Array | Ragged:
         raise ValueError("it has nulls")
     if pa.types.is_list(array.type):
         return _lists(array.offsets.to_numpy(), array.values)
-    if pa.types.is_string(array.type):  # a list of bytes
-        borders, data = array.buffers()[1:]  # of no strings there may be none
+    if pa.types.is_string(array.type):  # stored as a list of bytes
+        borders, data = array.buffers()[1:]  # may be None if there are no strings
         offsets = np.zeros(1, np.int32) if borders is None else np.frombuffer(borders, np.int32)
         return _lists(offsets[array.offset :][: len(array) + 1], np.frombuffer(data or b"", np.uint8))
     if not pa.types.is_boolean(array.type):
         return np.asarray(array.to_numpy())
-    # In a tenth of the time that Arrow takes.
+    # `unpackbits` takes a tenth of the time that Arrow takes.
     first, stop = array.offset // 8, array.offset + len(array)
     bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)[first : (stop + 7) // 8]
     found: Array = np.unpackbits(bits, bitorder="little")[array.offset - 8 * first : stop - 8 * first]
@@ -231,7 +231,7 @@ def _values(array: pa.Array) -> Array | Ragged:
 
 
 def _lists(offsets: Array, values: Any) -> Ragged:
-    """Lists of values, an Arrow array or one of numpy."""
+    """Lists of values; `values`: an Arrow array or a numpy array."""
     first, last = int(offsets[0]), int(offsets[-1])
     if first < 0 or last > len(values) or (offsets[1:] < offsets[:-1]).any():
         raise ValueError(f"its borders do not rise from 0 to {len(values)}")

@@ -1,12 +1,12 @@
-"""Token cache files: one tokenised block <-> bytes. Arrow IPC, so that a slice of rows is read without copying it.
+"""Token cache files: one tokenised block <-> bytes. They are Arrow IPC, so a slice of rows is read without a copy.
 
-A block takes up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block's receipt in
-its schema. `<name>.rows.arrow` (small) holds what only shard borders need: each line's outcome, each row's domain and
-tokens. `<name>.rejects.arrow` holds rejected lines, where there are any. The first is written last: where it is there,
-the others are too.
+A block has up to three files. `<name>.arrow` holds the rows, one record batch a domain, and the block statistics in its
+schema. `<name>.rows.arrow` (small) holds the row index: the outcome of each line, domain and tokens of each row. Only
+blocks in which a shard ends need it. `<name>.rejects.arrow` holds the rejected lines, if there are any. The file of
+rows is written last: if it exists, the others exist, too.
 
-Each is sealed (`formats.sealed`), with its name: no byte of it is used unproven, nor as another block's. A slice of
-rows proves the rows of its domain.
+Each file is sealed with its name (`formats.sealed`): a reader checks the checksum of every part that it uses, and that
+the file belongs to this block. Reading a slice of rows checks all rows of its domain.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import RoleCounts
 
 CACHE_VERSION = 13
-"""Rises with every change of the contents of a token cache file; older blocks are then not used again."""
+"""Raise this with every change of the content of a token cache file: then older blocks are not used again."""
 
 ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
 
@@ -38,15 +38,13 @@ ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
 def encode_block(
     batch: Batch, tokens: Array, text_limit: int, name: str
 ) -> tuple[BlockReceipt, dict[str, tuple[Data, bytes]]]:
-    """A batch -> its receipt, and the files of its block by ending, in the order in which they are written.
-
-    A file is its content, then its seal.
+    """The block statistics of a batch, and its files by ending, in the order of writing. A file is content, then seal.
 
     Args:
         batch: rows with their final dtypes; masks may be uint8 where bool is stored.
         tokens: int64 [rows], tokens of each row in a shard.
-        text_limit: characters kept of a rejected record; 0 keeps texts out.
-        name: of the block; it is read under no other.
+        text_limit: characters kept of a rejected record; 0: no text is kept.
+        name: the block's name. The files can be read only under this name.
     """
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
@@ -85,10 +83,10 @@ def encode_rows(
     """The content of a file of rows, one record batch a part, and its seal.
 
     Args:
-        found: the rows.
-        parts: the rows of each batch.
-        facts, name: of the file, see `seal_batches`.
-        beside: name -> one number a row.
+        found: the rows, by column.
+        parts: which rows are in each batch.
+        facts, name: see `seal_batches`.
+        beside: more columns, with one number a row.
     """
 
     def batch(part: slice) -> pa.RecordBatch:
@@ -99,11 +97,11 @@ def encode_rows(
 
 
 def joined(parts: Sequence[dict[str, Ragged]], order: Array) -> dict[str, Ragged]:
-    """The rows of all parts, one after the other, in another order. The parts lose theirs, which saves memory.
+    """Joins the rows of all parts and reorders them. It empties the parts, which saves memory.
 
     Args:
-        parts: at least one.
-        order: int64 [rows].
+        parts: at least one part.
+        order: int64 [rows], the new order.
     """
     return {name: Ragged.concat([part.pop(name) for part in parts]).take(order) for name in [*parts[0]]}
 
@@ -132,7 +130,7 @@ def _row_index(
     if DUPLICATE in digests:
         columns |= {f"{DUPLICATE}:{half}": digests[DUPLICATE][batch.line, half] for half in (0, 1)}
         columns["offset"] = _narrow(batch.ledger.offsets(batch.line))
-    # Columns of different lengths: one row has all values of each.
+    # The columns have different lengths, so each is stored as one list, in a single row.
     written = pa.record_batch({name: pa.array([values]) for name, values in columns.items()})
     facts = {
         "outcomes": batch.ledger.outcomes,
@@ -144,7 +142,7 @@ def _row_index(
 
 
 def _narrow(counts: Array) -> Array:
-    """Numbers from 0 on in the smallest dtype."""
+    """Non-negative numbers in the smallest dtype that holds them."""
     return counts.astype(np.min_scalar_type(counts.max(initial=0)))
 
 
@@ -164,10 +162,10 @@ def _rejects(batch: Batch, text_limit: int, block: str) -> tuple[Data, bytes]:
 
 
 def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
-    """Proves every byte of a block's file, which it reads at once. The file, in memory or mapped into it.
+    """Reads a block's file and checks the checksums of all bytes. Returns the file in memory, or mapped into it.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another's.
+        FormatError: the file is cut or damaged, or belongs to another block.
     """
     whole = pa.BufferReader(source.read_buffer())
     Sealed(whole, name + ending).check_all()
@@ -175,21 +173,21 @@ def check_whole(source: pa.NativeFile, name: str, ending: str) -> pa.NativeFile:
 
 
 def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
-    """The receipt of a block, in the file of its rows.
+    """The block statistics, from the file of rows.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another block's.
+        FormatError: the file is cut or damaged, or belongs to another block.
     """
     return BlockReceipt.from_dict(Sealed(source, name + ROWS).fact("receipt"))
 
 
 def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:
-    """Rows [start, stop) of a domain, and True if the block has no others.
+    """Rows [start, stop) of a domain, and True if the block has no other rows.
 
-    They are views of the source's memory where it is mapped, except for bits.
+    The rows are views of mapped memory if the source is mapped, except for bits.
 
     Raises:
-        FormatError: the file is cut or damaged, as far as these rows go; or it does not have them.
+        FormatError: the rows of this domain are cut or damaged, or there are fewer.
     """
     sealed, rows_of_domain = _batch(source, name, domain, stop)
     batch = rows_of_domain.slice(start, stop - start)
@@ -197,7 +195,7 @@ def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: i
 
 
 def _batch(source: pa.NativeFile, name: str, domain: int, rows: int) -> tuple[Sealed, pa.RecordBatch]:
-    """The rows of a domain, of which there are at least so many."""
+    """The sealed file, and all rows of a domain. Raises FormatError if there are fewer than `rows`."""
     sealed = Sealed(source, name + ROWS)
     if domain >= sealed.batches or rows > len(batch := sealed.batch(domain)):
         raise FormatError(f"the token cache file {name} does not have the rows that its receipt names")
@@ -205,16 +203,16 @@ def _batch(source: pa.NativeFile, name: str, domain: int, rows: int) -> tuple[Se
 
 
 def pick_rows(source: pa.NativeFile, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
-    """Some rows of a domain, in the order in which they are given.
+    """Some rows of a domain, in the given order.
 
     Args:
         source: an open file or a memory map.
-        name: of the block.
+        name: the block's name.
         domain: the number of the record batch.
-        rows: int64, of the domain.
+        rows: int64, numbers of rows in the domain.
 
     Raises:
-        FormatError: the file is cut or damaged, as far as this domain goes; or it does not have them.
+        FormatError: the rows of this domain are cut or damaged, or there are fewer.
     """
     _, batch = _batch(source, name, domain, int(rows.max(initial=-1)) + 1)
     return {key: column.take(rows) for key, column in rows_of(batch).items()}
@@ -224,7 +222,7 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
     """The row index of a block.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another block's.
+        FormatError: the file is cut or damaged, or belongs to another block.
     """
     sealed = Sealed(source, name + ROW_INDEX)
     batch = sealed.batch(0)
@@ -254,10 +252,10 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
 
 
 def read_rejects(source: pa.NativeFile, name: str) -> list[dict[str, Any]]:
-    """Rejected lines of a block, in order: line (in the block), offset (from its first line), reason, message, text.
+    """The rejected lines of a block, in order: line and offset (counted from the block's start), reason, message, text.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another block's.
+        FormatError: the file is cut or damaged, or belongs to another block.
     """
     rows: list[dict[str, Any]] = Sealed(source, name + REJECTS).batch(0).to_pylist()
     return rows

@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from beam_prep.formats.manifest import ShardReceipt
 
 OpenFile = Callable[[str], BinaryIO]
-"""Opens a new file for writing, by its path relative to the domain's folder; "/" separates, folders are made.
+"""Opens a new file for writing. The path is relative to the domain's folder, with "/"; folders are made.
 
-The file has `write` and `close` only: its bytes are hashed as they come. A library that seeks writes a temporary file
-first, inside `in_temporary_folder`, which is then copied: `hdf5.py` does so.
+The file has only `write` and `close`, because its bytes are hashed as they are written. A library that must seek writes
+a temporary file first, inside `in_temporary_folder`, and the temporary file is then copied: see `hdf5.py`.
 """
 
 Row = dict[str, Any]
-"""Column name to a row's values: an array [length], or a `Ragged` (its lists) where the column's depth is 2.
+"""Column name -> a row's values: an array [length], or a `Ragged` (lists of values) if the column's depth is 2.
 
-Metadata (`Column.metadata`) is an array, too: the bytes of a string, or one number; of a packed row a
-`Ragged` of strings, or the numbers. `bp.open` gives strings and numbers for them.
+A metadata column (`Column.metadata`) gives an array, too: the bytes of a string, or one number. In a packed row it is a
+`Ragged` of strings, or an array of numbers. `bp.open` turns these into strings and numbers.
 
-`Any`, since only the schema says which of the two: a trainer's type checker would complain at every use.
+The value type is `Any`, because only the schema tells array from `Ragged`: a union would make type checkers complain at
+every use.
 """
 
 
@@ -35,14 +36,14 @@ SizeUnit = Literal["values", "bytes"]
 
 
 class ShardWriter(Protocol):
-    """Writes one shard, slice by slice. After an exception the files are worthless: nothing more may be called."""
+    """Writes one shard, slice by slice. After an exception the files are unusable: call nothing more."""
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
         """Appends rows.
 
         Args:
-            columns: the next rows of the shard: the declared columns, no more and no less, of equal row count and of
-                the declared depth. Values may be views (of Arrow memory, too); they are not kept after the call.
+            columns: the next rows of the shard: exactly the declared columns, with equal row counts and the declared
+                depths. Values may be views (of Arrow memory, too); the writer does not keep them after the call.
 
         Raises:
             ValueError: the columns are not as declared, or a value does not fit its column's dtype.
@@ -50,60 +51,59 @@ class ShardWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes what comes last and closes the files. Only then is the shard complete."""
+        """Writes the end of the shard and closes the files. Only then is the shard complete."""
         ...
 
 
 class ShardReader(Protocol):
-    """Reads one shard. It pickles as its path, not as its content, so it may cross to a data loader's processes.
+    """Reads one shard. It pickles as its path, not as its content, so it can be sent to a data loader's processes.
 
-    A reader may also have one of two things that readers of many rows use, which else read row after row:
-    `columns: dict[str, Ragged]`, every column over its mapped file; or `lengths(name) -> Array`, int64 [rows], the
-    length of each row of a column.
+    A reader may have one of two more members, which make reading many rows faster: `columns: dict[str, Ragged]`, every
+    column over its mapped file; or `lengths(name) -> Array`, int64 [rows], the length of each row of a column. Without
+    them readers read row by row.
     """
 
     def __len__(self) -> int:
-        """Rows.
+        """The number of rows.
 
         Raises:
-            FormatError: the file that holds the rows' borders is damaged.
+            FormatError: the file that holds the offsets of rows is damaged.
         """
         ...
 
     def row(self, index: int) -> Row:
-        """One row in the columns' dtypes; arrays may be read-only views of the file. Negative: from the end.
+        """One row in the columns' dtypes; arrays may be read-only views of the file. A negative index is from the end.
 
         Raises:
             IndexError: there is no such row.
-            FormatError: the row is damaged; the message names the file (and the record, where the format can tell).
+            FormatError: the row is damaged. The message names the file, and the record if the format can tell.
         """
         ...
 
     def sizes(self) -> Array:
-        """int64 [rows]: values of each row, of all columns but metadata; or its bytes: see
-        `Format.sizes_in`.
+        """int64 [rows]: the size of each row, in values (of all columns but metadata) or bytes: see `Format.sizes_in`.
 
         Raises:
-            FormatError: see `len`.
+            FormatError: see `__len__`.
         """
         ...
 
 
 FilesOfShard = dict[str, bytes | None]
-"""The files of a shard, by path relative to the domain's folder: their content; None where that is a function of the
-rows and the columns alone. Always in the same order."""
+"""The files of a shard: path relative to the domain's folder -> content; None if the content depends only on rows and
+columns. Always in the same order."""
 
 
 class Format:
-    """A way to keep one shard in files: a class derived from this, of which `FORMATS` has an object.
+    """The base class of formats. A format writes and reads the files of a shard; `FORMATS` holds an object of each.
 
     Attributes:
-        name: as a config and a manifest say it, and the key in `FORMATS`.
-        sizes_in: the unit of `ShardReader.sizes`: bytes where the values of a row are not known without reading it.
-        unknown_dtypes: that it cannot hold. (bool may be kept as uint8.)
-        strings: which it can hold: none, one a row, or lists of them, as packed rows have.
-        largest: bytes of the values of a shard; None: any.
-        libraries: those besides numpy and pyarrow on whose versions its bytes depend.
+        name: the name in configs, in manifests and in `FORMATS`.
+        sizes_in: the unit of `ShardReader.sizes`: bytes if the number of values of a row is not known without reading.
+        unknown_dtypes: dtypes that the format cannot hold. (bool may be kept as uint8.)
+        strings: which strings it can hold: none, one a row, or lists of strings, as packed rows have.
+        largest: most bytes of a shard's values; None: any.
+        libraries: libraries besides numpy and pyarrow whose version the bytes depend on.
     """
 
     name: str
@@ -114,14 +114,14 @@ class Format:
     libraries: tuple[str, ...] = ()
 
     def require(self) -> None:
-        """Is called before anything runs.
+        """Checks that needed libraries are installed. It is called before a run starts.
 
         Raises:
-            ImportError: something is not installed; the message says what to type.
+            ImportError: a library is not installed; the message says what to type.
         """
 
     def warnings(self, holds: Collection[str]) -> Iterator[str]:
-        """What users of a config may not expect of an output that holds "labels", "masks" ..."""
+        """Warnings before a run. `holds`: the columns of the output: "labels", "masks" ..."""
         yield from ()
 
     def stored(self, column: Column) -> str:
@@ -129,27 +129,27 @@ class Format:
         return column.dtype
 
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
-        """The files of a shard. None: it does not name them; then a shard is written even if its rows did not change,
-        and not linked from the output that is replaced."""
+        """The files of a shard. None: the format does not name its files; then an unchanged shard is written again,
+        not linked from the earlier output."""
         return None
 
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: "Sequence[ShardReceipt]"
     ) -> dict[str, bytes]:
-        """Name -> content (JSON) of the files that describe an output as a whole.
+        """Name -> content (JSON) of the files that describe the whole output.
 
         Args:
-            columns: of the output.
+            columns: the columns of the output.
             domains: domain -> folder.
-            shards: all, in order.
+            shards: all shards, in order.
 
         Raises:
-            FormatError: a shard has not the files of this format.
+            FormatError: a shard lacks files of this format.
         """
         return {}
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> ShardWriter:
-        """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows, same bytes."""
+        """Opens shard number `shard` (from 0) of the domain's `shards` for writing. Same rows must give same bytes."""
         raise NotImplementedError
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> ShardReader:
@@ -165,7 +165,7 @@ class FileFormat(Format):
     """A format of one file a shard.
 
     Attributes:
-        file_name: of a shard, to be formatted with `shard` and `shards`.
+        file_name: a template of the file name, with `shard` and `shards`.
     """
 
     file_name: str
@@ -180,17 +180,17 @@ class FileFormat(Format):
 
 
 class FileReader:
-    """A `ShardReader` over one file. A subclass opens it, reads one row, and says the sizes of all.
+    """A `ShardReader` of one file. A subclass implements `_open`, `__len__`, `_row` and `sizes`.
 
     Args:
         path, columns: the file, and the columns that it must hold.
 
     Attributes:
-        kind: of file, for the message.
+        kind: the kind of file, for messages.
 
     Raises:
-        FormatError: it is missing, cut, damaged in what describes its rows, or does not hold these columns. (A changed
-            value shows only in the manifest's sha256.)
+        FormatError: the file is missing or cut, its description of rows is damaged, or it does not hold these columns.
+            (A changed value shows only in the manifest's sha256.)
     """
 
     kind: str
@@ -205,19 +205,19 @@ class FileReader:
             raise FormatError(f"{path}: not a complete {self.kind} file of these columns: {error}") from None
 
     def __reduce__(self) -> tuple[Any, tuple[Path, tuple[Column, ...]]]:
-        # A pickled map is a copy of the file.
+        # To pickle the memory map would copy the file.
         return type(self), (self._path, self._columns)
 
     def _open(self) -> None:
         """Opens the file.
 
         Raises:
-            OSError, RuntimeError, ValueError: it is not as a writer leaves it.
+            OSError, RuntimeError, ValueError: no writer of this format wrote the file like this.
         """
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         raise NotImplementedError
 
     def row(self, index: int) -> Row:
@@ -229,29 +229,30 @@ class FileReader:
             raise FormatError(f"{self._path}: row {number} is damaged: {error}") from None
 
     def _row(self, number: int) -> Row:
-        """A row, by its number from 0 on.
+        """A row, by its number from 0.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the row is damaged.
         """
         raise NotImplementedError
 
 
 @contextmanager
 def in_temporary_folder() -> Iterator[None]:
-    """Around writes to a temporary file: says where it is, and how another folder is given.
+    """Wraps writes to a temporary file. Its error names the folder, and how to choose another.
 
     Raises:
-        StorageError: it cannot be written, because the disk is full, for instance. (Libraries in C raise RuntimeError.)
+        StorageError: the file cannot be written, for instance because the disk is full. (Libraries in C raise
+            RuntimeError.)
     """
     try:
         yield
     except (OSError, RuntimeError) as error:
-        import tempfile  # here, as every reader imports this module
+        import tempfile  # imported here, because every reader imports this module
 
         raise StorageError(
-            f"a shard waits in the folder of temporary files, {tempfile.gettempdir()}, which cannot be written "
-            f"({error}): make room there, or name another folder in TMPDIR, and run again"
+            f"cannot write a shard to the folder of temporary files, {tempfile.gettempdir()} ({error}): "
+            "make room there, or name another folder in TMPDIR, and run again"
         ) from None
 
 
@@ -259,7 +260,7 @@ def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
     """The number of rows in `data`.
 
     Raises:
-        ValueError: `data` has other columns, or columns of another depth, than declared, or of different row counts.
+        ValueError: the columns of `data` differ from the declared ones, in name or depth, or have unequal row counts.
     """
     names = {column.name for column in columns}
     if names != data.keys():
@@ -268,7 +269,7 @@ def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
         if data[column.name].depth != column.levels:
             raise ValueError(f"column {column.name!r}: found depth {data[column.name].depth}, declared {column.levels}")
         if column.depth == 0 and column.role != "string" and (data[column.name].lengths != 1).any():
-            raise ValueError(f"column {column.name!r}: a row has not one value")
+            raise ValueError(f"column {column.name!r}: a row does not have exactly one value")
     counts = {name: len(ragged) for name, ragged in data.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(f"columns of different row counts: {counts}")
@@ -276,7 +277,7 @@ def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
 
 
 def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:
-    """Rows as one `Ragged` over a copy of their values."""
+    """One `Ragged` of rows, with a copy of their values."""
     if depth == 1:
         values: Array | Ragged = np.concatenate([np.zeros(0, dtype), *rows], dtype=dtype)
     else:
@@ -285,12 +286,12 @@ def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:
 
 
 def cast(values: Array, dtype: str, name: str) -> Array:
-    """`values` in `dtype`, contiguous and little-endian; the very array where it is so already.
+    """`values` in `dtype`, contiguous and little-endian; the same array if it is that already.
 
-    Floats are rounded to a narrower float type (beyond its range: infinite); anything else must keep its value.
+    Floats are rounded to a narrower float type (beyond its range: infinite). Other values must stay the same.
 
     Raises:
-        ValueError: a value does not fit; the message names the column, `name`.
+        ValueError: a value does not fit. The message names the column, `name`.
     """
     target = np.dtype(dtype).newbyteorder("<")
     with np.errstate(invalid="ignore", over="ignore"):
@@ -304,7 +305,8 @@ def cast(values: Array, dtype: str, name: str) -> Array:
 def map_file(path: Path) -> Array:
     """A file's bytes, read-only uint8, mapped into memory.
 
-    Not by numpy: its maps keep a file descriptor each, and an output may have more shards than a process has those.
+    Arrow maps it: a map of numpy keeps a file descriptor, and an output may have more shards than a process may have
+    file descriptors.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -318,7 +320,7 @@ def map_file(path: Path) -> Array:
 
 
 def row_number(index: int, rows: int) -> int:
-    """`index` counted from the front.
+    """The row number of `index`; a negative index counts from the end.
 
     Raises:
         IndexError: there is no such row.

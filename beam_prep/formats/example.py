@@ -1,12 +1,13 @@
-"""Rows of columns <-> `tf.train.Example` messages: protobuf's library reads them, numpy writes them.
+"""Rows <-> `tf.train.Example` messages. The protobuf library reads them; numpy writes them.
 
 Source: tensorflow/core/example/{example,feature}.proto. In text form a row is
 
     features { feature { key: "sequence" value { int64_list { value: [5, 6, 7] } } } feature { ... } }
 
 The bytes are those of `tf.train.Example.SerializeToString(deterministic=True)`: keys in the order of their bytes, lists
-packed. Protobuf promises no order from version to version (upb, its runtime in Python, puts "key/lengths" before
-"key"), and makes a Python object of each value: docs/decisions/writers.md says what that costs. Parsers take any order.
+packed. The protobuf library does not write them: it promises no order of keys between versions (upb, its Python
+runtime, puts "key/lengths" before "key"), and makes a Python object of each value; docs/decisions/writers.md has the
+cost. Parsers accept any order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +23,12 @@ from beam_prep.data.schema import Column
 from beam_prep.formats.contract import Row, cast
 
 MAX_SIZE = 2**31 - 1
-"""Bytes of a protobuf message that its readers accept."""
+"""Most bytes of a protobuf message that readers accept."""
 
 CHUNK_VALUES = 1 << 19
-"""Values that are encoded at once, so that they stay in the processor's cache."""
+"""Values that are encoded at a time, few enough for the processor's cache."""
 
-# `tf.train.Example`, in a pool of its own: TensorFlow may be in the same process.
+# `tf.train.Example` has its own pool, because TensorFlow may be loaded in the same process.
 _PROTO = """
 name: "example.proto" package: "tensorflow" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
@@ -59,11 +60,11 @@ _EXAMPLE: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("ten
 
 _FIELD = {"string": "bytes_list", "float32": "float_list", "int64": "int64_list"}
 _NUMBER = {"string": 1, "float32": 2, "int64": 3}
-"""Type of a feature -> the field of `Feature`."""
+"""Type of a feature -> the number of its field in `Feature`."""
 
 
 def stored_in_example(column: Column) -> str:
-    """The dtype of a column's values in an Example, whose floats are float32."""
+    """The dtype of a column's values in an Example: its floats are float32."""
     return "float32" if column.dtype == "float64" else column.dtype
 
 
@@ -83,8 +84,8 @@ def encode_examples(columns: Sequence[Column], data: Mapping[str, Ragged]) -> It
     """The Example of each row.
 
     Args:
-        columns: at least one.
-        data: the rows, as declared; see `contract.check_rows`.
+        columns: at least one column.
+        data: the rows, checked by `contract.check_rows`.
 
     Raises:
         ValueError: a value does not fit its column's dtype, or a row's message is larger than 2 GiB.
@@ -96,12 +97,12 @@ def encode_examples(columns: Sequence[Column], data: Mapping[str, Ragged]) -> It
         for row in zip(*(features[key] for key in sorted(features)), strict=True):
             example = _field(1, b"".join(row))
             if len(example) > MAX_SIZE:
-                raise ValueError(f"a row takes {len(example)} bytes as a tf.train.Example, protobuf ends at {MAX_SIZE}")
+                raise ValueError(f"a row takes {len(example)} bytes as a tf.train.Example, more than {MAX_SIZE}")
             yield example
 
 
 def _features(column: Column, rows: Ragged) -> Iterator[tuple[bytes, Iterator[bytes]]]:
-    """The features of a column: key, and of each row the entry in `Features`."""
+    """The features of a column: the key, and the entry in `Features` for each row."""
     key, kind = column.name.encode(), feature_type(column)
     if kind == "string":
         texts = rows if column.depth else Ragged.from_lengths(rows, np.ones(len(rows), np.int64))
@@ -115,7 +116,7 @@ def _features(column: Column, rows: Ragged) -> Iterator[tuple[bytes, Iterator[by
 
 
 def _packed(values: Array, lengths: Array, kind: str) -> Iterator[bytes]:
-    """The packed list of each row: nothing, if it has no values."""
+    """The packed list of each row; b"" for a row without values."""
     if kind == "float32":
         data, sizes = cast(values, kind, "").tobytes(), np.full(len(values), 4)
     else:
@@ -126,23 +127,23 @@ def _packed(values: Array, lengths: Array, kind: str) -> Iterator[bytes]:
 
 
 def varints(values: Array) -> tuple[bytes, Array]:
-    """Integers as protobuf has them: 7 bits a byte, lowest first, the top bit set on all but the last byte.
+    """Integers as protobuf varints: 7 bits a byte, lowest first; the top bit is set in all bytes but the last.
 
-    Source: protobuf.dev/programming-guides/encoding, "Base 128 Varints". Negatives take the 10 bytes of their two's
-    complement; uint64 from 2**63 on become the int64 of the same bits.
+    Source: protobuf.dev/programming-guides/encoding, "Base 128 Varints". Negative numbers take 10 bytes (two's
+    complement); uint64 values from 2**63 become the int64 with the same bits.
 
     Args:
         values: any integers or bools [n].
 
     Returns:
-        The varints, one after the other; and the bytes of each, uint8 [n].
+        The varints, one after the other; and the number of bytes of each, uint8 [n].
     """
     rest = values.astype(np.int64, copy=False).view(np.uint64)
     limits = [np.uint64(1 << bits) for bits in range(7, 64, 7)]
     sizes = np.ones(len(rest), np.uint8)
     for limit in limits[: int(np.searchsorted(limits, rest.max(initial=0), "right"))]:
         sizes += rest >= limit
-    # A column for each byte of a varint, of which those up to its size are taken.
+    # Column i holds byte i of each varint. Only the bytes up to the varint's size are returned.
     found = np.empty((len(rest), int(sizes.max(initial=1))), np.uint8)
     for place in range(found.shape[1]):
         found[:, place] = (rest >> np.uint64(7 * place)).astype(np.uint8) & 127 | (sizes > place + 1).view(
@@ -158,7 +159,7 @@ def _entries(key: bytes, kind: str, lists: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A message, a string or a packed list as field of another message: number and wire type 2, size, content."""
+    """A field of a message with wire type 2 (a message, a string, a packed list): number and type, size, content."""
     return _head(number, len(content)) + content
 
 
@@ -168,17 +169,18 @@ def _head(number: int, size: int) -> bytes:
 
 
 def decode_example(payload: bytes | bytearray | memoryview | Array, columns: Sequence[Column]) -> Row:
-    """One row back from the bytes of its Example.
+    """Decodes one row from its Example.
 
     Args:
-        payload: the serialised message (of any writer: packed or not, fields in any order). An array must be uint8.
-        columns: what to take out of it; other features are ignored.
+        payload: the serialised message, from any writer: packed or not, fields in any order. An array must be uint8.
+        columns: the columns to decode; other features are ignored.
 
     Returns:
-        Column name to values [length] in the column's dtype, or to a `Ragged` where the column's depth is 2.
+        Column name -> values [length] in the column's dtype, or a `Ragged` if the column's depth is 2.
 
     Raises:
-        ValueError: no Example, or a column's feature is missing, of another type, or holds what its dtype cannot.
+        ValueError: the payload is no Example; or the feature of a column is missing, has another type, or has a value
+            that the column's dtype cannot hold.
     """
     try:
         found = _EXAMPLE.FromString(bytes(payload)).features.feature
@@ -206,7 +208,7 @@ def _values(key: str, kind: str, found: Mapping[str, Any]) -> Sequence[Any]:
     """The values of a feature.
 
     Raises:
-        ValueError: there is no such feature, or it is of another type.
+        ValueError: there is no such feature, or it has another type.
     """
     if key not in found:
         raise ValueError(f"no feature {key!r}")

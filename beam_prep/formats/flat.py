@@ -1,7 +1,7 @@
-"""What the flat formats share: all values of a column in one piece, mapped to be read, and what says where rows begin.
+"""Flat formats: all values of a column in one array, which readers map into memory, and the offsets of the rows.
 
-`bin`, `npy` and `megatron` have a file for each column, `h5` has one for all. They differ in names and in how they
-write the borders of rows: see `FlatFormat`.
+`bin`, `npy` and `megatron` have a file for each column, `h5` has one file for all. They differ in file names and in how
+they write the offsets of rows: see `FlatFormat`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,30 +16,30 @@ from beam_prep.errors import FormatError
 from beam_prep.formats.contract import Format, OpenFile, Row, cast, check_rows, map_file, row_number
 
 OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
-"""Borders of rows in values; of rows in lists, and of lists in values, where rows are lists of lists."""
+"""Offsets of rows, in values. For lists of lists, also offsets of rows, in lists, and offsets of lists, in values."""
 
 
 class FlatFormat(Format):
-    """A format of little-endian values, one row after the other, without header; bool is one byte, 0 or 1.
+    """A format of little-endian values, one row after the other, without a header; bool is one byte, 0 or 1.
 
-    A subclass says how its files are called, and writes and reads the borders of rows.
+    A subclass names the files, and writes and reads the offsets of rows.
     """
 
     def values_file(self, column: Column, shard: int, shards: int) -> str:
-        """The file of a column's values, relative to the domain's folder."""
+        """The path of the file of a column's values, relative to the domain's folder."""
         raise NotImplementedError
 
     def borders(
         self, columns: Sequence["FlatColumn"], shard: int, shards: int
     ) -> Iterator[tuple[str, Iterable[bytes]]]:
-        """The files of the borders of rows, by name, each in pieces."""
+        """The files with the offsets of rows: (name, content in pieces)."""
         raise NotImplementedError
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
-        """All columns over their mapped files, in the dtype of the file.
+        """All columns over their mapped files, in the dtypes of the files.
 
         Raises:
-            FormatError: a file is missing, or damaged, or does not hold these columns.
+            FormatError: a file is missing or damaged, or does not hold these columns.
         """
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class FlatFormat(Format):
         return FlatWriter(self, open_file, columns, shard, shards)
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "FlatReader":
-        """See `Format.read`. Reads the borders and maps the values, which are read when they are touched."""
+        """See `Format.read`. Reads the offsets of rows, and maps the values into memory."""
         return FlatReader(self, folder, columns, shard, shards)
 
 
@@ -57,9 +57,9 @@ class FlatColumn:
 
     Attributes:
         column, file: the column, and its file of values.
-        size: values that were written.
-        rows: lengths of rows in values, of each part that was written.
-        lists, inner: of a column of lists of lists, the lengths of rows in lists, and of lists in values.
+        size: how many values were written.
+        rows: for each part that was written, the lengths of rows, in values.
+        lists, inner: for lists of lists, the lengths of rows, in lists, and the lengths of lists, in values.
     """
 
     def __init__(self, column: Column, dtype: str, file: IO[bytes]) -> None:
@@ -68,7 +68,7 @@ class FlatColumn:
         self._dtype = dtype
 
     def borders(self) -> dict[str, Array]:
-        """int64, of rows in values; and of lists of lists, of the lists in values, and of rows in lists."""
+        """Name -> int64 offsets: `OFFSETS`; for lists of lists also `INNER` and `LISTS`."""
         lengths = {OFFSETS: self.rows}
         if self.column.levels == 2:
             lengths |= {INNER: self.inner, LISTS: self.lists}
@@ -87,7 +87,7 @@ class FlatColumn:
 
 
 class FlatWriter:
-    """Appends every column's values to its file as they come; only lengths stay in memory until `close`."""
+    """Writes values to the file of their column at once; only the lengths of rows stay in memory until `close`."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class FlatWriter:
             each.append(columns[each.column.name])
 
     def close(self) -> None:
-        """Closes the files of values, then writes the borders: a shard that was cut short lacks some."""
+        """Closes the files of values, then writes the offsets. So a shard that is not complete lacks files."""
         for each in self._columns:
             each.file.close()
         for name, pieces in self._format.borders(self._columns, *self._place):
@@ -122,14 +122,14 @@ class FlatWriter:
 
 
 class FlatReader:
-    """Rows of one shard, as views of its memory-mapped files; see `ShardReader`. What is cast is a copy.
+    """Rows of one shard, as views of its memory-mapped files; see `ShardReader`. Columns that are cast are copies.
 
     Attributes:
-        columns: every column, by name; absent where the file has another dtype than a column says: masks of `npy`.
+        columns: every column, by name; absent if a file has another dtype than its column, as masks of `npy` have.
 
     Raises:
-        FormatError: see `FlatFormat.open_columns`; or the columns have different numbers of rows, or a row has not one
-            value where it must. (A changed value shows only in the manifest's sha256.)
+        FormatError: see `FlatFormat.open_columns`; or the columns have different numbers of rows, or a row must have
+            exactly one value and does not. (A changed value shows only in the manifest's sha256.)
     """
 
     def __init__(self, format: FlatFormat, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
@@ -145,7 +145,7 @@ class FlatReader:
             raise FormatError(f"{folder}: shard {shard}: {error}") from None
 
     def __reduce__(self) -> tuple[type["FlatReader"], tuple[FlatFormat, Path, tuple[Column, ...], int, int]]:
-        # A pickled map is a copy of the file.
+        # To pickle the memory map would copy the file.
         return FlatReader, self._given
 
     def __len__(self) -> int:
@@ -158,12 +158,12 @@ class FlatReader:
         return found | {name: _as(found[name], dtype) for name, dtype in self._cast.items()}
 
     def rows(self, start: int, stop: int) -> dict[str, Ragged]:
-        """Rows from `start` to `stop`, in the columns' dtypes."""
+        """Rows [start, stop), in the columns' dtypes."""
         found = {name: rows[start:stop] for name, rows in self._mapped.items()}
         return found | {name: _as(found[name], dtype) for name, dtype in self._cast.items()}
 
     def lengths(self, name: str) -> Array:
-        """int64 [rows]: of each row, the length of a column."""
+        """int64 [rows]: the length of each row of a column."""
         return self._mapped[name].lengths
 
     def sizes(self) -> Array:
@@ -179,10 +179,10 @@ def _as(values: Any, dtype: str) -> Any:
 
 
 def rows_over(values: Array, column: Column, borders: Callable[[str], Array]) -> Ragged:
-    """A column over its values, with the borders that `FlatColumn.borders` gave.
+    """A column over its values; `borders` gives the offsets of `FlatColumn.borders` by name.
 
     Raises:
-        ValueError: they do not rise from 0 to the end, or contradict each other.
+        ValueError: offsets do not rise from 0 to the end, or contradict each other.
     """
 
     def rising(name: str, end: int) -> Array:
@@ -206,11 +206,11 @@ def mapped(path: Path, dtype: str, size: int, said_by: str) -> Array:
 
     Args:
         path, dtype: the file, and the dtype of its values.
-        size: how many values it must have.
-        said_by: what says so, for the error.
+        size: how many values the file must have.
+        said_by: where this number stands, for the error.
 
     Raises:
-        FormatError: it is missing, or of another size.
+        FormatError: the file is missing, or has another size.
     """
     stored = np.dtype(dtype).newbyteorder("<")
     wanted = size * stored.itemsize

@@ -2,21 +2,21 @@
 
     /<key>                 the values of all rows, one row after the other, in the column's dtype (bool: h5py's enum)
     /offsets/<key>         int64: row i is values[offsets[i]:offsets[i + 1]]
-    /list_offsets/<key>    of a column of lists of lists: row borders, in inner lists
-    /inner_offsets/<key>   of a column of lists of lists: borders of the inner lists, in values
+    /list_offsets/<key>    for lists of lists: offsets of rows, in inner lists
+    /inner_offsets/<key>   for lists of lists: offsets of inner lists, in values
 
     with h5py.File("out/wiki/shard_0000.h5") as file:
         borders = file["offsets/sequence"]
         row = file["sequence"][borders[7] : borders[8]]
 
-The borders mean what they mean in `bin`. Every dataset is one-dimensional, little-endian, neither chunked nor
-compressed: its values lie in one piece of the file, which our reader maps. (Chunks would pad every small shard to
-complete chunks.)
+The offsets mean the same as in `bin`. Every dataset is one-dimensional, little-endian, neither chunked nor compressed.
+So its values lie in one piece of the file, which our reader maps. (Chunks would pad every small shard to complete
+chunks.)
 
-HDF5 needs a file to seek in, and a dataset in one piece needs its size before its values. So values wait in temporary
-files; at the end the HDF5 library makes the file of them, temporary, too, which is copied to the output. The bytes are
-a function of the rows: no times, no order of creation, and `libver` begins with the oldest version, in which groups
-have no times either.
+HDF5 must seek in its file, and a dataset in one piece needs its size before its values. So values are kept in temporary
+files. At the end the HDF5 library writes them to a temporary HDF5 file, which is copied to the output. The bytes depend
+only on the rows: no times and no order of creation are stored, and `libver` begins with the oldest version, in which
+groups have no times.
 
 Source: HDF5 File Format Specification 3.0, IV.A.2.i "The Data Layout Message", contiguous storage.
 """
@@ -40,11 +40,11 @@ from beam_prep.formats.flat import INNER, LISTS, OFFSETS, FlatFormat, FlatWriter
 __all__ = ["HDF5", "HDF5Writer"]
 
 PIECE = 1 << 20
-"""Bytes that are copied and values that are written at once; bytes of a dataset before it moves from memory to disk."""
+"""Bytes that are copied, and values that are written, at a time; a dataset of more bytes moves from memory to disk."""
 
 
 _GROUPS = (OFFSETS, LISTS, INNER)
-"""In the order in which they are in a file."""
+"""The groups, in their order in a file."""
 
 
 class HDF5(FlatFormat):
@@ -54,11 +54,11 @@ class HDF5(FlatFormat):
     libraries = ("h5py",)
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Writer":
-        """See `Format.writer`. Takes the shard's size in the folder of temporary files (`TMPDIR`).
+        """See `Format.writer`. It needs room for the shard in the folder of temporary files (`TMPDIR`).
 
         Raises:
             ImportError: h5py is not installed.
-            ValueError: a column has the name of one of the format's own groups.
+            ValueError: a column has the name of a group of the format.
         """
         _h5py()
         if taken := sorted({column.name for column in columns} & {*_GROUPS}):
@@ -73,10 +73,10 @@ class HDF5(FlatFormat):
         return column.name
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
-        """See `FlatFormat`. The file is open for the time of this call only, so processes may fork.
+        """See `FlatFormat`. The file is open only during this call, so processes may fork.
 
         Raises:
-            FormatError: the file is missing, cut, or does not hold these columns as our writer leaves them.
+            FormatError: the file is missing or cut, or does not hold these columns as our writer stores them.
             ImportError: h5py is not installed.
         """
         h5py, path = _h5py(), folder / _file_name(shard)
@@ -95,7 +95,7 @@ def _file_name(shard: int) -> str:
 
 
 def _h5py() -> Any:
-    """The module h5py: it is an extra, and it is large."""
+    """The module h5py: an extra, and large."""
     try:
         return import_module("h5py")
     except ImportError as error:
@@ -107,15 +107,15 @@ def _waiting(name: str) -> IO[bytes]:
 
 
 class HDF5Writer(FlatWriter):
-    """Keeps the values of every column in a temporary file until `close`; 1 MB of each is in memory."""
+    """Keeps the values of each column in a temporary file until `close`; up to 1 MB of each column is in memory."""
 
     def __init__(self, format: HDF5, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._file = open_file(_file_name(shard))
         super().__init__(format, _waiting, columns, shard, shards)
 
     def close(self) -> None:
-        """Makes the HDF5 file, a temporary one, too, and copies it; removes the temporary files."""
-        # Aligned for mapped arrays of 8-byte numbers.
+        """Writes the HDF5 file to a temporary file, copies it to the output, and removes the temporary files."""
+        # Alignment for mapped arrays of 8-byte numbers.
         how = {"libver": ("earliest", "v110"), "alignment_threshold": 1, "alignment_interval": 8}
         with in_temporary_folder():
             made = tempfile.TemporaryFile()  # noqa: SIM115
@@ -137,7 +137,7 @@ class HDF5Writer(FlatWriter):
 
 
 def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes]) -> None:
-    """Adds a dataset in one piece to an HDF5 file."""
+    """Adds a contiguous dataset to an HDF5 file."""
     h5py, stored = _h5py(), np.dtype(dtype).newbyteorder("<")
     storage = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -152,7 +152,7 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
     """The column over `data`, the mapped bytes of `file`.
 
     Raises:
-        ValueError: it is not as the writer leaves it.
+        ValueError: our writer does not store the column like this.
     """
     values = _values(data, file, column.name, column.dtype)
     try:
@@ -162,7 +162,7 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
 
 
 def _values(data: Array, file: Any, name: str, dtype: str) -> Array:
-    """A dataset of the given dtype and one dimension."""
+    """The values of a dataset with this dtype and one dimension."""
     dataset = file.get(name)
     found, shape = getattr(dataset, "dtype", None), getattr(dataset, "shape", None)
     if found != np.dtype(dtype) or shape is None or len(shape) != 1:

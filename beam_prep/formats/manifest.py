@@ -1,7 +1,7 @@
 """`manifest.json`: what an output holds and what it was made from.
 
-Only what the output is a function of: no times, hosts, paths of the output, block sizes or worker counts, so that
-it is itself the same on every runner. Readers trust nothing but a manifest; it is written last.
+It has no times, hosts, output paths, block sizes or worker counts, so it is the same on every runner. Readers trust
+only the manifest. It is written last.
 """
 
 import json
@@ -25,12 +25,12 @@ MANIFEST = "manifest.json"
 RUN = "run.json"
 REPORT = "report.html"
 SLICES = ".slices.json"
-"""The key of every shard (`storage.reuse`), for the run that replaces the output; they depend on the block size.
-Hidden: no domain has such a name, and no trainer reads it."""
+"""The keys of all shards (`storage.reuse`), for the run that replaces the output. They depend on the block size.
+The name is hidden: no domain has such a name, and no trainer reads it."""
 UNLISTED = (RUN, REPORT, SLICES)
-"""Files of an output that no manifest lists: they differ from run to run of one job."""
+"""Files of an output that no manifest lists: they differ between runs of one job."""
 FAILURE = "failure.json"
-"""The report of a failed run in `OUTPUT.failed`, written last."""
+"""The report of a failed run, in `OUTPUT.failed`. It is written last."""
 FEATURES = "features.json"
 DATASET_DICT = "dataset_dict.json"
 TOKENIZER = "tokenizer"
@@ -39,7 +39,7 @@ MANIFEST_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file of the output: path relative to it, size, digest."""
+    """A file of an output: path relative to the output, size, digest."""
 
     path: str
     bytes: int
@@ -51,15 +51,15 @@ class ShardReceipt:
     """A shard as written.
 
     Attributes:
-        domain, shard: which one.
-        rows: how many.
-        tokens: per column of ids.
-        trained: per column of masks or labels, the tokens that are trained.
-        packing: what packing did, see `PackStats`; None without.
-        files: in every format.
-        chunks: what cutting into chunks did, see `ChunkStats`; None without.
-        split: which it is of; None without.
-        turns: what records of several rows became, see `TurnStats`; None without.
+        domain, shard: the domain, and the number of the shard in it.
+        rows: how many rows it has.
+        tokens: column of ids -> tokens.
+        trained: column of masks or labels -> trained tokens.
+        packing: statistics of packing, see `PackStats`; None without packing.
+        files: its files in all formats.
+        chunks: statistics of chunks, see `ChunkStats`; None without chunks.
+        split: the name of its split; None without splits.
+        turns: statistics of records with several rows, see `TurnStats`; None without such records.
     """
 
     domain: str
@@ -79,7 +79,7 @@ class ShardReceipt:
         return part_of(self.split, self.domain)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a manifest has it: without what there is none of."""
+        """The entry in a manifest. Optional fields that are None are left out."""
         found = asdict(self)
         return {
             name: each for name, each in found.items() if name not in ("chunks", "split", "turns") or each is not None
@@ -98,14 +98,14 @@ def build_manifest(
 
     Args:
         plan: the plan (its shards do not matter here).
-        shards: every shard, in order of domain and number.
-        rejects: files of rejected records.
-        others: what describes shards to other libraries (`features.json`), and the tokenizer's files.
-        formats: in which every shard is written.
-        facts: config, tokenizer, versions, options: what else the output is a function of.
+        shards: all shards, in order of domain and number.
+        rejects: the files of rejected records.
+        others: files that describe shards to other libraries (`features.json`), and the tokenizer's files.
+        formats: the formats of each shard.
+        facts: config, tokenizer, versions, options: everything else that the output depends on.
 
     Raises:
-        RunError: its counts do not add up.
+        RunError: the counts do not add up.
     """
     manifest = {
         "manifest_version": MANIFEST_VERSION,
@@ -130,11 +130,11 @@ def build_manifest(
 
 
 def sum_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) -> Iterator[str]:
-    """The counts of a manifest that do not add up, one line each.
+    """One line for each count of a manifest that does not add up.
 
     Args:
         manifest: the manifest.
-        shards: those that it lists.
+        shards: the shards that it lists.
     """
     ledger, totals = manifest["ledger"], manifest["totals"]
     records = ledger["kept"] + sum(ledger["dropped"].values()) + sum(ledger["rejected"].values())
@@ -150,7 +150,7 @@ def sum_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) ->
         for key in {**summed, **said}:
             if said.get(key) != summed.get(key):
                 yield f"{where}{key} {said.get(key)}, the shards add up to {summed.get(key)}"
-    # Turns and chunks cut records, packing joins them; all count those that they were given.
+    # Turns and chunks cut records, packing joins them. Each counts the rows that it was given.
     given, where = ledger["kept"] + manifest.get("repeated", 0), "the ledger says kept (and repeated)"
     for kind in ("turns", "chunks", "packing"):
         if kind in totals:
@@ -175,16 +175,16 @@ def _splits(plan: "Plan", shards: Sequence[ShardReceipt]) -> dict[str, Any]:
 
 
 def folder_of_shard(manifest: Mapping[str, Any], domain: str, split: str | None) -> str:
-    """The folder of the shards of a domain, in a split if there are any."""
+    """The folder of a domain's shards, below the folder of the split if there is one."""
     folder: str = manifest["domains"][domain]
     return folder if split is None else f"{split}/{folder}"
 
 
 def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) -> dict[str, dict[str, int]]:
-    """Tokens per column of ids, and trained ones per column of masks or labels, as a `ShardReceipt` has them.
+    """`tokens` and `trained` of a `ShardReceipt`, for some rows.
 
     Args:
-        columns: what `rows` has.
+        columns: the columns of `rows`.
         rows: one row or several.
     """
     counts: dict[str, dict[str, int]] = {"tokens": {}, "trained": {}}
@@ -234,15 +234,15 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def dump(found: Mapping[str, Any]) -> bytes:
-    """Canonical bytes: the same object gives the same bytes."""
+    """JSON as bytes. The same object gives the same bytes."""
     return (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "surrogatepass")
 
 
 def load(text: bytes | str, path: str) -> dict[str, Any]:
-    """Reads a manifest. What one of an earlier version says under an old name is under the new one.
+    """Reads a manifest. Old names, from earlier versions, become new names.
 
     Raises:
-        FormatError: it is none, or of a later version.
+        FormatError: the text is no manifest, or a manifest of a later version.
     """
     try:
         manifest = json.loads(text)
@@ -258,7 +258,7 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
 
 
 def is_outside(path: str) -> bool:
-    """True for a path that leads out of the output."""
+    """True if a path leads out of the output."""
     return PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
 
 

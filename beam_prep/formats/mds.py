@@ -2,18 +2,18 @@
 
     rows = StreamingDataset(local="out/wiki", batch_size=8)        # or remote="s3://bucket/out/wiki"
 
-* A shard is: uint32, the number of rows; uint32, where each row begins, and the end; the shard's own description, JSON;
-  the rows. A row is: uint32, the bytes of each of its fields; the fields. All little-endian.
-* Fields are in the order of their names, as in the description. Each is an `ndarray:<dtype>` of one dimension: a byte
-  (1 dimension, shifted by 2, and the width of the next: 0, 1, 2 for 1, 2, 4 bytes), the number of values, the values.
-* bool is uint8, 0 or 1: an ndarray here cannot be bool. A column of lists of lists has its values, flat, under its
-  name, and the lengths of the inner lists as the int64 field `<name>/lengths`, as in `tfrecord`.
-* Metadata is a `str`, or a number in its dtype, whose size is not said in the row.
-* An empty row is an ndarray of no values. `StreamingDataset` reads it, though `MDSWriter` writes none.
-* The offsets are uint32, so a shard has less than 4 GiB. They come first, and are known last: until then the rows are
-  in a temporary file (`TMPDIR`).
-* `index.json` lists the shards of the domain, with sizes and sha256, which no shard knows of the others: it is written
-  when the output is published.
+* A shard has four parts: the number of rows (uint32); the start of each row and the end (uint32); a description of the
+  shard (JSON); the rows. A row has the sizes of its fields in bytes (uint32), then the fields. All is little-endian.
+* Fields are sorted by name, as in the description. Each is an `ndarray:<dtype>` of one dimension: one byte (number of
+  dimensions << 2, plus 0, 1 or 2 if the next number has 1, 2 or 4 bytes), the number of values, the values.
+* bool is stored as uint8, 0 or 1: an MDS ndarray cannot be bool. A column of lists of lists has its values, flat, under
+  its name, and the lengths of the inner lists as the int64 field `<name>/lengths`, as in `tfrecord`.
+* A metadata column is a `str`, or a number in its dtype; a row does not store the size of a number.
+* An empty row is an ndarray without values. `StreamingDataset` reads it, though `MDSWriter` writes none.
+* The offsets are uint32, so a shard has less than 4 GiB. The offsets come first but are known last, so the rows are
+  written to a temporary file (`TMPDIR`) before.
+* `index.json` lists all shards of the domain with sizes and sha256. It is written when the output is published, because
+  no shard knows the others.
 
 Source: streaming/base/format/mds, `MDSWriter` (size_limit=None, hashes=["sha256"]), `NDArray`; base/format/writer.py.
 """
@@ -65,7 +65,7 @@ class MDS(FileFormat):
     sizes_in = "bytes"
     strings = "single"
     largest = 7 << 29
-    """The offsets are uint32, and as much is left for what is beside the values."""
+    """Bytes of values, below 4 GiB: the offsets are uint32. The rest is room for sizes, offsets and description."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
         """See `Format.writer`."""
@@ -74,7 +74,7 @@ class MDS(FileFormat):
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
     ) -> dict[str, bytes]:
-        """See `Format`: an `index.json` of each domain, as `MDSWriter` writes it."""
+        """See `Format`: an `index.json` for each domain, as `MDSWriter` writes it."""
         found = {}
         for (split, domain), some in itertools.groupby(shards, lambda shard: (shard.split, shard.domain)):
             folder = part_of(split, domains[domain])
@@ -83,25 +83,25 @@ class MDS(FileFormat):
         return found
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "MDSReader":
-        """See `Format.read`. The file is mapped; rows are decoded when they are asked for."""
+        """See `Format.read`. The file is mapped into memory; a row is decoded when it is read."""
         return MDSReader(folder / self.file(shard, shards), columns)
 
 
 def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt]) -> dict[str, Any]:
-    """The content of a domain's `index.json`; `folder`: of the domain, in the output."""
+    """The content of a domain's `index.json`; `folder`: the domain's folder in the output."""
     entries = []
     for shard in shards:
         name = MDS.file_name.format(shard=shard.shard)
         file = {file.path: file for file in shard.files}.get(f"{folder}/{name}")
         if file is None:
-            raise FormatError(f"{MANIFEST}: does not list {folder}/{name}, which {folder}/{INDEX} is about")
+            raise FormatError(f"{MANIFEST} does not list {folder}/{name}, which {folder}/{INDEX} needs")
         raw = {"basename": name, "bytes": file.bytes, "hashes": {"sha256": file.sha256}}
         entries.append({**_description(columns), "raw_data": raw, "samples": shard.rows, "zip_data": None})
     return {"shards": entries, "version": 2}
 
 
 def _fields(columns: Sequence[Column]) -> dict[str, tuple[Column, str]]:
-    """Field -> its column and the dtype that is stored, in the order of a row.
+    """Field -> (column, stored dtype), in the order of a row.
 
     Raises:
         ValueError: rows have lists of strings.
@@ -120,7 +120,7 @@ def _encoding(column: Column, dtype: str) -> str:
 
 
 def _size(column: Column, dtype: str) -> int | None:
-    """Bytes of a field that has as many in every row."""
+    """The bytes of a field of fixed size; None for other fields."""
     return np.dtype(dtype).itemsize if column.depth == 0 and column.role != "string" else None
 
 
@@ -139,7 +139,7 @@ def _description(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 class MDSWriter:
-    """Appends rows to a temporary file, and copies it after the offsets in `close`. See `ShardWriter`."""
+    """Writes rows to a temporary file. `close` writes the offsets, then copies the rows. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
         self._columns = tuple(columns)
@@ -161,7 +161,7 @@ class MDSWriter:
         if not rows:
             return
         fields = [_encoded(columns[column.name], column, name) for name, (column, _) in self._fields.items()]
-        # A field that has as many bytes in every row does not say them.
+        # The sizes of fields of fixed size are not stored.
         said = [_size(*field) is None for field in self._fields.values()]
         pack = struct.Struct(f"<{sum(said)}I").pack
         parts: list[bytes] = []
@@ -173,19 +173,19 @@ class MDSWriter:
         self._bytes += sum(self._sizes[-rows:]) + _U4.itemsize * rows
         if self._bytes > MAX_BYTES:
             raise ValueError(
-                f"a shard of more than {MAX_BYTES} bytes, which the format mds cannot hold: "
+                f"a shard has more than {MAX_BYTES} bytes, which the format mds cannot hold: "
                 "lower output.max_tokens_per_shard"
             )
         with in_temporary_folder():
             self._rows.write(b"".join(parts))
 
     def close(self) -> None:
-        """Writes the offsets, and after them the rows; closes the file."""
+        """Writes the offsets, then the rows, and closes the file."""
         rows = len(self._sizes)
         offsets = offsets_of(np.array(self._sizes, np.int64)) + _rows_begin(rows, len(self._description))
         self._file.write(np.concatenate([[rows], offsets]).astype(_U4).tobytes() + self._description)
         with in_temporary_folder():
-            self._rows.seek(0)  # writes what waits
+            self._rows.seek(0)  # also writes what the file buffers
         shutil.copyfileobj(self._rows, self._file, _COPY_BYTES)
         self._rows.close()
         self._file.close()
@@ -196,7 +196,7 @@ def _rows_begin(rows: int, description: int) -> int:
 
 
 def _encoded(rows: Ragged, column: Column, field: str) -> list[bytes]:
-    """A field of each row, as it is stored."""
+    """The stored bytes of a field, for each row."""
     if field != column.name and isinstance(rows.values, Ragged):
         values, lengths = rows.values.lengths.astype("<i8"), rows.lengths
     else:
@@ -209,7 +209,7 @@ def _encoded(rows: Ragged, column: Column, field: str) -> list[bytes]:
 
 
 def _head(length: int) -> bytes:
-    """What is before the values of an ndarray."""
+    """The head of an ndarray: the bytes before its values."""
     width = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
     return bytes([_ONE_DIMENSION | width]) + length.to_bytes(1 << width, "little")
 
@@ -225,7 +225,7 @@ class MDSReader(FileReader):
         self._starts = self._offsets()
 
     def _offsets(self) -> Array:
-        """Where rows begin, and the end of the file, int64 [rows + 1]."""
+        """int64 [rows + 1]: the start of each row, and the end of the file."""
         data = self._data
         rows = int(data[:4].view(_U4)[0]) if len(data) >= 4 else 0
         if len(data) < _rows_begin(rows, 0):
@@ -254,12 +254,12 @@ class MDSReader(FileReader):
         """The fields of a row.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the row is damaged.
         """
         fixed = [_size(*field) for field in self._fields.values()]
         start = _U4.itemsize * fixed.count(None)
         if len(row) < start:
-            raise ValueError(f"it has {len(row)} bytes")
+            raise ValueError(f"found {len(row)} bytes, wanted at least {start}")
         said = iter(row[:start].view(_U4).tolist())
         sizes: list[int] = [next(said) if size is None else size for size in fixed]
         if start + sum(sizes) != len(row):

@@ -1,4 +1,4 @@
-"""`megatron`: for each column and shard a pair of files that Megatron's `IndexedDataset` opens by its prefix.
+"""`megatron`: two files for each column of a shard, which Megatron's `IndexedDataset` opens by their prefix.
 
     <domain>/shard_0000-sequence.bin   .../shard_0000-sequence.idx
     <domain>/shard_0000-loss_mask.bin  .../shard_0000-loss_mask.idx
@@ -6,13 +6,13 @@
     rows = IndexedDataset("out/wiki/shard_0000-sequence")       # the same prefix as for --data-path
 
 * `.bin`: the little-endian values of all rows, one row after the other. Bool values are one byte, 0 or 1.
-* `.idx`: the header `HEADER`; int32, the length of each sequence in values; int64, where each begins in the `.bin`, in
-  bytes; int64, where documents begin in sequences, and the end. All little-endian.
-* A row is a document of one sequence. In a column of lists of lists it is a document of as many sequences as it has
-  lists. Pairs of ids, masks and labels so have the same sequences and documents.
-* `-` separates the column: no column has it in its name, so `*-ids.idx` are the shards of `ids` and of no other column.
+* `.idx`: the header `HEADER`; the length of each sequence, in values (int32); the start of each sequence in the `.bin`,
+  in bytes (int64); the start of each document, in sequences, and the end (int64). All is little-endian.
+* A row is a document of one sequence. In a column of lists of lists, a row is a document with one sequence for each
+  list. So ids, masks and labels have the same sequences and documents.
+* `-` comes before the column. No column has `-` in its name, so `*-ids.idx` matches only shards of `ids`.
 
-Megatron has codes for the dtypes in `CODES`. Of the others, bool is kept as uint8, and the rest is refused.
+Megatron has codes for the dtypes in `CODES`. bool is stored as uint8; other dtypes are refused.
 
 Source: megatron/core/datasets/indexed_dataset.py, `_IndexWriter` and `_IndexReader` (without modes).
 """
@@ -32,7 +32,7 @@ from beam_prep.formats.flat import FlatColumn, FlatFormat, FlatWriter, mapped
 __all__ = ["CODES", "Megatron"]
 
 HEADER = struct.Struct("<9sQBQQ")
-"""Magic, version, code of the dtype, number of sequences, number of borders of documents (documents + 1)."""
+"""Magic, version, code of the dtype, number of sequences, number of document offsets (documents + 1)."""
 
 CODES = {
     "uint8": 1,
@@ -100,7 +100,7 @@ def _prefix(column: Column, shard: int) -> str:
 
 
 def _index_of(column: FlatColumn) -> list[bytes]:
-    """The content of the `.idx`, in parts.
+    """The content of the `.idx`, in pieces.
 
     Raises:
         ValueError: a sequence has more than 2**31 - 1 values.
@@ -122,7 +122,7 @@ def _index_of(column: FlatColumn) -> list[bytes]:
 
 
 def _index(path: Path, data: bytes, column: Column) -> tuple[Array, Array]:
-    """Borders of sequences, in values, and of documents, in sequences: int64, beginning with 0."""
+    """(offsets of sequences, in values; offsets of documents, in sequences), int64, from 0."""
     if len(data) < HEADER.size:
         raise FormatError(f"{path}: found {len(data)} bytes, too few for an index")
     magic, version, code, count, borders = HEADER.unpack_from(data)

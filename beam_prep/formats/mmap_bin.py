@@ -1,16 +1,16 @@
-"""`bin`: raw arrays that `numpy.memmap` opens, with their row borders in a `meta.json`.
+"""`bin`: raw arrays that `numpy.memmap` opens, with the offsets of rows in a `meta.json`.
 
     <domain>/meta.json  <domain>/<key>.bin             a domain of one shard
-    <domain>/shard_0000/meta.json  .../<key>.bin       a domain of more
+    <domain>/shard_0000/meta.json  .../<key>.bin       a domain of several shards
 
 * `<key>.bin`: the little-endian values of all rows, one row after the other, no header; bool is one byte, 0 or 1.
-* `meta.json`, one line: `{"<key>": {"shape": [n], "dtype": "int32", "offsets": [0, ...]}}`. `offsets` are the row
-  starts and the end, counted in values: row i is `values[offsets[i]:offsets[i + 1]]`.
-* A column of lists of lists has `"inner_offsets"` (borders of the inner lists, in values) and `"list_offsets"` (row
-  borders, in inner lists) besides. Its `offsets` still are row borders in values, for readers of the flat form.
+* `meta.json`, one line: `{"<key>": {"shape": [n], "dtype": "int32", "offsets": [0, ...]}}`. `offsets` are the starts
+  of rows and the end, in values: row i is `values[offsets[i]:offsets[i + 1]]`.
+* A column of lists of lists also has `"inner_offsets"` (offsets of inner lists, in values) and `"list_offsets"`
+  (offsets of rows, in inner lists). Its `offsets` are still offsets of rows in values, for readers of the flat form.
 
-The layout is that of AstrAI's MmapStore (its preprocessing guide, "Output Layout"), which ignores fields of an entry
-that it does not know. There is no checksum in the files: the manifest has them.
+The layout is the same as in AstrAI's MmapStore (its preprocessing guide, "Output Layout"), which ignores unknown fields
+of an entry. The files have no checksums; the manifest has them.
 """
 
 import json
@@ -56,7 +56,7 @@ def _folder(shard: int, shards: int) -> str:
 
 
 def _meta(columns: Sequence[FlatColumn]) -> Iterator[bytes]:
-    """`meta.json` in pieces: the text of 5 million borders need not be in memory at once."""
+    """`meta.json` in pieces, so the text of 5 million offsets is never in memory at once."""
     for index, each in enumerate(columns):
         yield b", " if index else b"{"
         yield f'{json.dumps(each.column.name)}: {{"shape": [{each.size}], "dtype": "{each.column.dtype}"'.encode()
@@ -69,7 +69,7 @@ def _meta(columns: Sequence[FlatColumn]) -> Iterator[bytes]:
 
 
 def _numbers(values: Array) -> Iterator[bytes]:
-    """`1, 2, 3` in pieces. The text of a Python list of ints is JSON, and is made faster than by `json`."""
+    """`1, 2, 3` in pieces. The `str` of a list of ints is JSON, and faster than `json`."""
     for start in range(0, len(values), SLICE):
         yield b", " if start else b""
         yield str(values[start : start + SLICE].tolist())[1:-1].encode()
@@ -77,12 +77,12 @@ def _numbers(values: Array) -> Iterator[bytes]:
 
 def _read_meta(path: Path) -> Any:
     try:
-        # Lists become arrays entry by entry: at most one column's borders exist as Python numbers.
+        # Lists become arrays entry by entry, so only one column's offsets are Python numbers at a time.
         return json.loads(path.read_bytes(), object_hook=_arrays)
     except FileNotFoundError:
         raise FormatError(f"{path}: no such file") from None
     except ValueError as error:
-        raise FormatError(f"{path}: not the JSON of a shard: {error}") from None
+        raise FormatError(f"{path} is not the JSON of a shard: {error}") from None
 
 
 def _arrays(entry: dict[str, Any]) -> dict[str, Any]:

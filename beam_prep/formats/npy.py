@@ -1,16 +1,16 @@
 """`npy`: the token files of OLMo-core and Dolma. Despite their name they have no header.
 
     <domain>/<column>/shard_0000.npy       the little-endian values of all rows, one row after the other
-    <domain>/<column>/shard_0000.csv.gz    a line "start,end" for each row, counted in values
+    <domain>/<column>/shard_0000.csv.gz    a line "start,end" for each row, in values
 
-* Masks are one byte a token, 0 or 1, whatever the column's dtype: OLMo-core maps them as bool. All other columns are in
-  their dtype. OLMo-core reads ids as uint8, uint16, uint32 or uint64; a signed dtype has the same bytes, as no id is
-  below 0.
+* Masks are one byte a token, 0 or 1, in any dtype of the column: OLMo-core maps them as bool. All other columns keep
+  their dtype. OLMo-core reads ids as uint8, uint16, uint32 or uint64. A signed dtype has the same bytes, because no id
+  is below 0.
 * A row of lists of lists has a third field, the lengths of its lists: "0,7,3 0 4".
-* The gzip streams are not compressed (17 bytes a row): their bytes do not depend on the version of zlib. They have no
-  time, and no name.
+* The gzip streams are not compressed (17 bytes a row), so their bytes do not depend on the version of zlib. They store
+  no time and no name.
 
-A domain's files in OLMo-core; both globs are sorted, so that masks and ids are pairs:
+OLMo-core reads a domain like this. It sorts the files of both globs, so masks and ids match:
 
     NumpyFSLDatasetConfig(
         paths=["out/wiki/sequence/*.npy"],
@@ -20,8 +20,8 @@ A domain's files in OLMo-core; both globs are sorted, so that masks and ids are 
         ...
     )
 
-Source: olmo_core/data/utils.py, `load_array_slice`, `write_document_indices` and `iter_document_indices`, which takes
-the first two fields of a line; olmo_core/data/numpy_dataset.py.
+Source: olmo_core/data/utils.py, `load_array_slice`, `write_document_indices` and `iter_document_indices` (it reads the
+first two fields of a line); olmo_core/data/numpy_dataset.py.
 """
 
 import gzip
@@ -43,9 +43,9 @@ from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
 __all__ = ["Npy"]
 
 SLICE = 1 << 12
-"""Rows whose lines are made at once."""
+"""Rows whose lines are made at a time."""
 BLOCK = (1 << 16) - 1
-"""Bytes of a block of a gzip stream that is not compressed, at most."""
+"""Most bytes of an uncompressed block of a gzip stream."""
 
 
 class Npy(FlatFormat):
@@ -98,7 +98,7 @@ def _borders_file(column: Column, shard: int) -> str:
 
 
 def _lines(column: FlatColumn) -> Iterator[bytes]:
-    """The lines of all rows, in pieces."""
+    """The CSV lines of all rows, in pieces."""
     start = 0
     for index, lengths in enumerate(column.rows):
         borders = start + offsets_of(lengths)
@@ -113,7 +113,7 @@ def _lines(column: FlatColumn) -> Iterator[bytes]:
 
 
 def _gzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A gzip stream of blocks that are not compressed."""
+    """A gzip stream of uncompressed blocks."""
     yield b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no time, no name, no system
     held, crc, size = b"", 0, 0
     for piece in pieces:
@@ -131,7 +131,7 @@ def _block(data: bytes, last: bool) -> bytes:
 
 
 def _borders(path: Path, depth: int) -> tuple[Array, Ragged | None]:
-    """The borders of rows in values, and the lengths of each row's lists where they are lists of lists.
+    """The offsets of rows, in values; and for lists of lists the lengths of each row's lists, else None.
 
     Raises:
         OSError, EOFError, zlib.error, ValueError: the file cannot be read.

@@ -4,17 +4,17 @@
     duckdb.sql("select len(sequence) from 'out/wiki/*.parquet'")
     datasets.load_dataset("parquet", data_files="out/wiki/*.parquet")
 
-* Columns are lists (depth 2: lists of lists) without nulls, in the types of Arrow, whose schema is kept in the file
-  with the features of `datasets`.
-* A row group holds the next `GROUP_ROWS` rows, or fewer where their values would exceed `GROUP_BYTES`: its borders
-  follow from the rows alone. There are no times in the file. **The bytes depend on pyarrow's version**, which is in
-  the file, too; another may also compress in another way.
+* Columns are lists (depth 2: lists of lists) without nulls, in Arrow types. The file holds the Arrow schema with the
+  features of `datasets`.
+* A row group holds the next `GROUP_ROWS` rows, or fewer if their values exceed `GROUP_BYTES`, so row groups depend only
+  on the rows. The file has no times. **The bytes depend on pyarrow's version**: it is stored in the file, and another
+  version may compress in another way.
 * Every page has a crc, which our reader checks.
 
-Compression is zstd, level 1, of plain values: of the encodings and levels that were tried on ids and masks, it gave
+Compression is zstd, level 1, of plain values. Among the encodings and levels that were tried on ids and masks, it gave
 the smallest files for its time.
 
-For random rows `bin` and `arrow` are better: a row costs the reading of its row group.
+For random rows `bin` and `arrow` are better: to read a row, `parquet` reads its whole row group.
 
 Source: parquet.apache.org/docs/file-format.
 """
@@ -35,10 +35,10 @@ from beam_prep.formats.contract import FileFormat, OpenFile
 __all__ = ["Parquet", "ParquetReader", "ParquetWriter"]
 
 GROUP_ROWS = 10_000
-"""Rows of a row group, at most."""
+"""Most rows of a row group."""
 
 GROUP_BYTES = 1 << 23
-"""Bytes of a row group's values, at most (a bool counted as one); a row that has more is a row group of its own."""
+"""Most bytes of the values of a row group (a bool counts as one byte). A larger row gets a row group of its own."""
 
 
 class Parquet(FileFormat):
@@ -52,19 +52,19 @@ class Parquet(FileFormat):
         return ParquetWriter(open_file, columns, self.file(shard, shards))
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ParquetReader":
-        """See `Format.read`. Reads the footer; a row group is read when one of its rows is asked for."""
+        """See `Format.read`. Reads the footer; a row group is read when one of its rows is read."""
         return ParquetReader(folder / self.file(shard, shards), columns)
 
 
 class ParquetWriter:
-    """Writes row groups as they fill; at most one that is not full stays in memory. See `ShardWriter`."""
+    """Writes each row group when it is full; at most one is in memory. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
         import pyarrow.parquet as pq
 
         self._batches = Batches(columns, GROUP_ROWS, GROUP_BYTES, self._put)
         self._file = open_file(name)
-        # Not the file: after an exception pyarrow still writes a footer, when it frees its writer.
+        # pyarrow writes to memory, not to the file: after an exception it would still write a footer.
         self._waiting = io.BytesIO()
         self._writer = pq.ParquetWriter(
             self._waiting,
@@ -73,7 +73,7 @@ class ParquetWriter:
             compression="zstd",
             compression_level=1,
             use_dictionary=False,
-            write_statistics=False,  # of token ids they say nothing
+            write_statistics=False,  # useless for token ids
             write_page_checksum=True,
         )
 
@@ -81,7 +81,7 @@ class ParquetWriter:
         """See `ShardWriter.write`.
 
         Raises:
-            ValueError: also for a row of more values than the borders of an Arrow list can count.
+            ValueError: also for a row of more than `MAX_VALUES` values.
         """
         self._batches.add(columns)
 
@@ -103,9 +103,9 @@ class ParquetWriter:
 
 
 class ParquetReader(BatchReader):
-    """Rows of one shard; the row group of the last one stays in memory, and its first row costs the reading of it.
+    """Rows of one shard. To read a row it reads the whole row group, and keeps the last row group in memory.
 
-    The file is open for the time of a call only.
+    The file is open only during a call.
     """
 
     kind = "Parquet"

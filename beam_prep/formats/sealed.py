@@ -1,11 +1,11 @@
-"""Sealed files: content in parts, then the checksum of each, by which a reader proves the parts that it uses.
+"""Sealed files: content in parts, then a checksum of each part. A reader checks each part before it uses it.
 
     content | end of each part | crc32c of each part | number of parts, crc32c of the seal, magic
 
-The crc32c of the seal covers the file's name, too, so that a sound file in another's place is refused.
+The crc32c of the seal also covers the file's name, so an intact file under the wrong name is refused.
 
-Of an Arrow stream the first part is its schema, and each record batch is another. A part is proven when it is read,
-before anything parses it: with a damaged length a reader would allocate, or read, anything.
+In an Arrow stream the schema is the first part, and each record batch is a part. A part is checked when it is read,
+before it is parsed: a damaged length could make a parser allocate or read any amount.
 """
 
 import json
@@ -31,9 +31,9 @@ def seal(content: Data, name: str, ends: Sequence[int] = ()) -> bytes:
     """The seal, which is written after a file's content.
 
     Args:
-        content: of the file.
-        name: under which it is read.
-        ends: of its parts, the last of which ends with the content. Without, it is one part.
+        content: the file's content.
+        name: the name under which the file is read.
+        ends: the end of each part; the last is the end of the content. Without ends the content is one part.
     """
     borders = [0, *(ends or [len(content)])]
     crcs = [google_crc32c.value(content[start:stop]) for start, stop in pairwise(borders)]
@@ -48,7 +48,7 @@ def seal_batches(
     name: str,
     compression: str | None = None,
 ) -> tuple[Data, bytes]:
-    """An Arrow stream and its seal; `facts`: JSON by key, which are read with the schema."""
+    """An Arrow stream and its seal. `facts` (key -> JSON value) are stored in the schema, see `Sealed.fact`."""
     schema = schema.with_metadata({key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()})
     sink, ends = pa.BufferOutputStream(), [schema.serialize().size]
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
@@ -61,14 +61,14 @@ def seal_batches(
 
 
 class Sealed:
-    """The content of a sealed file. Nothing of it is given out unproven.
+    """Reads a sealed file. Each part is checked before it is returned.
 
     Args:
-        file: an open file. Of one that lies in memory, or is mapped into it, parts are views.
-        name: with which it was sealed.
+        file: an open file. If it is in memory, or mapped into memory, parts are views.
+        name: the name with which it was sealed.
 
     Raises:
-        FormatError: the seal is damaged; or the file is cut, has none, or was sealed as another.
+        FormatError: the file is cut, has no seal or a damaged one, or was sealed under another name.
     """
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
@@ -93,26 +93,26 @@ class Sealed:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Of the record batches."""
+        """The schema of the record batches."""
         return pa.ipc.read_schema(self.part(0))
 
     def fact(self, key: str) -> Any:
-        """What `seal_batches` was given under a key; None: nothing."""
+        """A value of the `facts` given to `seal_batches`; None if there is no such key."""
         return json.loads(self.schema.metadata.get(key.encode(), b"null"))
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """A record batch.
+        """A record batch, by number.
 
         Raises:
-            FormatError: it is not what was written.
+            FormatError: its bytes are not what was written.
         """
         return pa.ipc.read_record_batch(self.part(1 + number), self.schema)
 
     def part(self, number: int) -> pa.Buffer:
-        """A part of the content.
+        """A part of the content, by number.
 
         Raises:
-            FormatError: it is not what was written.
+            FormatError: its bytes are not what was written.
         """
         start, stop = self._borders[number : number + 2]
         data = self._read(start, stop)
@@ -121,10 +121,10 @@ class Sealed:
         return data
 
     def check_all(self) -> None:
-        """Proves all of the content.
+        """Checks all parts.
 
         Raises:
-            FormatError: it is not what was written.
+            FormatError: a part is not what was written.
         """
         for number in range(len(self._crcs)):
             self.part(number)

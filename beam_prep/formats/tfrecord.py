@@ -1,11 +1,11 @@
 """`tfrecord`: one `tf.train.Example` a row, in `<domain>/shard_0000.tfrecord`, `shard_0001.tfrecord` ...
 
-Integer and bool columns are Int64Lists, float columns FloatLists: **float64 is rounded to float32** (beyond its range:
-infinite), and uint64 values from 2**63 on are kept as the int64 of the same bits, because Examples have nothing wider.
-A column of lists of lists has its values, flat, under its key, and the lengths of the inner lists as the int64 feature
-`<key>/lengths`. An empty row is a list without values. A string that is kept as metadata is a value of a BytesList.
+Integer and bool columns are Int64Lists, float columns are FloatLists. Examples have no wider types: **float64 is
+rounded to float32** (beyond its range: infinite), and uint64 values from 2**63 become the int64 with the same bits. A
+column of lists of lists has its values, flat, under its key, and the lengths of the inner lists as the int64 feature
+`<key>/lengths`. An empty row is a list without values. A string of a metadata column is a value of a BytesList.
 
-In TensorFlow, with `features.json` (the content is what `features` gives):
+TensorFlow reads it with `features.json` (`features` makes the content):
 
     spec = {
         key: tf.io.RaggedFeature(
@@ -41,7 +41,7 @@ from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 __all__ = ["TFRecord", "decode_example", "features", "framed", "require_fast_crc32c"]
 
 PIECE = 1 << 20
-"""Bytes that are written at once, or a record more."""
+"""Records are written when this many bytes are encoded."""
 
 _HEAD, _FOOT = 12, 4
 
@@ -73,12 +73,12 @@ class TFRecord(FileFormat):
         return TFRecordWriter(open_file, columns, self.file(shard, shards))
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordReader":
-        """See `Format.read`. The file is walked through once, on first use."""
+        """See `Format.read`. On first use the reader finds the start of each record in the file."""
         return TFRecordReader(folder / self.file(shard, shards), columns)
 
 
 def require_fast_crc32c() -> None:
-    """Refuses google_crc32c's pure Python fallback, which is a hundred times slower. Launchers may call it early.
+    """Refuses google_crc32c's pure Python fallback, which is a hundred times slower.
 
     Raises:
         ImportError: google_crc32c runs without its C extension.
@@ -91,11 +91,11 @@ def require_fast_crc32c() -> None:
 
 
 def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
-    """The content of `features.json`: what a reader needs to know of every feature.
+    """The content of `features.json`, which tells readers how to parse each feature.
 
-    Per key: `type` ("int64", "float32" or "string", as it is in the Example), `dtype` (numpy name of the column),
-    `kind` ("ragged": rows differ in length; "single": a row has one value), and for a column of lists of lists
-    `lengths`, the key of the inner lengths.
+    Key -> `type` ("int64", "float32" or "string", the type in the Example), `dtype` (the column's numpy dtype), `kind`
+    ("ragged": rows differ in length; "single": a row has one value), and for lists of lists `lengths`, the key of the
+    inner lengths.
     """
     found: dict[str, dict[str, str]] = {}
     for column in columns:
@@ -108,7 +108,7 @@ def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
 
 
 class TFRecordWriter:
-    """Writes rows as they come; nothing stays in memory between calls. See `ShardWriter`."""
+    """Writes rows at once; nothing stays in memory between calls. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
         self._columns = tuple(columns)
@@ -135,13 +135,13 @@ class TFRecordWriter:
 
 
 def framed(example: bytes) -> bytes:
-    """A record: the Example with its frame."""
+    """The record of an Example: the Example in its frame."""
     head = struct.pack("<Q", len(example))
     return head + _crc(head) + example + _crc(example)
 
 
 def _crc(data: bytes) -> bytes:
-    """The masked crc32c of some bytes."""
+    """The masked crc32c of `data`, as TFRecord stores it."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
@@ -155,7 +155,7 @@ class TFRecordReader(FileReader):
         self._data = map_file(self._path)
 
     def __len__(self) -> int:
-        """Rows.
+        """The number of rows.
 
         Raises:
             FormatError: the file is cut, or the length of a record is damaged.
@@ -175,7 +175,7 @@ class TFRecordReader(FileReader):
 
     @cached_property
     def _starts(self) -> Array:
-        """Where records begin, and the end of the file, int64 [rows + 1]."""
+        """int64 [rows + 1]: the start of each record, and the end of the file."""
         data, starts = self._data.data, [0]
         while starts[-1] < len(data):
             begin = starts[-1] + _HEAD

@@ -1,4 +1,4 @@
-"""How a reader finds the latest version of an output, and whether one is held: see `readers.lease`."""
+"""Finds the latest version of an output, and tells whether a reader holds a version: see `readers.lease`."""
 
 import json
 import os
@@ -11,7 +11,7 @@ HIDDEN = ".beam_prep"
 LATEST = "latest"
 READERS = "readers"
 LEASE = 24 * 3600.0
-"""Seconds."""
+"""Seconds that a reader's lease lasts."""
 
 
 def is_name(name: str) -> bool:
@@ -26,7 +26,7 @@ def followed(folder: Path) -> Path:
 
 
 def is_held(lease: bytes) -> bool:
-    """True if a reader's lease lasts. A file that says nothing holds nothing."""
+    """True if a reader's lease has not ended. A damaged lease counts as ended."""
     try:
         found = json.loads(lease)
         if found["until"] < time.time():
@@ -42,5 +42,5 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's
+        pass  # a process of another user
     return True

@@ -1,4 +1,4 @@
-"""Records that became no row: dropped or rejected, and why; and those that are marked."""
+"""Records that became no row (dropped, rejected), and records that were marked, with their reasons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,19 +11,19 @@ from beam_prep.readers.source import InputLines
 from beam_prep.reading.sources import place_in
 
 TEXT = 200
-"""Characters of a record that are shown in a terminal."""
+"""Most characters of a record that are shown in a terminal."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that becomes no row, or one that is marked.
+    """A record that became no row, or that was marked.
 
     Attributes:
-        place: the file, and the line (of a list: the record).
+        place: the file, and the line (in a list the record).
         kind: `dropped` or `rejected`; `marked`: it was kept.
         reason, message: why.
         text: the beginning of its line.
-        first: of a copy, where the earlier record is that it is equal to, and its line; ("", "") of others.
+        first: for a copy, the place and the line of the earlier, equal record; ("", "") for other records.
     """
 
     place: str
@@ -34,7 +34,7 @@ class LeftOut:
     first: tuple[str, str] = ("", "")
 
     def lines(self, characters: int) -> list[str]:
-        """Its text, and of a copy that of the earlier record; of each at most so many characters."""
+        """The text of the record, and for a copy of the earlier record; at most `characters` of each."""
         where, other = self.first
         found = [text if len(text) <= characters else f"{text[:characters]} ..." for text in (self.text, other)]
         return [found[0], f"{where}: {found[1]}"] if where else found[:1]
@@ -46,7 +46,7 @@ class LeftOut:
 
     @classmethod
     def of_drop(cls, drop: Mapping[str, Any], inputs: InputLines | None = None) -> "LeftOut":
-        """From the drops of an output: see `Dataset.drops`. With `inputs`, the lines of copies are read from these."""
+        """From the drops of an output, see `Dataset.drops`. With `inputs`, the lines of copies are read from them."""
         found = cls._of(drop, "dropped", str(drop.get("note", "")))
         same_as = drop.get("same_as")
         if same_as is None:

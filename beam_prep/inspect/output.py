@@ -1,4 +1,4 @@
-"""`beam-prep inspect` and `beam-prep cat`: rows of an output."""
+"""`beam-prep inspect OUTPUT` and `beam-prep cat`: show rows of an output."""
 
 import json
 import os
@@ -40,21 +40,21 @@ def inspect(
 ) -> None:
     """Prints records of an output, decoded: the first, the shortest, the longest, and a few that are drawn.
 
-    They are the same each time. If there are many shards, only some are searched for the shortest and the longest.
-    Memory is that of a shard and of a row, whatever the size of the output.
+    Each call shows the same records. If there are many shards, only some are searched for the shortest and the longest
+    row. Memory holds one shard and one row, for any size of the output.
 
     Args:
         output: an output directory.
-        ids: print each token's id in front of it.
-        html: write a page for a browser to this file instead. Unless records are chosen, it has 1,000 rows that are
-            drawn (all, if there are no more), and of each reason the first rejects.
-        pager: in a terminal, give the text to `$PAGER`, or to `less -R`.
-        source: instead of the record, print the line of the input that it was made of; of a packed row, all of them.
-        chosen: other records: the arguments of `Selection`.
+        ids: print each token's id before the token.
+        html: write a page for a browser to this file instead. By default it has 1,000 rows that are drawn (or all, if
+            there are fewer), and the first rejects of each reason.
+        pager: in a terminal, pass the text to `$PAGER`, or to `less -R`.
+        source: print the input line of the record instead; for a packed row, the lines of all documents.
+        chosen: arguments of `Selection`, to show other records.
 
     Raises:
         BeamPrepError: there is no such output, domain, split, record or reason; or two arguments exclude each other; or
-            the line of a record is not known, or not to be had.
+            the line of a record is not known or cannot be read.
     """
     selection = Selection(**chosen)
     if source and (selection.record is None or html is not None):
@@ -68,7 +68,7 @@ def inspect(
 
 
 class OutputRows:
-    """The rows of an output, or of a domain or a split of it: see `RowSource`."""
+    """The rows of an output, or of one domain or split of an output, see `RowSource`."""
 
     about = ""
 
@@ -104,7 +104,7 @@ class OutputRows:
         return self.rows.sizes_by_shard()
 
     def sizes(self) -> tuple[Array, Array, str]:
-        """See `RowSource.sizes`: if there are many shards, only some are searched."""
+        """See `RowSource.sizes`. If there are many shards, only some are searched."""
         known, sizes = self.rows.sizes(_SHARDS)
         return known, sizes, f" of {_SHARDS} shards" if len(known) < len(self) else ""
 
@@ -115,7 +115,7 @@ class OutputRows:
         return {**kinds, "marked": {CONTAMINATED: marked} if marked else {}}
 
     def left_out(self, kind: str) -> Iterator[LeftOut]:
-        """See `RowSource.left_out`. Of copies that are asked for, both lines are read from the inputs."""
+        """See `RowSource.left_out`. With `--reason duplicate`, both lines of a copy are read from the inputs."""
         if kind == "rejected":
             return map(LeftOut.of_reject, self._dataset.rejects())
         if kind == "marked":
@@ -125,7 +125,7 @@ class OutputRows:
         return (LeftOut.of_drop(drop, inputs) for drop in drops)
 
     def problems(self) -> Iterator[LeftOut]:
-        """See `RowSource.problems`: none, the manifest counts them."""
+        """See `RowSource.problems`: none, because the manifest counts them."""
         return iter(())
 
     def head(self) -> Text:
@@ -133,7 +133,7 @@ class OutputRows:
         return _totals(self._dataset)
 
     def remarks(self, chosen: Selection) -> list[str]:
-        """See `RowSource.remarks`: about records that are not shown, as an output keeps the first ones."""
+        """See `RowSource.remarks`: about records that are not shown. An output keeps only the first of each reason."""
         found = []
         if chosen.reason is not None:
             counts = self.counts()
@@ -147,10 +147,10 @@ class OutputRows:
         return found
 
     def report(self) -> None:
-        """See `RowSource.report`: there is a page of its own."""
+        """See `RowSource.report`: none, because an output has `report.html`."""
 
     def numbers(self) -> list[tuple[str, str, int, str]]:
-        """See `RowSource.numbers`: those of the manifest."""
+        """See `RowSource.numbers`: the numbers of the manifest."""
         return _numbers(self._dataset)
 
 
@@ -165,7 +165,7 @@ def _view(dataset: Dataset, selection: Selection) -> Dataset:
 
 
 def _source_texts(rows: OutputRows, selection: Selection) -> Iterator[Text]:
-    """The lines that a row was made of."""
+    """The input lines of a row."""
     number = row_number(rows, selection)
     for line in source_lines(rows.rows, number):
         yield (
@@ -211,19 +211,19 @@ def _numbers(dataset: Dataset) -> list[tuple[str, str, int, str]]:
     return found
 
 
-_SHARDS = 16  # searched for the shortest and the longest row
+_SHARDS = 16  # most shards that are searched for the shortest and the longest row
 
 
 def cat(
     output: str | os.PathLike[str], count: int | None = None, domain: str | None = None, split: str | None = None
 ) -> None:
-    """Prints rows as JSON lines: {"domain": ..., column: [...], ...}; of an output with splits {"split": ..., ...}.
+    """Prints rows as JSON lines: {"domain": ..., column: [...], ...}; with splits {"split": ..., "domain": ..., ...}.
 
-    NaN and infinite values are null in JSON. A column of texts has strings in place of its bytes.
+    NaN and infinite values are null in JSON. A column of texts has strings instead of bytes.
 
     Args:
         output: an output directory.
-        count: the most rows to print; default: all.
+        count: most rows to print; default: all.
         domain: only rows of this domain.
         split: only rows of this split.
 
@@ -236,7 +236,7 @@ def cat(
     def plain(key: str, value: Any) -> Any:
         if isinstance(value, Ragged):
             return [plain(key, one) for one in value]
-        return value.tobytes().decode(errors="replace") if key in texts else value  # strings are strings already
+        return value.tobytes().decode(errors="replace") if key in texts else value  # metadata strings are `str` already
 
     left = len(dataset) if count is None else min(checked_count(count), len(dataset))
     with stop_when_reader_closes():
@@ -260,7 +260,7 @@ def checked_count(count: int) -> int:
     """Checks `--count`, and returns it.
 
     Raises:
-        BeamPrepError: it is negative.
+        BeamPrepError: the count is negative.
     """
     if count < 0:
         raise BeamPrepError(f"--count is {count}, wanted 0 or more")
@@ -298,7 +298,7 @@ def _totals(dataset: Dataset) -> Text:
 
 
 def columns_line(names: Iterable[str], shifted: bool | None) -> str:
-    """The names of the columns, and whether labels are shifted; None: there are no labels."""
+    """A line with the names of the columns; `shifted`: labels are shifted; None: there are no labels."""
     labels = {None: "nothing is shifted", True: "labels: shifted by one", False: "labels: unshifted"}[shifted]
     return f"columns: {', '.join(names)}; {labels}"
 
@@ -317,7 +317,7 @@ def _chunks(stats: Mapping[str, int]) -> str:
 
 def _packing(stats: Mapping[str, Any]) -> str:
     lost = {"cut": stats["rows_cut"], "split": stats["rows_split"]}
-    bare = stats.get("packs_untrained", 0)  # outputs of earlier versions do not say
+    bare = stats.get("packs_untrained", 0)  # outputs of early versions lack it
     return ", ".join(
         [
             f"{stats['rows']:,} documents in {stats['packs']:,} rows of {stats['capacity']:,} tokens at most",

@@ -1,7 +1,7 @@
-"""A page of rows for a browser: one HTML file that holds everything it needs, and asks no network for anything.
+"""A page of rows for a browser: one HTML file that needs no network.
 
-Rows are data in the page (JSON); `page.js` builds those that are looked at. A token is an index into a table of the
-page, which has its id, its text, and whether it is special.
+Rows are JSON data in the page; `page.js` builds the rows that are on the screen. A token is an index into a table of
+the page: (id, text, 1 if special).
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from beam_prep.inspect.rows import ShownRow, alike, is_pair, row_parts
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of, pieces_of, repeats, special_ids
 
 ROWS = 1_000
-"""Rows of a page, unless `--count` or `--random` says another number."""
+"""How many rows a page has, without `--count` or `--random`."""
 
 LEFT_OUT = 20
-"""Records of a page that were left out for the same reason, unless `--reason` asks for them."""
+"""How many records that were left out a page has for each reason, without `--reason`."""
 
-_TEXT = 1_000  # characters of a record that was left out
+_TEXT = 1_000  # most characters of a record that was left out
 _MARK = b"<!-- beam-prep inspect -->"
 _DARK = (
     "color-scheme: dark; --bg: #14161a; --panel: #1d2026; --fg: #e9eaed; --dim: #a9afb9; --line: #3a3f49; "
@@ -41,13 +41,13 @@ _DARK = (
 
 @dataclass(frozen=True)
 class Head:
-    """What a page says above its rows.
+    """The head of a page, above its rows.
 
     Attributes:
-        title: what is shown.
-        chosen: which rows, in words.
-        numbers: of the whole output (or of what was looked at), as its manifest has them: (key, label, value, note).
-        lines: details, as the terminal prints them.
+        title: the output, or the inputs.
+        chosen: which rows are shown, in words.
+        numbers: totals of the output, or of the sample: (key, label, value, note).
+        lines: details, as in the terminal.
     """
 
     title: str
@@ -60,7 +60,7 @@ def check_page(path: str | os.PathLike[str]) -> None:
     """Checks that a page can be written there.
 
     Raises:
-        BeamPrepError: something else is there, or the folder is missing.
+        BeamPrepError: another file is there, or the folder is missing.
     """
     file = Path(path)
     if not file.parent.is_dir():
@@ -78,15 +78,15 @@ def check_page(path: str | os.PathLike[str]) -> None:
 
 
 def write_page(path: str | os.PathLike[str], entries: Iterable[ShownRow | LeftOut], head: Callable[[], Head]) -> int:
-    """Writes a page. It gets its name when it is whole; memory is that of a row, and of the table of tokens.
+    """Writes a page. It gets its name when it is complete. Memory holds one row and the table of tokens.
 
     Args:
         path: the file.
         entries: rows, and records that were left out.
-        head: called after the last of them.
+        head: is called after the last entry.
 
     Returns:
-        How many entries there are.
+        The number of entries.
 
     Raises:
         BeamPrepError: see `check_page`; or the file cannot be written.
@@ -100,7 +100,7 @@ def write_page(path: str | os.PathLike[str], entries: Iterable[ShownRow | LeftOu
         os.replace(made, file)
     except OSError as error:
         if error.filename is not None and Path(error.filename) not in (made, file):
-            raise  # of a file that is read
+            raise  # the error of a file that is read
         raise BeamPrepError(f"--html {path}: cannot be written: {error.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def _write(page: BinaryIO, entries: Iterable[ShownRow | LeftOut], head: Callable
     begin, _, end = frame.partition("{{data}}\n")
     begin = begin.replace("{{css}}", style.replace("{{dark}}", _DARK))
     before, _, after = begin.partition("{{title}}")
-    # The head comes last in the file, and its title is set by the script: a browser shows this one until then.
+    # The head comes last in the file. The script sets its title; until then a browser shows this title.
     page.write(f"{before}{html.escape('beam-prep inspect')}{after}".encode())
     data = _Data()
     count = 0
@@ -132,7 +132,7 @@ def _write(page: BinaryIO, entries: Iterable[ShownRow | LeftOut], head: Callable
 
 
 def _json(value: Any) -> bytes:
-    """JSON that ends neither a `<script>` nor its line; all texts in it have passed `_seen`."""
+    """JSON that can stand in a `<script>`. All its texts must have passed `_seen`."""
     return orjson.dumps(value).replace(b"<", b"\\u003c").replace(b"&", b"\\u0026")
 
 
@@ -150,7 +150,7 @@ class _Data:
 
     @property
     def tokens(self) -> Iterable[tuple[int, str, int]]:
-        """(id, text, 1 if it is special) of each token, in the order of their numbers."""
+        """(id, text, 1 if special) of each token, in the order of the table."""
         return self._tokens
 
     def head(self, head: Head) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class _Data:
 
 
 def _pair(display: RowDisplay, parts: Sequence[TokenSequence | str]) -> dict[str, int] | None:
-    """The places of the two sides of a preference pair, and how many tokens both begin with; None: it is none."""
+    """The positions of the sides of a preference pair, and the number of common first tokens; None if it is no pair."""
     places = [place for place, part in enumerate(parts) if isinstance(part, TokenSequence)]
     sequences = [part for part in parts if isinstance(part, TokenSequence)]
     if is_pair(display, sequences):

@@ -1,7 +1,7 @@
-"""A row as a picture: SVG, for a page, a notebook or a slide. `beam_prep.inspect.rows` writes rows as text.
+"""A row as an SVG picture, for a page, a notebook or a slide. `beam_prep.inspect.rows` writes rows as text.
 
-What is trained has a colour, and is underlined and bold, for those who do not see the colour. Special tokens are
-reversed. The picture has its own background, in two versions: the viewer's light or dark setting chooses one.
+Trained tokens have a colour, and are bold and underlined for readers who cannot see the colour. Special tokens are
+reversed. The picture has a light and a dark background: the viewer's setting chooses.
 """
 
 import io
@@ -32,27 +32,27 @@ _STYLES = {
     f"{TRAINED} reverse": f"bold underline {LIGHT['marker']} on {LIGHT['trained']}",
     CAPTION: f"bold {LIGHT['ink']}",
 }
-"""Style of a terminal -> that of the picture."""
+"""Style in a terminal -> style in the picture."""
 
-_SCALE, _MARGIN = 0.64, 25  # of rich's pixels: a character is 12.2 wide, a line 24.4 high
+_SCALE, _MARGIN = 0.64, 25  # in pixels of rich: a character is 12.2 wide, a line 24.4 high
 _FORMAT = "\0".join(["{styles}", "{backgrounds}", "{matrix}", "{terminal_height}", "{char_width}"])
 
 
 def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, title: str | None = None) -> str:
-    r"""The SVG of one row: its sequences (documents, sides of a pair), one below the other.
+    r"""The SVG of one row, with its sequences (documents, sides of a pair) one below the other.
 
     In a notebook: `IPython.display.SVG(picture(ds, 0))`.
 
     Args:
         dataset: an output that keeps its tokenizer, or a view of one.
-        index: the row; negative: from the end.
+        index: the row; a negative index counts from the end.
         columns: characters of a line.
-        lines: the most lines of text; what is left out is counted.
+        lines: most lines of text; the picture tells how many more there are.
         title: the first line; default: the row's number and its counts.
 
     Raises:
         IndexError: there is no such row.
-        BeamPrepError: the output has no tokenizer, or no ids, or `columns` or `lines` is too small.
+        BeamPrepError: the output has no tokenizer or no ids, or `columns` or `lines` is too small.
 
     >>> from beam_prep.inspect.picture import picture
     >>> svg = picture(bp.open("out/chat"), 0)
@@ -74,7 +74,7 @@ def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, ti
 
 
 def lines_of(sequences: Sequence[TokenSequence], display: RowDisplay, columns: int, most: int) -> Iterator[Text]:
-    """The texts of sequences, broken into lines of at most `columns` cells; how many are left out of `most`."""
+    """The text of sequences, in lines of up to `columns` cells. After `most` lines it says how many more there are."""
     console, left_out = Console(width=columns), 0
     for number, sequence in enumerate(sequences):
         found = tokens_text(sequence, display).wrap(console, columns, overflow="fold", tab_size=4)
@@ -107,7 +107,7 @@ def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
     )
     theme = TerminalTheme(paper, ink, [ink] * 8)
     styles, backgrounds, texts, high, cell = console.export_svg(theme=theme, code_format=_FORMAT).split("\0")
-    texts = re.sub(r' clip-path="[^"]*"|<text [^>]*>\n</text>', "", texts)  # texts end where they are said to
+    texts = re.sub(r' clip-path="[^"]*"|<text [^>]*>\n</text>', "", texts)  # texts have a length, and need no clip
     width, height = columns * float(cell) + 2 * _MARGIN, float(high) + 2 * _MARGIN
     dark = styles
     for name, colour in LIGHT.items():

@@ -29,8 +29,8 @@ from beam_prep.shards.pack import STRATEGIES, cuts_rows
 from beam_prep.tokens.tokenizer import Tokenizer
 
 SIDE_BY_SIDE = 100
-"""In a terminal of at least this many columns, the two sides of a preference pair are side by side."""
-_RULE = 72  # characters of the line that begins a document
+"""In a terminal with at least this many columns, the sides of a preference pair are side by side."""
+_RULE = 72  # characters of the line above a document
 
 
 def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, why: str = "") -> Text:
@@ -38,10 +38,10 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, w
 
     Args:
         dataset: an output, or a view of one.
-        index: the row; negative: from the end.
-        marks: put what is trained between `⟦` and `⟧`, for text without colours.
-        width: characters of a line; only preference pairs are fitted to it.
-        why: why it is shown, for the header.
+        index: the row; a negative index counts from the end.
+        marks: put trained tokens between `⟦` and `⟧`, for text without colours.
+        width: characters of a line; only preference pairs are wrapped.
+        why: why the row is shown, for the header.
 
     Raises:
         IndexError: there is no such row.
@@ -52,12 +52,12 @@ def render(dataset: Dataset, index: int, marks: bool = False, width: int = 80, w
 
 
 def display_of(dataset: Dataset) -> RowDisplay:
-    """The settings with which rows of an output are shown."""
+    """The display settings for rows of an output."""
     return RowDisplay(dataset.schema, dataset.tokenizer, dataset.manifest.get("config", {}), str(dataset.path))
 
 
 def title_of(dataset: Dataset, index: int, why: str = "") -> list[str]:
-    """The beginning of a row's header: `record 7`, why it is shown, its split and domain."""
+    """The beginning of a row's header: `record 7`, why the row is shown, its split and domain."""
     split = dataset.split_of(index)
     places = ["" if split is None else f"split {split}", f"domain {dataset.domain_of(index)}"]
     title = [f"record {index % len(dataset)}", why, *places]
@@ -72,7 +72,7 @@ class ShownRow:
         display, row: see `render_row`.
         title, notes: the beginning and the end of its header.
         domain: its domain.
-        role_names: names of the numbers of its roles, from 1 on.
+        role_names: names of roles; the first has number 1.
     """
 
     display: RowDisplay
@@ -83,7 +83,7 @@ class ShownRow:
     role_names: Sequence[str] = ()
 
     def text(self, screen: Screen, ids: bool = False, found: re.Pattern[str] | None = None) -> Text:
-        """The row for a terminal; what `found` finds in it is marked, in colour."""
+        """The row for a terminal. Matches of `found` are highlighted in colour."""
         display = dataclasses.replace(self.display, marks=screen.marks, width=screen.width, ids=ids)
         text = render_row(display, self.row, self.title, self.notes)
         if found is not None:
@@ -91,7 +91,7 @@ class ShownRow:
         return text
 
     def contains(self, pattern: re.Pattern[str]) -> bool:
-        """True if a regular expression finds something in the text of one of its sequences, or in a line."""
+        """True if a regular expression matches in the text of a sequence, or in a line."""
         tokenizer = self.display.tokenizer
         for part in row_parts(self.display, self.row).parts:
             if isinstance(part, str):
@@ -113,7 +113,7 @@ class RowParts:
 
     Attributes:
         parts: its sequences of tokens and its lines of text, in order.
-        notes: on all of them.
+        notes: notes on all sequences.
         packed: the sequences are documents of one packed row.
     """
 
@@ -127,10 +127,10 @@ class RowParts:
 
 
 def row_parts(display: RowDisplay, row: Row) -> RowParts:
-    """The parts of a row. What is noted on all of its sequences is noted once.
+    """The parts of a row. A note on all sequences appears only once.
 
     Raises:
-        FormatError: a mask has another length than its ids, or the lengths of the documents are not those of the row.
+        FormatError: a mask has another length than its ids, or the lengths of documents do not add up to the row.
     """
     parts = [part for column in display.schema for part in parts_of(column, display, row)]
     sequences = [part for part in parts if isinstance(part, TokenSequence)]
@@ -191,7 +191,7 @@ def _layout_notes(display: RowDisplay, row: Row) -> Iterator[str]:
 
 
 def is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
-    """True if a row has two equivalent sequences: both have something to train on, neither is in a list."""
+    """True if a row has exactly two sequences, both with trained tokens, and neither in a list."""
     ids = [column for column in display.schema if column.role == "ids"]
     return (
         len(ids) == len(sequences) == 2
@@ -202,7 +202,7 @@ def is_pair(display: RowDisplay, sequences: Sequence[TokenSequence]) -> bool:
 
 
 def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay) -> Text:
-    """Two sequences in two columns; their common beginning is above them, once."""
+    """Two sequences in two columns. Their common beginning is above them, once."""
     common = alike(left, right)
     text = Text()
     if common:
@@ -223,7 +223,7 @@ def _side_by_side(left: TokenSequence, right: TokenSequence, display: RowDisplay
 
 
 def alike(one: TokenSequence, other: TokenSequence) -> int:
-    """How many tokens both sides of a pair begin with, up to the last that is not trained, so that no answer is cut."""
+    """How many first tokens both sides of a pair share, up to the last untrained one, so that no answer is cut."""
     assert one.trained is not None
     assert other.trained is not None
     size = min(len(one.ids), len(other.ids))
@@ -234,12 +234,12 @@ def alike(one: TokenSequence, other: TokenSequence) -> int:
 
 
 class Run(NamedTuple):
-    """Neighbouring tokens that are shown in one way.
+    """Neighbouring tokens with the same style.
 
     Attributes:
-        trained: the loss is taken on them; None: it is not known.
-        special: they are special tokens.
-        tokens: (id, text) of each, with control characters made visible.
+        trained: True if the tokens are trained; None: not known.
+        special: True if the tokens are special tokens.
+        tokens: (id, text) of each token, with control characters made visible.
     """
 
     trained: bool | None
@@ -254,7 +254,7 @@ class Run(NamedTuple):
 def runs_of(
     sequence: TokenSequence, tokenizer: Tokenizer | None, start: int = 0, stop: int | None = None
 ) -> Iterator[Run]:
-    """The tokens from `start` to `stop`, as text (without a tokenizer: as ids)."""
+    """The tokens [start, stop) as runs of text (of ids, without a tokenizer)."""
     ids, special = sequence.ids.tolist(), special_ids(tokenizer)
     trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
     tokens = list(zip(trained, ids, pieces_of(ids, tokenizer), strict=True))[start:stop]
@@ -263,7 +263,7 @@ def runs_of(
 
 
 def tokens_text(sequence: TokenSequence, display: RowDisplay, start: int = 0, stop: int | None = None) -> Text:
-    """The text (or, without a tokenizer, ids) of tokens from `start` to `stop`. A trained run is one part."""
+    """The text (without a tokenizer, the ids) of tokens [start, stop). Neighbouring trained tokens are one part."""
     text = Text()
     runs = runs_of(sequence, display.tokenizer, start, stop)
     for is_trained, members in itertools.groupby(runs, lambda run: run.trained):
@@ -293,7 +293,7 @@ def padding_text(sequence: TokenSequence, display: RowDisplay) -> Text:
 
 
 def _show_outer_newlines(run: Text, style: str) -> Text:
-    """Adds a visible sign to newlines at the ends of a trained run, as colour does not show them."""
+    """Adds a visible sign to newlines at the ends of a trained run, because colour does not show them."""
     body = run.plain.strip("\n")
     before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
     after = len(run.plain) - before - len(body)

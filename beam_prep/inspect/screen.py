@@ -1,4 +1,4 @@
-"""Where texts are printed: a terminal, a pager, a file or a pipe; and how trained tokens are told from others."""
+"""Prints texts to a terminal, a pager, a file or a pipe; and the styles of trained and other tokens."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ TRAINED, UNTRAINED, CAPTION, FOUND = "bold green", "dim", "cyan", "black on brig
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the process with code 1 where a reader has seen enough."""
+        """Rich would end the process with code 1 when the reader closes the pipe."""
         raise BrokenPipeError
 
 
@@ -24,10 +24,10 @@ class Screen:
     """The terminal, file or pipe on which texts are printed.
 
     Args:
-        pager: in a terminal, give the texts to `$PAGER`, or to `less -R`.
+        pager: in a terminal, pass the texts to `$PAGER`, or to `less -R`.
 
     Attributes:
-        marks: there are no colours, so trained tokens are put between `⟦` and `⟧`.
+        marks: True without colours: then trained tokens are put between `⟦` and `⟧`.
         width: characters of a line.
     """
 
@@ -45,7 +45,7 @@ class Screen:
                 self._print(texts, self._console)
             return
         try:
-            with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
+            with contextlib.suppress(BrokenPipeError):  # the reader left the pager
                 console = _Console(
                     file=pager.stdin,
                     force_terminal=True,
@@ -56,7 +56,7 @@ class Screen:
                 self._print(texts, console)
         finally:
             with contextlib.suppress(BrokenPipeError):
-                pager.communicate()  # closes its input and waits: it holds the terminal until it is left
+                pager.communicate()  # closes its input, and waits until the reader leaves it
 
     def _print(self, texts: Iterable[Text], console: Console) -> None:
         for text in texts:
@@ -67,13 +67,13 @@ class Screen:
 
 
 def _started_pager() -> "subprocess.Popen[str] | None":
-    """`$PAGER`, or `less -R`, as a process that reads texts; None if it is set to nothing, or there is none."""
+    """Starts `$PAGER`, or `less -R`. None if `$PAGER` is empty or `cat`, or the program is not there."""
     words = shlex.split(os.environ.get("PAGER", "less"))
     if not words or words == ["cat"]:
         return None
     if words == ["less"]:
         words = ["less", "-R"]
-    settings = {"LESS": "FRX", **os.environ}  # as git has it: a text of one screen is printed, and less ends
+    settings = {"LESS": "FRX", **os.environ}  # as in git: less prints a text of one screen, and ends
     try:
         return subprocess.Popen(words, env=settings, stdin=subprocess.PIPE, encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which rows are shown: the options of `beam-prep inspect` that choose them."""
+"""The options of `beam-prep inspect` that choose rows."""
 
 import re
 import shlex
@@ -11,23 +11,23 @@ from beam_prep.data.ragged import Array
 from beam_prep.errors import BeamPrepError
 
 EXTREMES = 10
-"""Rows that `--shortest` and `--longest` show, unless `--count` says another number."""
+"""How many rows `--shortest` and `--longest` show without `--count`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The rows to show. Without any of these: the first, the shortest, the longest, and a few that are drawn.
+    """The rows to show. By default: the first, the shortest, the longest, and a few that are drawn.
 
     Attributes:
-        record: the number of the only row (negative: from the end); with `domain` or `split`, its number there.
-        count: at most so many; alone: the first ones.
+        record: the number of one row (negative: from the end); with `domain` or `split`, its number there.
+        count: most rows; without other options, the first rows.
         domain: only rows of this domain.
         split: only rows of this split.
-        random: so many, drawn.
-        seed: of the draw; the same seed draws the same rows. Default: 0.
-        shortest, longest: those rows, the shortest (longest) first.
-        grep: those in whose text this regular expression finds something.
-        reason: not rows, but the records that were left out for this reason; `dropped` and `rejected`: for any.
+        random: draws so many rows.
+        seed: the seed of `random`; the same seed draws the same rows. Default: 0.
+        shortest, longest: the shortest (longest) rows, the shortest (longest) first.
+        grep: rows whose text matches this regular expression.
+        reason: instead of rows, the records that were left out for this reason; `dropped`, `rejected`: for any reason.
 
     Raises:
         BeamPrepError: options exclude each other, or a value is wrong; the message says what to type.
@@ -74,16 +74,16 @@ class Selection:
 
     @property
     def narrows(self) -> bool:
-        """True if it says which rows."""
+        """True if the options choose rows. `domain` and `split` alone do not."""
         return self.record is not None or self.count is not None or self.searches or self.random is not None
 
     @property
     def searches(self) -> bool:
-        """True if it takes a look at all rows."""
+        """True if all rows are searched."""
         return self.shortest or self.longest or self.grep is not None or self.reason is not None
 
     def says(self, kind: str, reason: str) -> bool:
-        """True if a record that was left out is one of those that `reason` asks for."""
+        """True if the option `reason` chooses a record that was left out."""
         return self.reason in (kind, reason)
 
 
@@ -107,12 +107,12 @@ _HINTS = {
 
 
 def extremes(parts: Iterable[tuple[Array, Array]], count: int, longest: bool) -> Iterator[tuple[int, int]]:
-    """(row, size) of the shortest or the longest rows, the extreme one first; of equal ones the first.
+    """(row, size) of the shortest or the longest rows, in order of size; equal rows in order of their numbers.
 
     Args:
         parts: int64 [rows] each: numbers of rows, ascending over all parts, and their sizes.
-        count: how many; memory is that of one part, and of these.
-        longest: or the shortest.
+        count: how many rows. Memory holds one part and these rows.
+        longest: the longest rows; False: the shortest.
     """
     numbers, sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for more, found in parts:

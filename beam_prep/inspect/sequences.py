@@ -1,4 +1,4 @@
-"""A row as sequences of tokens: which are trained, which are padding, and notes on them."""
+"""A row as sequences of tokens, with trained tokens, padding, and notes."""
 
 import dataclasses
 import json
@@ -22,26 +22,26 @@ VISIBLE = (
     | {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))}
     | {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
 )
-"""For `str.translate`. Text must not control the terminal, nor hide in it: control and bidirectional characters are
-made visible, and so are characters without width, tags, surrogates, which no encoding can write, and those that XML
-has no sign for."""
+"""A table for `str.translate`. Text must neither control the terminal nor hide in it. So these characters are made
+visible: control and bidirectional characters, characters without width, tags, surrogates (no encoding can write them),
+and characters that XML does not allow."""
 
 
-_VALUES = 100  # printed of one list
+_VALUES = 100  # most values of a list that are printed
 
 
 @dataclass(frozen=True)
 class RowDisplay:
-    """Settings with which rows are shown.
+    """Display settings for rows.
 
     Attributes:
-        schema: their columns.
-        tokenizer: decodes tokens; None: they are shown as ids.
-        config: the config that made them, as in a manifest; {} if it is not known.
+        schema: the columns of the rows.
+        tokenizer: decodes tokens; None: tokens are shown as ids.
+        config: the config of the rows, as in a manifest; {} if it is not known.
         where: the output, for errors.
-        marks: put what is trained between `⟦` and `⟧`, for text without colours.
-        width: of a line; from `SIDE_BY_SIDE` on, the two sides of a preference pair are side by side.
-        ids: show each token's id in front of it: `‹9906›Hello`.
+        marks: put trained tokens between `⟦` and `⟧`, for text without colours.
+        width: characters of a line; from `SIDE_BY_SIDE`, the sides of a preference pair are side by side.
+        ids: show each token's id before the token: `‹9906›Hello`.
     """
 
     schema: tuple[Column, ...]
@@ -59,13 +59,12 @@ class TokenSequence:
 
     Attributes:
         name: the column, with an index if it is a list of lists; in packed rows, the document's number.
-        ids: the tokens without padding; if labels are shifted, with the last one, which only they hold.
-        trained: bool [len(ids)]; None if it is not known.
-        stored: tokens in the column of ids, without padding.
+        ids: the tokens without padding; with shifted labels, also the last token, which only the labels have.
+        trained: bool [len(ids)]; None: not known.
+        stored: number of tokens in the column of ids, without padding.
         notes: further remarks.
-        padding: ids of the padding after them.
-        roles: int64 [len(ids)], the number of each token's role; 0: it has none, or it is not certain. None: roles are
-            not known.
+        padding: the ids of the padding after the tokens.
+        roles: int64 [len(ids)], the number of each token's role; 0: no role, or not certain. None: roles are not known.
     """
 
     name: str
@@ -78,12 +77,12 @@ class TokenSequence:
 
 
 def role_key(column: str, label: bool = False) -> str:
-    """The key under which a row in a preview has the roles of the ids of a column; `label`: those of shifted labels."""
+    """The key for the roles of a column's ids in a row of a preview; `label`: the roles of shifted labels."""
     return f"{column}\0{'label roles' if label else 'roles'}"
 
 
 def pieces_of(ids: list[int], tokenizer: Tokenizer | None) -> list[str]:
-    """A text for each token, see `Tokenizer.pieces`; without a tokenizer its id."""
+    """The text of each token, see `Tokenizer.pieces`; without a tokenizer its id."""
     return [f"{token} " for token in ids] if tokenizer is None else tokenizer.pieces(ids)
 
 
@@ -93,7 +92,7 @@ def special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
 
 
 def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
-    """Describes the positions of a row; None if they follow no known pattern."""
+    """A text that describes the positions of a row; None if they follow no known pattern."""
     found = np.asarray(row[column.name])
     through = np.arange(len(found))
     lengths = lengths_of(display, row)
@@ -107,7 +106,7 @@ def positions_of(column: Column, display: RowDisplay, row: Row) -> str | None:
 
 
 def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSequence | str]:
-    """Gives sequences of tokens, or a line of text, for a column. Masks and labels are shown on the ids."""
+    """The sequences of tokens, or a line of text, for a column. Masks and labels are shown on the ids."""
     if column.role == "ids":
         yield from _sequences(column, display, row)
         return
@@ -129,7 +128,7 @@ def parts_of(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSeq
 
 
 def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenSequence | str]:
-    """The sequences of a column of ids: one, or those of a list, or the documents of a packed row."""
+    """The sequences of a column of ids: one, or the lists of a list of lists, or the documents of a packed row."""
     loss = next(
         (other for other in display.schema if other.of == column.name and other.role in ("mask", "labels")), None
     )
@@ -163,7 +162,7 @@ def _sequences(column: Column, display: RowDisplay, row: Row) -> Iterator[TokenS
 def _without_padding(
     name: str, ids: Array, loss: Column | None, taken: Array, display: RowDisplay, row: Row
 ) -> TokenSequence:
-    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show, and the padding after them."""
+    """The tokens to show for ids and their mask or labels (int [n] each), with the padding after the tokens."""
     real = len(ids) - (_padded(display, row) or 0)
     if loss is None:
         found = _unmasked(name, ids[:real], _trains(display.config, name))
@@ -177,7 +176,7 @@ def _without_padding(
 
 
 def lengths_of(display: RowDisplay, row: Row) -> Array | None:
-    """The lengths of the documents of a packed row."""
+    """The lengths of the documents of a packed row; None if the row is not packed."""
     return next((np.asarray(row[column.name]) for column in display.schema if column.role == "lengths"), None)
 
 
@@ -193,7 +192,7 @@ def _lists(value: Array | Ragged) -> list[Any]:
 
 
 def _padded(display: RowDisplay, row: Row) -> int | None:
-    """How many tokens at the row's end are padding; None if it is not known, or there is padding elsewhere too."""
+    """How many tokens at the row's end are padding; None if it is not known, or padding is not only at the end."""
     attention = next((np.asarray(row[column.name]) for column in display.schema if column.role == "attention"), None)
     if attention is None or lengths_of(display, row) is not None:
         return None
@@ -202,7 +201,7 @@ def _padded(display: RowDisplay, row: Row) -> int | None:
 
 
 def _values(display: RowDisplay, row: Row) -> dict[str, list[str]]:
-    """Columns with one value for each sequence of a list: rewards for their responses."""
+    """Column -> values, for columns with one value for each sequence of a list, such as rewards of responses."""
     lists = [column.name for column in display.schema if column.role == "ids" and column.depth == 2]
     values = {
         column.name: row[column.name] for column in display.schema if column.role == "value" and column.depth == 1
@@ -212,14 +211,14 @@ def _values(display: RowDisplay, row: Row) -> dict[str, list[str]]:
 
 
 def _unmasked(name: str, ids: Array, trains: bool | None) -> TokenSequence:
-    """Ids int [n] of a column without a mask, as tokens to show."""
+    """The tokens to show for ids (int [n]) of a column without a mask."""
     trained = None if trains is None else np.full(len(ids), trains)
     note = {None: "no mask", True: "no mask: all is trained", False: "no mask: nothing is trained"}[trains]
     return TokenSequence(name, ids, trained, len(ids), (note,))
 
 
 def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequence:
-    """Ids int [n] and the mask or labels that belong to them, [n], as tokens to show."""
+    """The tokens to show for ids and their mask or labels, int [n] each."""
     if loss.role == "mask":
         return TokenSequence(name, ids, taken != 0, len(ids))
     trained = taken != IGNORE_INDEX
@@ -238,7 +237,7 @@ def _sequence(name: str, ids: Array, loss: Column, taken: Array) -> TokenSequenc
 
 
 def _trains(config: Mapping[str, Any], name: str) -> bool | None:
-    """True or False if all or nothing of an output without a mask is trained, by its config. `name`: as written.
+    """True if the config trains all tokens of an output without a mask, False if none; `name`: the written column.
 
     None if there is no config (a chain written by hand).
     """
@@ -262,7 +261,7 @@ def _text(values: Array | Ragged) -> str:
 
 
 def _metadata(values: Any) -> str:
-    """A string or a number; of a packed row those of its documents, strings in quotes."""
+    """The text of a string or a number; for a packed row the values of its documents, strings in quotes."""
     if not isinstance(values, list | np.ndarray):
         return _beginning(str(values))
     if isinstance(values, np.ndarray):
@@ -276,13 +275,13 @@ def _beginning(text: str) -> str:
 
 
 def repeats(values: Array) -> list[tuple[Any, int]]:
-    """(value, how many times in a row) of each run of equal values."""
+    """(value, length) of each run of equal values."""
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
     return list(zip(values[starts], np.diff(np.append(starts, len(values))).tolist(), strict=True))
 
 
 def _repeats(values: Array | Ragged) -> str:
-    """Numbers, each with how many times in a row it is there: 12 x 0.0, 5 x 0.5."""
+    """The runs of equal numbers as text: 12 x 0.0, 5 x 0.5."""
     found = repeats(values.flat if isinstance(values, Ragged) else values)
     return ", ".join(f"{count:,} x {value}" for value, count in found[:_VALUES]) + (
         " ..." if len(found) > _VALUES else ""
@@ -302,7 +301,7 @@ def percent(part: float, total: float) -> str:
 
 
 def counts_of(sequences: Sequence[TokenSequence]) -> str:
-    """Counts tokens, trained tokens and padding, as text."""
+    """The counts of tokens, trained tokens and padding as text."""
     stored = sum(sequence.stored for sequence in sequences)
     known = [sequence.trained for sequence in sequences if sequence.trained is not None]
     text = f"{stored:,} tokens"

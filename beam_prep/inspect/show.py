@@ -1,4 +1,4 @@
-"""What `beam-prep inspect` shows, whatever the rows are of: an output, or a sample before a run."""
+"""`beam-prep inspect` for any source of rows: an output, or a sample before a run."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from beam_prep.inspect.selection import EXTREMES, Selection, extremes
 from beam_prep.inspect.sequences import VISIBLE
 
 KINDS = ("rejected", "dropped", "marked")
-"""Of records that are shown for a reason; marked ones are kept."""
+"""The kinds of records that are shown for a reason. Marked records are kept."""
 
 _DRAWN = 3
 
@@ -29,12 +29,12 @@ Entry = ShownRow | LeftOut
 
 
 class RowSource(Protocol):
-    """Rows, and what became of the other records.
+    """Rows, and the records that became no row.
 
     Attributes:
-        title: what they are of.
-        about: what a page says of them before it says which are shown; "" for nothing.
-        unit: of their sizes, where these are not tokens: ` in bytes`.
+        title: the output, or the inputs.
+        about: a remark on the rows for the head of a page; "" for none.
+        unit: the unit of sizes if it is not tokens: ` in bytes`.
     """
 
     title: str
@@ -44,7 +44,7 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def shown(self, number: int, why: str = "") -> Iterable[ShownRow]:
-        """A row, and why it is shown; several, where a record was cut into chunks."""
+        """A row; several if a record was cut into chunks. `why`: why the row is shown."""
         ...
 
     def first(self, count: int) -> Iterator[Entry]:
@@ -52,11 +52,11 @@ class RowSource(Protocol):
         ...
 
     def sizes_by_shard(self) -> Iterable[tuple[Array, Array]]:
-        """int64 [rows] each: numbers of rows, and their sizes, part by part."""
+        """int64 [rows] each: numbers of rows, and their sizes, shard by shard."""
         ...
 
     def sizes(self) -> tuple[Array, Array, str]:
-        """The same of some rows, to find the shortest and the longest; and, if these are not all, which they are."""
+        """(numbers, sizes, remark) of some rows, to find the shortest and longest; remark: which rows, if not all."""
         ...
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
@@ -64,27 +64,27 @@ class RowSource(Protocol):
         ...
 
     def left_out(self, kind: str) -> Iterator[LeftOut]:
-        """The records of a kind, as far as they are known."""
+        """The known records of a kind."""
         ...
 
     def problems(self) -> Iterator[LeftOut]:
-        """Records that are shown behind rows that nobody chose."""
+        """Records that are shown after the default rows."""
         ...
 
     def head(self) -> Text:
-        """What stands above the rows, line by line."""
+        """The lines above the rows."""
         ...
 
     def remarks(self, chosen: Selection) -> Sequence[str]:
-        """What there is to say of them, once the rows were shown."""
+        """Remarks after the rows were shown."""
         ...
 
     def report(self) -> Text | None:
-        """What stands below all."""
+        """The text at the end, or None."""
         ...
 
     def numbers(self) -> Sequence[tuple[str, str, int, str]]:
-        """For the head of a page: see `Head.numbers`."""
+        """The numbers in the head of a page, see `Head.numbers`."""
         ...
 
 
@@ -98,11 +98,11 @@ def show(
     """Prints rows, or writes a page of them.
 
     Args:
-        rows: to choose from.
-        chosen: which.
-        ids: print each token's id in front of it.
+        rows: the source of rows.
+        chosen: which rows to show.
+        ids: print each token's id before the token.
         html: the page to write; None: print.
-        pager: in a terminal, give the text to a pager.
+        pager: in a terminal, pass the text to a pager.
 
     Raises:
         BeamPrepError: there is no such record or reason; or the page cannot be written.
@@ -143,7 +143,7 @@ def _lines(rows: RowSource, chosen: Selection) -> list[str]:
 
 
 def _or_nothing(texts: Iterable[Text], rows: RowSource, chosen: Selection) -> Iterator[Text]:
-    """The texts of what was searched for; if there are none, a line that says so."""
+    """The texts that `--grep` found; a line that says so if there are none."""
     found = False
     for text in texts:
         found = True
@@ -154,7 +154,7 @@ def _or_nothing(texts: Iterable[Text], rows: RowSource, chosen: Selection) -> It
 
 
 def entries_of(rows: RowSource, chosen: Selection) -> Iterator[Entry]:
-    """The rows, or the records left out, that are asked for, one after the other.
+    """The chosen rows, or the chosen records that were left out.
 
     Raises:
         BeamPrepError: there is no such record or reason.
@@ -176,7 +176,7 @@ def entries_of(rows: RowSource, chosen: Selection) -> Iterator[Entry]:
 
 
 def _numbers(rows: RowSource, chosen: Selection) -> Iterable[tuple[int, str]]:
-    """(number, why it is shown) of each row that is asked for."""
+    """(number, why it is shown) of each chosen row."""
     if chosen.record is not None:
         return [(row_number(rows, chosen), "")]
     if chosen.random is not None:
@@ -191,7 +191,7 @@ def _numbers(rows: RowSource, chosen: Selection) -> Iterable[tuple[int, str]]:
 
 
 def row_number(rows: RowSource, chosen: Selection) -> int:
-    """The number of the record that is asked for, from 0.
+    """The number of the chosen record, from 0.
 
     Raises:
         BeamPrepError: there is no such record.
@@ -206,13 +206,13 @@ def row_number(rows: RowSource, chosen: Selection) -> int:
 
 
 def _rows_to_show(numbers: Array, sizes: Array, rows: int, some: str) -> dict[int, str]:
-    """Row -> why it is shown: the first, the shortest, the longest, and a few that are drawn, always the same ones.
+    """Row -> why it is shown: the first, the shortest, the longest, and a few that are drawn, always the same.
 
     Args:
         numbers: int64, the rows whose size is known.
         sizes: int64, their sizes.
-        rows: how many there are.
-        some: added to the reason of the shortest and the longest.
+        rows: the number of all rows.
+        some: a remark on the shortest and the longest row.
     """
     if not rows:
         return {}
@@ -225,10 +225,10 @@ def _rows_to_show(numbers: Array, sizes: Array, rows: int, some: str) -> dict[in
 
 
 def _asked(rows: RowSource, chosen: Selection) -> dict[str, int]:
-    """How many records of each kind have the reason that is asked for; kinds without one are left out.
+    """Kind -> number of records with the chosen reason, without kinds that have none.
 
     Raises:
-        BeamPrepError: none has; the message lists the reasons that there are.
+        BeamPrepError: no record has this reason; the message lists the reasons that occur.
     """
     counts = rows.counts()
     found = {kind: sum(count for reason, count in counts[kind].items() if chosen.says(kind, reason)) for kind in KINDS}
@@ -244,7 +244,7 @@ def _asked(rows: RowSource, chosen: Selection) -> dict[str, int]:
 
 
 def first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
-    """The first records that were left out, so many of each reason. Files are read as far as it takes."""
+    """The first `count` records that were left out for each reason. Files are read only as far as needed."""
     counts = rows.counts()
     for kind in ("rejected", "dropped"):
         left = Counter({reason: min(there, count) for reason, there in counts[kind].items()})
@@ -257,7 +257,7 @@ def first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
 
 
 def _page_entries(rows: RowSource, chosen: Selection) -> tuple[Iterable[Entry], str]:
-    """The entries of a page, and in words which they are."""
+    """(entries of a page, words that say which they are)."""
     if (chosen.grep is not None or chosen.reason is not None) and chosen.count is None:
         chosen = dataclasses.replace(chosen, count=ROWS)
     if chosen.reason is not None:

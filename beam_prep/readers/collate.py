@@ -1,7 +1,7 @@
-"""`bp.collate(ds, ...)`: makes a batch of rows, for the `collate_fn` of a loader.
+"""`bp.collate(ds, ...)`: makes batches of rows, for the `collate_fn` of a loader.
 
 A padded batch has an array [rows, longest] a column. A packed batch has all rows one after the other, [1, tokens], and
-says where the documents begin, in the fields that transformers' flash attention takes.
+the starts of documents in the fields that transformers' flash attention reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,19 +29,19 @@ def collate(
     side: Side = "right",
     pad_to_multiple_of: int = 1,
 ) -> "Collate":
-    """A function that makes a batch of rows.
+    """Returns a function that makes a batch of rows.
 
     * Padded: `[rows, longest]` a column, and an `attention_mask` (1 = a real token). Ids are padded with `pad_id`,
-      labels with -100, masks and all else with 0. Lists of lists become `[rows, lists, longest]`. With several columns
-      of ids (preference pairs) each has a mask of its own, as `chosen_attention_mask`.
+      labels with -100, other columns with 0. Lists of lists become `[rows, lists, longest]`. With several columns of
+      ids (preference pairs) each has its own mask, for instance `chosen_attention_mask`.
     * Packed: `[1, tokens]` a column, without padding, and `position_ids`, which begin at 0 with each document;
-      `cu_seq_lens_q` and `cu_seq_lens_k` (int32, where documents begin, and the end), `max_length_q` and
-      `max_length_k` (of the longest document). The first token of a document has label -100, mask and weight 0, unless
-      labels are shifted: the token before it belongs to another one. There is no `attention_mask`: with one, models let
-      documents see each other.
+      `cu_seq_lens_q` and `cu_seq_lens_k` (int32: the starts of documents, and the end), `max_length_q` and
+      `max_length_k` (the length of the longest document). The first token of a document has label -100, mask and weight
+      0, unless labels are shifted: the token before it belongs to another document. There is no `attention_mask`,
+      because with one models let documents see each other.
 
-    Columns keep their names. Integers become int64 (jax: int32). Metadata is not padded: strings are a
-    list of `str`, numbers an array, with a value for each row; of packed rows, for each document.
+    Columns keep their names. Integers become int64 (jax: int32). Metadata columns are not padded: strings become a list
+    of `str`, numbers an array, with a value for each row; in packed batches, for each document.
 
     >>> ds = bp.open("out/chat")
     >>> batch = bp.collate(ds, pad_id=0)([ds[0], ds[5]])
@@ -52,15 +52,15 @@ def collate(
     ((1, 351), [0, 87, 351], 264)
 
     Args:
-        of: what the rows come from, or its `schema`: it says what the columns are.
-        pad_id: for padded batches.
-        packed: default: True if the rows are packed (they have the lengths of their documents).
+        of: the dataset or view of the rows, or its `schema`.
+        pad_id: the id of padding, for padded batches.
+        packed: makes packed batches; default: True if the rows are packed (they have the lengths of their documents).
         arrays: `numpy`, `torch` or `jax`.
-        side: where a padded batch is padded: `right` or `left`.
-        pad_to_multiple_of: the length of a padded batch is a multiple of it.
+        side: the side of padding: `right` or `left`.
+        pad_to_multiple_of: the length of a padded batch is a multiple of this number.
 
     Raises:
-        ConfigError: the columns cannot be batched so; the message says why, and what to do.
+        ConfigError: these columns cannot be batched like this; the message says why, and what to do.
     """
     schema = tuple(of if isinstance(of, Sequence) else of.schema)
     roles = {column.role for column in schema}
@@ -99,7 +99,7 @@ def _packed_problems(schema: Sequence[Column], multiple: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Collate:
-    """See `collate`, which makes it. Can be pickled, for the processes of a loader."""
+    """Makes batches, see `collate`. It can be pickled, for the processes of a loader."""
 
     schema: tuple[Column, ...]
     pad_id: int
@@ -109,7 +109,7 @@ class Collate:
     multiple: int
 
     def __call__(self, rows: Sequence[Row] | Mapping[str, Any]) -> dict[str, Any]:
-        """A batch of rows, or of their columns (`ds[[1, 5, 7]]`)."""
+        """A batch from a list of rows, or from columns (`ds[[1, 5, 7]]`)."""
         if isinstance(rows, Mapping):
             columns = dict(rows)
         else:
@@ -123,7 +123,7 @@ class Collate:
         return {name: _converted(value, self.arrays) for name, value in made.items()}
 
     def _metadata(self, column: Column, values: Any) -> Any:
-        """Of each row, or of each document of packed rows."""
+        """The values of a metadata column, for each row, or for each document of packed rows."""
         if not column.depth:
             return values
         if column.role == "string":
@@ -151,7 +151,7 @@ class Collate:
         if not isinstance(rows.values, Ragged):
             return _rectangle(rows.values, rows.lengths, fill, multiple, side)
         lists = _rectangle(rows.values.flat, rows.values.lengths, fill, multiple, side)
-        # Rows of fewer lists than the longest one are filled up at their end.
+        # Rows with fewer lists than the longest row are padded at their end.
         padded = np.full((len(rows), int(rows.lengths.max(initial=0)), lists.shape[1]), fill, lists.dtype)
         padded[np.arange(padded.shape[1]) < rows.lengths[:, None]] = lists
         return padded
@@ -182,10 +182,10 @@ class Collate:
 
 
 def _rectangle(values: Array, lengths: Array, fill: int, multiple: int, side: str) -> Array:
-    """Values of rows as an array [rows, longest]."""
+    """The values of rows as a padded array [rows, longest]."""
     width = -(-int(lengths.max(initial=0)) // multiple) * multiple
     if fill and values.dtype.kind in "iu":
-        values = values.astype(np.int64)  # a narrow one may not hold the fill
+        values = values.astype(np.int64)  # a narrow dtype may not hold `fill`
     padded = np.full((len(lengths), width), fill, values.dtype)
     places = np.arange(width)
     padded[places < lengths[:, None] if side == "right" else places >= width - lengths[:, None]] = values
@@ -193,14 +193,14 @@ def _rectangle(values: Array, lengths: Array, fill: int, multiple: int, side: st
 
 
 def _together(column: Column, values: list[Any]) -> Any:
-    """The values of rows, as `ds[[1, 5, 7]]` gives metadata."""
+    """The values of a metadata column, as `ds[[1, 5, 7]]` gives them."""
     return values if column.depth or column.role == "string" else np.array(values, column.dtype)
 
 
 def _converted(value: Any, arrays: Arrays) -> Any:
     if isinstance(value, int | list):
         return value
-    if value.dtype.kind in "iu" and value.ndim > 1:  # borders stay int32
+    if value.dtype.kind in "iu" and value.ndim > 1:  # `cu_seq_lens` stays int32
         value = value.astype(np.int32 if arrays == "jax" else np.int64, copy=False)
     if arrays == "torch":
         import torch

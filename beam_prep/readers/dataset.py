@@ -1,4 +1,4 @@
-"""`bp.open(OUTPUT)`: the rows of an output, for a trainer. Needs numpy; no Beam, no transformers.
+"""`bp.open(OUTPUT)`: the rows of an output, for a trainer. It imports numpy, not Beam or transformers.
 
     ds = bp.open("out")
     ds[0]["sequence"]              # int32 [length]
@@ -6,7 +6,7 @@
     ds.domain("math")[:100]        # a view; reads nothing
     torch.utils.data.DataLoader(ds, batch_size=8, collate_fn=...)
 
-Readers trust nothing but the manifest: what it does not list is not there.
+Readers trust only the manifest: they ignore files that it does not list.
 """
 
 import zlib
@@ -34,16 +34,19 @@ if TYPE_CHECKING:
 
 
 class Dataset(Rows):
-    """The rows of an output, or of a part of it: a sequence (map-style dataset) that is read lazily.
+    """The rows of an output, or of a part of an output: a sequence (map-style dataset) that is read lazily.
 
     Row order: splits and domains in the manifest's order, shards in order, rows in order. `ds[i]` is a dict of column
-    name to array [length] in the column's dtype, or to a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is
-    a dict of column name to a `Ragged` of these rows, in this order: one array a column, copied once. All arrays are
-    copies and belong to the caller. Metadata (`output.keep_fields`, `output.provenance`) is a `str`, an `int` or
-    a `float`; of packed rows a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with
-    a value for each row; of packed rows a list of these. `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views:
-    they read nothing and share the open shards. An indexed shard stays open (memory-mapped) until others need its
-    place; iterating keeps one shard open at a time.
+    name -> array [length] in the column's dtype, or a `Ragged` if the column is a list of lists. `ds[[1, 5, 7]]` is a
+    dict of column name -> `Ragged` of these rows, in this order: one array a column, copied once. All arrays are copies
+    and belong to the caller.
+
+    A metadata column (`output.keep_fields`, `output.provenance`) is a `str`, an `int` or a `float`; in packed rows it
+    is a list of `str`, or an array. In `ds[[1, 5, 7]]` it is a list of `str`, or an array, with a value for each row;
+    in packed rows a list of these.
+
+    `ds[a:b]`, `ds.domain(name)` and `ds.split(name)` are views: they read nothing and share the open shards. A shard
+    stays open (memory-mapped) until the process needs its maps for other shards; iteration keeps one shard open.
 
     >>> ds = bp.open("out/chat")
     >>> row = ds[0]
@@ -57,7 +60,7 @@ class Dataset(Rows):
     >>> batch["input_ids"].lengths.tolist()
     [264, 87, 264]
 
-    Pickles as its path and manifest, so that a data loader's processes open the files themselves.
+    A dataset pickles as its path and manifest, so a data loader's processes open the files themselves.
     """
 
     def __init__(self, output: OpenOutput, rows: range) -> None:
@@ -72,7 +75,7 @@ class Dataset(Rows):
 
     @property
     def path(self) -> Any:
-        """The output directory, an absolute `Path`; of an output in a store its URL."""
+        """The output directory as an absolute `Path`; the URL of an output in a store."""
         return self._output.path
 
     @property
@@ -115,7 +118,7 @@ class Dataset(Rows):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits that have rows here, in the order of the rows; () where there are none."""
+        """The names of the splits that have rows here, in the order of the rows; () without splits."""
         found = (name for (name, _), rows in self._output.rows_of.items() if _within(self._rows, rows))
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
@@ -139,7 +142,7 @@ class Dataset(Rows):
         return self._output.part(self._output.shard_of(self._row_number(index)))[1]
 
     def split_of(self, index: int) -> str | None:
-        """The split of a row; None where there are none.
+        """The split of a row; None without splits.
 
         Raises:
             IndexError: there is no such row.
@@ -156,13 +159,13 @@ class Dataset(Rows):
     @overload
     def __getitem__(self, index: Sequence[int] | Array) -> dict[str, Any]: ...
     def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Array) -> "Row | Dataset | dict[str, Any]":
-        """A row (negative: from the end), a view of a slice, or the columns of the rows of a list.
+        """A row (a negative index counts from the end), a view of a slice, or the columns of a list of rows.
 
         Raises:
             IndexError: there is no such row.
             FormatError: a row's shard is missing or damaged; the message names the file.
         """
-        if type(index) is int:  # nearly always; what follows takes longer than a short row
+        if type(index) is int:  # the usual case: the other checks take longer than reading a short row
             return self._output.row(self._row_number(index))
         if isinstance(index, slice):
             return Dataset(self._output, self._rows[index])
@@ -175,7 +178,7 @@ class Dataset(Rows):
         return self._output.row(self._row_number(index))
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
-        """The rows of a list, as torch's `DataLoader` asks for a batch.
+        """Several rows. torch's `DataLoader` calls it for each batch.
 
         Raises:
             IndexError, FormatError: see `[]`.
@@ -187,7 +190,7 @@ class Dataset(Rows):
         opened = None
         for number in self._rows:
             if opened is None or not first <= number < stop:
-                opened = None  # before the next one: a cache may need its place
+                opened = None  # closed before the next shard: a cache may need its room
                 shard = self._output.shard_of(number)
                 first, stop = self._output.starts[shard], self._output.starts[shard + 1]
                 opened = self._output.opened(shard, keep=False)
@@ -203,12 +206,12 @@ class Dataset(Rows):
         epoch: int = 0,
         tail: "Tail" = "keep",
     ) -> "Packed":
-        """A view of packed rows, by an index: no token is rewritten, and length and seed can be changed at will.
+        """A view of packed rows. No file is written, so length and seed can be changed at any time.
 
-        Its rows have `position_ids`, which begin at 0 with each document, and `seq_lens`, the lengths of the documents.
-        The plan is made here, from the lengths of the rows. `seed` gives the order in which documents come to the plan,
-        and with the epoch the order of the packed rows; an epoch holds the same packed rows as every other. All ranks
-        together see each of them once an epoch.
+        Rows have `position_ids`, which begin at 0 with each document, and `seq_lens`, the lengths of the documents.
+        This call plans the packs from the lengths of the rows. `seed` gives the order in which documents are packed;
+        seed and epoch give the order of the packed rows. Every epoch has the same packed rows. All ranks together see
+        each packed row once an epoch.
 
         >>> ds = bp.open("out/chat")
         >>> packed = ds.packed(512, seed=1, rank=0, world_size=2)
@@ -221,14 +224,14 @@ class Dataset(Rows):
         14
 
         Args:
-            length: tokens of a packed row, at most.
-            seed: None: documents and packed rows keep their order.
+            length: most tokens of a packed row.
+            seed: the seed of both orders; None: documents and packed rows keep their order.
             strategy: see `plan_packs`: `bfd` (documents longer than `length` are cut), `bfd_split` and `wrapped` (they
                 are split), `simple` (a document a row).
-            rank, world_size: the part of the rows that this view has.
-            epoch: from 0.
-            tail: the last rows of an epoch, if the ranks cannot have equally many: `keep` (some have one more), or
-                `drop` (none has them).
+            rank, world_size: this view has the rows of this rank.
+            epoch: the number of the epoch, from 0.
+            tail: what happens to the last rows of an epoch that cannot be shared equally: `keep` (some ranks have one
+                row more), or `drop` (no rank has them).
 
         Raises:
             ConfigError: rows of these columns cannot be packed, or an argument is wrong.
@@ -245,7 +248,7 @@ class Dataset(Rows):
         epoch: int = 0,
         tail: "Tail" = "keep",
     ) -> "Mixture":
-        """A view of domains of this dataset by weights: see `bp.mixture`, which also mixes outputs and packed views.
+        """A view that mixes domains of this dataset by weights. `bp.mixture` also mixes outputs and packed views.
 
         >>> ds = bp.open("out/chat")
         >>> ds.mixture({"__default__": 1}, seed=1)  # one domain: its rows in a random order
@@ -256,16 +259,16 @@ class Dataset(Rows):
 
     @property
     def key(self) -> int:
-        """A number of what the rows are, and their order; states of views say it."""
+        """A checksum of the rows and their order. States of views hold it."""
         said = [[shard["rows"], shard["files"]] for shard in self._output.listed]
         return zlib.crc32(repr([self._rows, said]).encode())
 
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
-        """`[]` for checked indices; with `cuts`, [first value, end) of each row."""
+        """`[]` for checked indices; with `cuts`, only the values [start, stop) of each row."""
         return self._output.gather(self._rows.start + self._rows.step * indices, cuts)
 
     def lengths(self, column: str) -> Array:
-        """int64: of each row, the length of a column.
+        """int64 [rows]: the length of each row of a column.
 
         Raises:
             FormatError: a shard is missing or damaged.
@@ -281,13 +284,13 @@ class Dataset(Rows):
         return found
 
     def sizes(self, most: int) -> tuple[Array, Array]:
-        """The sizes of rows, without reading them. Only for views without a step.
+        """The sizes of rows, without reading the rows. Only for views without a step.
 
         Args:
-            most: how many shards to look at; of more, the first one and others that are drawn, always the same.
+            most: most shards to read. If there are more, it reads the first and draws others, always the same.
 
         Returns:
-            int64 [rows] each: the numbers of the rows, ascending, and their sizes: see `Format.sizes_in`.
+            int64 [rows] each: the numbers of the rows, ascending, and their sizes, see `Format.sizes_in`.
 
         Raises:
             FormatError: a shard is missing or damaged.
@@ -300,7 +303,7 @@ class Dataset(Rows):
         return np.concatenate(numbers), np.concatenate(sizes)
 
     def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:
-        """What `sizes` gives, of every shard, one after the other: memory is that of one."""
+        """Like `sizes`, for every shard in turn. Only one shard is in memory."""
         for shard in range(len(self._output.listed)):
             if self._in_shard(shard):
                 yield self._sizes_in(shard)
@@ -311,8 +314,8 @@ class Dataset(Rows):
         return np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
 
     def rejects(self) -> Iterator[dict[str, Any]]:
-        """The rejected records of the entire output, in order: `file`, `offset` (bytes; rows of a table), `line`
-        (from 1), `reason`, `message`, and `text`, the beginning of the line. Files are read as far as it takes.
+        """The rejected records of the entire output, in order: `file`, `offset` (in bytes; in a table rows), `line`
+        (from 1), `reason`, `message`, and `text`, the beginning of the line. Files are read during iteration.
 
         >>> ds = bp.open("out/chat")
         >>> [reject["reason"] for reject in ds.rejects()]
@@ -324,10 +327,9 @@ class Dataset(Rows):
         return self._output.rejects()
 
     def drops(self) -> list[dict[str, Any]]:
-        """The first records of each reason that were dropped, in order: `file`, `offset` (bytes), `line` (from 1),
-        `reason`, and `text`, the beginning of the line; of those that are `contaminated`, `note`: what they share; of
-        those that are `duplicate`, `same_as`: `file`, `offset` and `line` of the earlier record that they are equal
-        to. Of an output of an earlier version: none.
+        """The first dropped records of each reason, in order: `file`, `offset` (in bytes), `line` (from 1), `reason`,
+        and `text`, the beginning of the line. `contaminated` records have `note`, the shared text. `duplicate` records
+        have `same_as`: `file`, `offset` and `line` of the earlier, equal record. [] for an output of an early version.
 
         >>> bp.open("out/chat").drops()
         []
@@ -339,7 +341,7 @@ class Dataset(Rows):
         return found
 
     def marked(self) -> list[dict[str, Any]]:
-        """The first records that were kept and marked (`preprocessing.decontaminate`), in order: as `drops`.
+        """The first records that were kept and marked (`preprocessing.decontaminate`), in order. See `drops`.
 
         >>> bp.open("out/chat").marked()
         []
@@ -352,11 +354,11 @@ class Dataset(Rows):
 
     @property
     def run(self) -> dict[str, Any]:
-        """The content of `run.json`: how and when the output was made; {} if there is none."""
+        """The content of `run.json`: how and when the output was made; {} without this file."""
         return self._output.run()
 
     def _in_shard(self, shard: int) -> range:
-        """The rows of this view that are in a shard."""
+        """The rows of this view in a shard."""
         return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
 
     def _row_numbers(self, indices: Sequence[int] | Array) -> Array:
@@ -378,17 +380,17 @@ class Dataset(Rows):
         return self._output.tokenizer
 
     def decode(self, index: int, column: str | None = None) -> str | list[str]:
-        """The text of a row's ids, special tokens visible.
+        """The text of a row's ids, with special tokens.
 
         Args:
-            index: the row; negative: from the end.
-            column: one of ids, or of labels (gives the text of those that are not -100); default: the first of ids.
+            index: the row; a negative index counts from the end.
+            column: a column of ids, or of labels (only labels that are not -100); default: the first column of ids.
 
         Returns:
             The text; a list of texts if the column is a list of lists.
 
         Raises:
-            BeamPrepError: there is no such column, or it has no token ids.
+            BeamPrepError: there is no such column, or the column has no token ids.
             TokenizerError: the output keeps no tokenizer.
             IndexError, FormatError: see `[]`.
         """
@@ -412,10 +414,10 @@ class Dataset(Rows):
         """Reads every file of the entire output and compares it with the manifest: see `verify.output.problems`.
 
         Raises:
-            FormatError: something is not as the manifest says; the message has one line for each difference.
+            FormatError: the output differs from its manifest; the message has one line for each difference.
         """
         from beam_prep.verify.files import LocalFiles, OutputFiles
-        from beam_prep.verify.output import problems  # takes longer to import than an output to open
+        from beam_prep.verify.output import problems  # the import takes longer than opening an output
 
         if isinstance(self.path, str):
             files: OutputFiles = StoredFiles(self.path)
@@ -435,7 +437,7 @@ def check_split(path: Any, manifest: Mapping[str, Any], name: str) -> None:
     """Checks that an output has a split.
 
     Raises:
-        BeamPrepError: it has not.
+        BeamPrepError: the output does not have the split.
     """
     known = list(manifest.get("splits", ()))
     if not known:
@@ -448,13 +450,13 @@ def check_split(path: Any, manifest: Mapping[str, Any], name: str) -> None:
 
 
 def _quoted(names: Collection[str]) -> str:
-    """Some names, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(map(repr, list(names)[:10])) + more
 
 
 def _within(rows: range, part: range) -> range:
-    """Those of `rows`, in their order, that are in `part` (whose step is 1)."""
+    """The rows in both `rows` and `part` (with step 1), in the order of `rows`."""
     if rows.step < 0:
         return _within(rows[::-1], part)[::-1]
     return rows[bisect_left(rows, part.start) : bisect_left(rows, part.stop)]

@@ -1,7 +1,7 @@
-"""How a reader holds the version of an output that it has opened, on a disk or in a store.
+"""The lease of a reader on the version of an output that it has opened, on a disk or in a store.
 
-It leaves a lease, `OUT/.beam_prep/readers/<version_name>/<number>.json`, which says until when; as long as it lasts the
-version is not removed. The reader renews it while it opens shards.
+A lease is a file, `OUT/.beam_prep/readers/<version_name>/<id>.json`, with its end. Until then the version is not
+removed. The reader renews its lease when it opens shards.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from beam_prep.storage.stores.client import is_local
 
 
 class ReaderLease:
-    """The lease of a reader on a version. It ends with this object. Without the right to write there is none.
+    """The lease of a reader on a version. It ends with this object. A reader that may not write has no lease.
 
     Args:
         version: the path of the version, or its URL.
@@ -52,7 +52,7 @@ class ReaderLease:
 
 
 def _remove(path: str, pid: int) -> None:
-    if os.getpid() != pid:  # a process that was forked from the reader's
+    if os.getpid() != pid:  # a process that the reader's process forked
         return
     with contextlib.suppress(OSError, BeamPrepError):
         if not is_local(path):

@@ -1,4 +1,4 @@
-"""`bp.open`: finds an output, and says what is there instead if there is none."""
+"""`bp.open`: opens an output. If there is none, the error says what is there instead."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.stored import CACHE_BYTES, Stored, default_folder, open_stored
 
 ALL = "all"
-"""In place of the name of a split: the rows of all."""
+"""In place of the name of a split: the rows of all splits."""
 
 
 def open_dataset(
@@ -25,33 +25,33 @@ def open_dataset(
     *,
     split: str | None = None,
 ) -> Dataset:
-    """Opens an output. Reads its manifest; shards are opened when their rows are asked for.
+    """Opens an output. It reads the manifest; a shard is opened when one of its rows is read.
 
-    Of an output with versions the latest is opened, and kept: it is not removed as long as it is in use (a lease,
-    which lasts a day and is renewed as shards are opened).
+    If the output has versions, the latest is opened. It is not removed while the reader holds it (by a lease, which
+    lasts a day and is renewed when shards are opened).
 
-    Of an output in a store (`gs://`, `s3://`) a shard is copied to this machine when one of its rows is first asked
-    for, and checked by its sha256. Processes share the copies. Credentials and endpoints are those that boto3 and
-    google-cloud-storage find by themselves.
+    If the output is in a store (`gs://`, `s3://`), a shard is copied to this machine, and checked by its sha256, when
+    one of its rows is first read. Processes share the copies. boto3 and google-cloud-storage find credentials and
+    endpoints by themselves.
 
     >>> ds = bp.open("out/chat")
     >>> len(ds), ds.columns
     (260, ('input_ids', 'labels'))
 
-    Of an output with splits, `split` says whose rows are wanted. There is no default, so that no test data come into
-    training unnoticed; "all" gives the rows of all splits, one split after the other.
+    If the output has splits, give `split`. There is no default, so test data cannot get into training unnoticed. "all"
+    gives the rows of all splits, one split after the other.
 
     Args:
         path: the output.
-        domains: only the rows of these, in the order of the output; default: all.
+        domains: only the rows of these domains, in the order of the output; default: all.
         cache: the folder of the copies; default: `outputs` in this user's cache folder of beam_prep.
-        cache_bytes: how many bytes of copies are kept there. Those that were used longest ago are removed first, but
-            none that this process has open.
-        split: only the rows of this one; "all": of all, also where there are no splits.
+        cache_bytes: most bytes of copies. The least recently used copies are removed first, but none that this process
+            has open.
+        split: only the rows of this split; "all": all rows, also if there are no splits.
 
     Raises:
         FormatError: there is no output; the message says what is there instead.
-        BeamPrepError: it has no such domain or split, or it has splits and none is given.
+        BeamPrepError: the output has no such domain or split, or it has splits and `split` is not given.
         StorageError: the store does not answer, or refuses.
     """
     if "://" in os.fspath(path):
@@ -103,7 +103,7 @@ def _which_split(path: str, splits: Mapping[str, Any]) -> str:
 
 
 def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
-    """Says why a path without a manifest is not an output, and what to type."""
+    """The message for a path without a manifest: what is there, and what to type."""
     failed = Path(f"{folder}.failed")
     if (folder / FAILURE).is_file():
         return f"{path} is what a failed run left, not an output: the reason is in {folder / FAILURE}"

@@ -1,4 +1,4 @@
-"""What all views of an output share: its manifest and its open shards."""
+"""An open output: the manifest and the open shards, which all its views share."""
 
 import itertools
 import json
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 4096
-"""Rows that are gathered at once."""
+"""Rows that are gathered at a time."""
 
 _REJECT = {"file", "offset", "line", "reason", "message", "text"}
 
 
 Part = tuple[str | None, str]
-"""A split, None where there are none, and a domain of it."""
+"""(split or None, domain)."""
 
 
 def _part(shard: Mapping[str, Any]) -> Part:
@@ -39,7 +39,7 @@ def _part(shard: Mapping[str, Any]) -> Part:
 
 
 class OpenOutput:
-    """Shared by all views of an output: the manifest and the open shards. Row numbers count in the entire output."""
+    """The manifest and the open shards of an output. Row numbers are numbers in the entire output."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class OpenOutput:
         domains: tuple[str, ...] | None = None,
         split: str | None = None,
     ) -> None:
-        """`split`: the only one whose rows are here; None: those of all."""
+        """`split`, `domains`: only the rows of these; None: of all."""
         self._lease, self._files, self._domains, self._split = lease, files, domains, split
         self.path = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
@@ -65,7 +65,7 @@ class OpenOutput:
         self._shards_of: dict[Part, int] = {}
         self._folders: dict[Part, str] = {}
         stop = 0
-        for part, shards in itertools.groupby(self.listed, _part):  # of many shards there are few parts
+        for part, shards in itertools.groupby(self.listed, _part):  # there are many shards, but few parts
             first, stop = stop, stop + sum(1 for _ in shards)
             before = self.rows_of.get(part)
             self.rows_of[part] = range(self.starts[first] if before is None else before.start, self.starts[stop])
@@ -75,17 +75,17 @@ class OpenOutput:
         self._open = OpenShards()
 
     def __reduce__(self) -> tuple[type["OpenOutput"], tuple[Any, ...]]:
-        # The other process opens the shards itself.
+        # Another process opens the shards itself.
         return OpenOutput, (self._files, self.manifest, None, self._domains, self._split)
 
     def shard_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
 
     def opened(self, index: int, keep: bool = True) -> OpenShard:
-        """A shard. With `keep` it stays open, until others need its place.
+        """Opens a shard. With `keep` it stays open, until the process needs its maps.
 
         Raises:
-            FormatError: it is missing or damaged.
+            FormatError: the shard is missing or damaged.
         """
         found = self._open.get(index)
         if found is not None:
@@ -96,7 +96,7 @@ class OpenOutput:
         return self._open.add(index, opened, len(self.schema)) if keep else opened
 
     def part(self, index: int) -> Part:
-        """That of a shard."""
+        """The part of a shard."""
         return _part(self.listed[index])
 
     def _read(self, index: int) -> OpenShard:
@@ -107,7 +107,7 @@ class OpenOutput:
         except FormatError:
             if folder.exists() or not isinstance(self._files, Stored):
                 raise
-            return self._read(index)  # another process needed its place in the cache
+            return self._read(index)  # another process removed it to make room in the cache
         if len(reader) != rows:
             raise FormatError(
                 f"{folder}: shard {number} ({self._format.name}) holds {len(reader)} rows, {MANIFEST} says {rows}: "
@@ -126,7 +126,7 @@ class OpenOutput:
             return self._files / inside
         files = self.listed[index]["files"]
         named = getattr(self._format, "files", None)
-        if named is not None:  # those of the other formats stay where they are
+        if named is not None:  # files of other formats are not copied
             mine = {f"{inside}/{name}" for name in named(self.schema, number, self._shards_of[part])}
             files = [file for file in files if file["path"] in mine]
         if not files:
@@ -184,14 +184,14 @@ class OpenOutput:
         return found
 
     def gather(self, rows: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
-        """Rows of any shards, in this order: column name to their values, copied once, in native byte order.
+        """Rows of any shards, in this order: column name -> values, copied once, in native byte order.
 
         Args:
             rows: int64, numbers of rows of the entire output.
-            cuts: int64, of each row the first value and the end of those that are wanted; None: all. What is carried
-                along is not cut.
+            cuts: int64 [rows] each, start and stop of the wanted values of each row; None: all values. Metadata columns
+                are not cut.
         """
-        if len(rows) > _AT_ONCE:  # the views below keep all of their shards mapped
+        if len(rows) > _AT_ONCE:  # the views below keep all their shards mapped
             parts = []
             for start in range(0, len(rows), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)

@@ -1,4 +1,4 @@
-"""What a dataset and its views share: rows by number, as arrays, or as tensors of torch or of TensorFlow."""
+"""The base class of datasets and views: rows by number, as arrays, or as tensors of torch or TensorFlow."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Rows(ABC):
     @property
     @abstractmethod
     def key(self) -> int:
-        """A number of what the rows are, and their order; states of views say it."""
+        """A checksum of the rows and their order. States of views hold it."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -41,15 +41,14 @@ class Rows(ABC):
     def torch(self) -> "TorchRows":
         """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
 
-        Integers are int64, a list of lists is a list of tensors. Strings and single numbers that are
-        kept as metadata stay `str`, `int` and `float`. `bp.collate(..., arrays="torch")` makes tensors of
-        batches, in less time.
+        Integers are int64; a list of lists is a list of tensors. Metadata columns stay `str`, `int` and `float`.
+        `bp.collate(..., arrays="torch")` makes tensors of batches, and is faster.
         """
         return TorchRows(self)
 
     def tf(self) -> Any:
-        """The rows as a `tf.data.Dataset`, in order: dicts of tensors [length], a list of lists as a `RaggedTensor`,
-        and metadata as a scalar (of packed rows as [documents]), strings as `tf.string`.
+        """The rows as a `tf.data.Dataset`, in order. A row is a dict of tensors [length]; a list of lists is a
+        `RaggedTensor`. A metadata column is a scalar (in packed rows [documents]); strings are `tf.string`.
         """
         import tensorflow as tf
 
@@ -99,5 +98,5 @@ def _tensors(values: Any) -> Any:
         return [_tensors(each) for each in values]
     import torch
 
-    # What embeddings and losses take; torch has few operations for unsigned integers.
+    # Embeddings and losses take int64, and torch has few operations for unsigned integers.
     return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)

@@ -1,7 +1,7 @@
-"""The open shards of a process: no more of them than it may map files.
+"""The open shards of a process, limited by the number of files that the process may map.
 
-Linux gives a process 65,530 maps (`vm.max_map_count`), and every column of an open shard can be one. So of all outputs
-that a process reads, the shard that was opened first is closed first. What was read from it is a copy, and stays.
+Linux allows a process 65,530 maps (`vm.max_map_count`), and every column of an open shard can be a map. So the shard
+that was opened first is closed first, over all outputs of the process. Rows that were read are copies, and stay.
 """
 
 import os
@@ -20,10 +20,10 @@ from beam_prep.formats import Row, ShardReader
 
 
 class OpenShard:
-    """An open shard. Its rows are copies in native byte order, and the caller's own.
+    """An open shard. Its rows are copies in native byte order, and belong to the caller.
 
     Args:
-        reader: of its format.
+        reader: the shard's reader.
         start: the number of its first row in the entire output.
         schema: its columns.
     """
@@ -43,7 +43,7 @@ class OpenShard:
         """A row, by its number in the entire output."""
         at = number - self.start
         row: Row = {}
-        if self._flat is not None:  # a third of the time; a comprehension would be a call more
+        if self._flat is not None:  # takes a third of the time; a comprehension would add a call
             for name, values, borders in self._flat:
                 row[name] = values[borders[at] : borders[at + 1]].copy()
         else:
@@ -62,7 +62,7 @@ class OpenShard:
         return [row[name] for name in self._names]
 
     def lengths(self, name: str) -> Array:
-        """int64: of each row, the length of a column."""
+        """int64 [rows]: the length of each row of a column."""
         if (columns := _columns_of(self.reader)) is not None:
             return columns[name].lengths
         if (known := getattr(self.reader, "lengths", None)) is not None:
@@ -71,7 +71,7 @@ class OpenShard:
 
 
 def _columns_of(reader: ShardReader) -> Mapping[str, Ragged] | None:
-    """Its columns over mapped files; None if it has none. (Of a user's format, `columns` may be anything.)"""
+    """The columns over mapped files, if the reader has them. (In a user's format, `columns` may be anything.)"""
     columns = getattr(reader, "columns", None)
     return columns if isinstance(columns, Mapping) else None
 
@@ -81,19 +81,17 @@ def _is_flat(rows: Ragged) -> bool:
 
 
 def _borders(rows: Ragged) -> memoryview:
-    """Where rows begin, and the end of the last one. A memory view gives integers of Python; numpy's take twice the
-    time to make a slice of.
-    """
-    return np.require(rows.offsets, np.int64, ("C", "A")).data  # a view of unaligned integers gives none
+    """The offsets of rows. A memory view gives Python integers; to slice with numpy integers takes twice the time."""
+    return np.require(rows.offsets, np.int64, ("C", "A")).data  # a view of unaligned integers has no `data`
 
 
 def _native(values: Array) -> Array:
-    # A copy: a tensor over a read-only map would crash the process when it is written to.
+    # A copy, because a write to a tensor over a read-only map would crash the process.
     return np.array(values, dtype=values.dtype.newbyteorder("="))
 
 
 def _most() -> int:
-    """Half of the maps that a process may have; the other half is for all else."""
+    """Half of the maps that a process may have. The other half is for everything else."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
     except (OSError, ValueError):  # not Linux
@@ -110,7 +108,7 @@ class OpenShards(dict[int, OpenShard]):
         """Keeps a shard open, and closes others if there are too many.
 
         Returns:
-            The shard: as another thread opened it, if that was faster.
+            The shard, or the same shard from another thread that was faster.
         """
         with MAPPED.lock:
             if shard not in self:
@@ -120,7 +118,7 @@ class OpenShards(dict[int, OpenShard]):
 
 
 class Mapped:
-    """All that are open in this process, the oldest first."""
+    """All open shards of this process, oldest first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -143,7 +141,7 @@ class Mapped:
         return True
 
     def renew_lock(self) -> None:
-        """A fork can happen while another thread holds the lock."""
+        """A new lock after a fork: another thread may have held the old one during the fork."""
         self.lock = threading.Lock()
 
 

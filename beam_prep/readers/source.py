@@ -1,4 +1,4 @@
-"""The records of the input that a row was made of, by its provenance."""
+"""Finds the input records of a row, by its provenance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class InputLines:
     """Lines of the inputs of an output. Each input is looked up, and compared with the manifest, once.
 
     Args:
-        inputs: as the manifest lists them. Relative paths are looked up in the current folder.
+        inputs: the inputs in the manifest. Relative paths are looked up in the current folder.
     """
 
     def __init__(self, inputs: Sequence[Mapping[str, Any]]) -> None:
@@ -31,7 +31,7 @@ class InputLines:
         """The line at an offset of an input.
 
         Raises:
-            InputError, StorageError: it cannot be read, or is not what the manifest lists.
+            InputError, StorageError: the input cannot be read, or differs from the manifest.
         """
         with quiet_import():  # of Beam
             from beam_prep.storage.foreign import line_at, unchanged_input
@@ -49,7 +49,7 @@ class InputLines:
         return line_at(found, offset)
 
     def at(self, place: Mapping[str, Any]) -> str:
-        """The line at the `file` and `offset` of a drop; in parentheses, why it cannot be read."""
+        """The line at the `file` and `offset` of a drop; if it cannot be read, the reason in parentheses."""
         try:
             return self.line(place["file"], place["offset"])
         except (InputError, StorageError) as error:
@@ -58,12 +58,12 @@ class InputLines:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of an input; of a table: a row, as JSON.
+    """A line of an input; for a table a row as JSON.
 
     Attributes:
-        path: of the file, as the manifest lists it.
-        offset: where it begins there, in bytes of content; of a table: the rows before it.
-        text: without the line's end.
+        path: the file, as the manifest lists it.
+        offset: the bytes of content before the line; in a table the rows before it.
+        text: the line without its end.
     """
 
     path: str
@@ -72,15 +72,15 @@ class SourceLine:
 
 
 def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
-    """The line that a row was made of; of a packed row, that of each document.
+    """The input line of a row; for a packed row, the line of each document.
 
     Args:
-        dataset: of rows with provenance.
+        dataset: a dataset whose rows have provenance.
         index: the row.
 
     Raises:
-        BeamPrepError: the rows have no provenance; or an input is not there, is no longer what it was, or cannot be
-            read. Relative paths are looked up in the current folder.
+        BeamPrepError: the rows have no provenance; or an input is missing, has changed, or cannot be read. Relative
+            paths are looked up in the current folder.
         IndexError, FormatError: see `Dataset`.
     """
     names = {column.role: column.name for column in dataset.schema}
@@ -109,7 +109,7 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
 
 
 def _why(dataset: "Dataset", entry: Mapping[str, Any], error: Exception) -> str:
-    """Why a line is not found. A chain by hand may have been given a collection, whose name is that of no file."""
+    """The reason why a line is not found. A chain by hand may read a collection (`FromRecords`), which is no file."""
     if entry["path"] != COLLECTION or "config" in dataset.manifest:
         return str(error)
     return (

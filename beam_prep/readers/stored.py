@@ -1,8 +1,8 @@
-"""An output in a store: its manifest is read from there, a shard is copied to a cache when it is first asked for.
+"""Reads an output in a store: the manifest from the store, shards from a cache to which they are copied on first use.
 
-What belongs together in the cache (the files of a shard) is one folder, named by the content of its files and their
-size. It is checked when it comes, gets its name when it is complete, and is shared by processes. The one that was used
-longest ago goes first, but none that this process has open.
+The files of a shard are a folder of the cache, named by a digest of its content and its size. The copy is checked, and
+gets its name when it is complete. Processes share the cache. The least recently used folder is removed first, but none
+that this process has open.
 """
 
 import contextlib
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 CACHE_BYTES = 100 * 10**9
 _LOCKS = 64
 _STALE = 24 * 3600
-"""Seconds after which what a killed process left of a copy is removed."""
+"""Seconds after which the incomplete copy of a killed process is removed."""
 
 _in_use: "weakref.WeakValueDictionary[str, OpenShard]" = weakref.WeakValueDictionary()
-"""Folders of shards that this process has open."""
+"""Folder -> shard, for the shards that this process has open."""
 
 
 def default_folder() -> Path:
-    """Where files are kept unless another folder is given."""
+    """The default folder of the cache."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)) / "outputs"
 
 
 def hold(folder: Path, shard: OpenShard) -> None:
-    """Keeps a folder as long as the shard is open."""
+    """Keeps a folder in the cache as long as its shard is open."""
     _in_use[str(folder)] = shard
 
 
 class Stored:
-    """The files of an output in a store. Can be pickled: the other process uses the same cache.
+    """The files of an output in a store. It can be pickled: another process uses the same cache.
 
     Args:
-        url: of the output.
-        folder: of the cache, made if need be.
-        most: bytes that the cache may hold.
-        options: of Beam, for the store.
+        url: the output.
+        folder: the cache; it is made if it is missing.
+        most: most bytes of the cache.
+        options: Beam's options for the store.
     """
 
     def __init__(self, url: str, folder: Path, most: int, options: StoreOptions) -> None:
@@ -71,10 +71,10 @@ class Stored:
         return Stored, (self.url, self._folder, self._most, self._options)
 
     def bytes_of(self, name: str) -> bytes:
-        """The content of a file that is not in the manifest; it is not kept.
+        """The content of a file that the manifest does not list. It is not cached.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
         self._options.activate()
         return read_bytes(f"{self.url}/{name}")
@@ -89,22 +89,22 @@ class Stored:
             raise FormatError(f"{url} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
 
     def fetched(self, files: Sequence[Mapping[str, Any]], inside: str) -> Path:
-        """A local folder with these files of an output, by their paths relative to its folder `inside`.
+        """A local folder with these files of an output. Paths are relative to `inside`, a folder of the output.
 
         Raises:
-            FormatError: a file is missing or damaged in the store, or its path leads elsewhere.
-            StorageError: the cache is too small for them, or its disk is full.
+            FormatError: a file is missing or damaged in the store, or its path leads out of `inside`.
+            StorageError: the cache is too small for the files, or its disk is full.
         """
         paths = [PurePosixPath(file["path"]) for file in files]
         for path in paths:
-            if is_outside(str(path)) or not path.is_relative_to(inside):  # it could be any file of this machine
+            if is_outside(str(path)) or not path.is_relative_to(inside):  # else it could be any file here
                 raise FormatError(f"{MANIFEST}: lists {str(path)!r}, which is not a path in {inside!r}")
         names = [path.relative_to(inside).as_posix() for path in paths]
         said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
         digest = hashlib.sha256(said.encode()).hexdigest()
         size = sum(file["bytes"] for file in files)
         home = self._folder / f"{digest}-{size}"
-        with self._lock(f"{int(digest[:8], 16) % _LOCKS}"):  # of the processes that want a shard, one fetches it
+        with self._lock(f"{int(digest[:8], 16) % _LOCKS}"):  # only one process copies a shard
             with contextlib.suppress(OSError):
                 if all((home / name).stat().st_size == file["bytes"] for name, file in zip(names, files, strict=True)):
                     os.utime(home)
@@ -115,7 +115,7 @@ class Stored:
                 for name, file in zip(names, files, strict=True):
                     (made / name).parent.mkdir(parents=True, exist_ok=True)
                     self._fetch(file, made / name)
-                _remove(home)  # a file of it was cut, or removed
+                _remove(home)  # left from before: a file was cut or removed
                 os.rename(made, home)
             except OSError as error:
                 raise StorageError(
@@ -126,12 +126,12 @@ class Stored:
         return home
 
     def _lock(self, name: str) -> "FileLock":
-        from filelock import FileLock  # here, as most outputs are on a disk
+        from filelock import FileLock  # imported here, because most outputs are on a disk
 
         return FileLock(self._folder / f".lock-{name}", mode=0o600)
 
     def _make_room(self, size: int) -> None:
-        """Removes what was used longest ago until there is room for `size` bytes."""
+        """Removes the least recently used folders until there is room for `size` bytes."""
         with self._lock("all"):
             found: list[tuple[float, int, Path]] = []
             for entry in os.scandir(self._folder):
@@ -160,7 +160,7 @@ class Stored:
 
 
 def _remove(folder: Path) -> None:
-    # By a rename first: another process sees it entire or not at all.
+    # The rename comes first, so another process sees the complete folder or none.
     removed = folder.with_name(f".{uuid.uuid4().hex}")
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, removed)
@@ -168,13 +168,13 @@ def _remove(folder: Path) -> None:
 
 
 def open_stored(url: str, folder: Path, most: int) -> tuple[Stored, bytes, ReaderLease | None]:
-    """The files of an output in a store, its manifest, and the lease on it if it is a version.
+    """(files of an output in a store, manifest, lease if it is a version).
 
     Raises:
         FormatError: there is no output.
         StorageError: the store does not answer, or refuses.
     """
-    from beam_prep.storage.versions import Versions  # imports Arrow, for which readers of local outputs do not wait
+    from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
 
     url = url.rstrip("/")
     versions, lease = Versions(url), None

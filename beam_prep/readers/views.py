@@ -1,8 +1,8 @@
-"""What views that reorder rows share: an order of samples for each epoch, the part of a rank, and where it stopped.
+"""Views that reorder rows: packed views and mixtures. A view has an order of samples for each epoch.
 
-All ranks go through one order: rank r of W takes the samples r, r + W, r + 2 W ... from where the view begins. So what
-all ranks have taken together is always the first part of the order, and its length is the state: any number of ranks
-can go on from there.
+All ranks share one order: rank r of W takes the samples r, r + W, r + 2 W ... from the start of the view. So the
+samples that all ranks together have taken are always the beginning of the order. The state is their number, and any
+number of ranks can continue from it.
 """
 
 import zlib
@@ -28,10 +28,10 @@ class Ranks(NamedTuple):
     """The part of a view that one rank sees.
 
     Attributes:
-        rank, world_size: which of how many takes its samples.
-        epoch: from 0.
-        tail: what becomes of the last samples of an epoch, if the ranks cannot take equally many: `keep`: some ranks
-            have one more; `drop`: none has them.
+        rank, world_size: the number of this rank, and the number of ranks.
+        epoch: the number of the epoch, from 0.
+        tail: what happens to the last samples of an epoch that cannot be shared equally: `keep`: some ranks have one
+            sample more; `drop`: no rank has them.
     """
 
     rank: int
@@ -52,12 +52,12 @@ class Packable(Protocol):
 
 
 class View(Rows):
-    """A view of samples in another order than that of the rows. A map-style dataset, and a source of grain.
+    """A view of samples in a new order. It is a map-style dataset, and a data source for grain.
 
     Args:
-        samples: of an epoch, of all ranks together.
-        key: of what the order depends on: a state of another key is refused.
-        ranks: the part that this view is.
+        samples: the number of samples of an epoch, over all ranks.
+        key: a checksum of everything that the order depends on. A state with another key is refused.
+        ranks: the rank whose samples this view has.
     """
 
     def __init__(self, samples: int, key: int, ranks: Ranks) -> None:
@@ -72,7 +72,7 @@ class View(Rows):
 
     @property
     def key(self) -> int:
-        """A number of what the samples are, and their order; states say it."""
+        """A checksum of the samples and their order. States hold it."""
         return self._key
 
     @abstractmethod
@@ -81,7 +81,7 @@ class View(Rows):
 
     @abstractmethod
     def _read(self, places: Array) -> list[Row]:
-        """The samples at these places of the epoch's order."""
+        """The samples at these positions of the epoch's order."""
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch."""
@@ -91,12 +91,12 @@ class View(Rows):
         self._ordered(epoch)
 
     def __len__(self) -> int:
-        """Samples of this rank in what is left of the epoch."""
+        """How many samples this rank has in the rest of the epoch."""
         left = self.samples - self._start
         return left // self.world_size if self._tail == "drop" else -(-max(0, left - self.rank) // self.world_size)
 
     def __getitem__(self, index: SupportsIndex) -> Row:
-        """A sample of this rank, counted from where the view begins; negative: from the end.
+        """A sample of this rank, counted from the start of the view; a negative index counts from the end.
 
         Raises:
             IndexError: there is no such sample.
@@ -104,24 +104,24 @@ class View(Rows):
         return self.__getitems__([index.__index__()])[0]
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
-        """The samples of a list, as torch's `DataLoader` asks for a batch. They share one array a column."""
+        """Several samples. torch's `DataLoader` calls it for each batch. They share one array a column."""
         return self._read(self._places(indices))
 
     def _places(self, indices: Sequence[int] | Array) -> Array:
         return self._start + self.rank + self.world_size * checked(indices, len(self))
 
     def __iter__(self) -> Iterator[Row]:
-        """The samples of this rank in what is left of the epoch."""
+        """The samples of this rank in the rest of the epoch."""
         for first in range(0, len(self), _AHEAD):
             yield from self.__getitems__(range(first, min(first + _AHEAD, len(self))))
 
     def state_dict(self, taken: int = 0) -> dict[str, int]:
-        """Where to go on, as a few integers. The same for all ranks: save it on rank 0.
+        """The state from which to continue, a few integers. It is the same on all ranks: save it on rank 0.
 
         Args:
-            taken: samples that this rank has taken since the view was made, an epoch was set or a state was loaded: for
-                a loader, the number of its batches times their size, and never more than `len`. The view does not
-                count them: loaders ask for samples ahead of the trainer, and from other processes.
+            taken: how many samples this rank has taken since the view was made, an epoch was set or a state was loaded.
+                For a loader: the number of batches times their size, at most `len`. The view cannot count them, because
+                loaders read ahead of the trainer, and in other processes.
         """
         if not 0 <= taken <= len(self):
             raise ConfigError(f"taken is {taken}, wanted 0 to {len(self)}, the samples that this rank has here")
@@ -131,10 +131,10 @@ class View(Rows):
         return {"epoch": self.epoch, "position": position, "samples": self.samples, "key": self.key}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state, of any number of ranks: the view now holds what is left of its epoch.
+        """Continues from a state of any number of ranks. The view then has the rest of the state's epoch.
 
         Raises:
-            ConfigError: it is the state of another view.
+            ConfigError: the state belongs to another view.
         """
         if (state.get("samples"), state.get("key")) != (self.samples, self.key):
             raise ConfigError(
@@ -146,30 +146,30 @@ class View(Rows):
 
 
 _AHEAD = 32
-"""Samples that a loop over a view reads at once."""
+"""Samples that a loop over a view reads at a time."""
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
 
 
 def shuffled(count: int, *key: int) -> Array:
-    """int64 [count]: the numbers below `count`, in an order that these integers give: on every machine, for ever.
+    """int64 [count]: the numbers below `count` in a random order with the seed `key`, the same on every machine.
 
-    Not numpy's shuffle, which may change from version to version.
+    numpy's shuffle may change between versions, so it is not used.
     """
     start = np.uint64(0)
     for number in key:
         start = _mixed(start + np.array([number % (1 << 64)], np.uint64) * np.uint64(_GOLDEN) + np.uint64(_GOLDEN))[0]
     numbers = np.arange(count, dtype=np.uint64)
     low = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
-    # Sorted by a random number; with the number itself in its low bits, sorting takes half the time of an argsort.
+    # A random key with the number itself in its low bits: to sort it takes half the time of an argsort.
     keys = _mixed(numbers * np.uint64(_GOLDEN) + start) & ~low | numbers
     keys.sort()
     return (keys & low).astype(np.int64)
 
 
 def _mixed(values: Array) -> Array:
-    """The last step of SplitMix64: no two values become one."""
+    """The last step of SplitMix64. Different values stay different."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(_FIRST)
     values = (values ^ values >> np.uint64(27)) * np.uint64(_SECOND)
     mixed: Array = values ^ values >> np.uint64(31)
@@ -177,10 +177,10 @@ def _mixed(values: Array) -> Array:
 
 
 def checked(indices: Sequence[int] | Array, count: int) -> Array:
-    """int64: indices of rows, counted from the front.
+    """int64: non-negative indices of rows; negative indices count from the end.
 
     Raises:
-        IndexError: one is not among the `count` rows, or they are no integers.
+        IndexError: an index is not among the `count` rows, or the indices are not integers.
     """
     found = np.asarray(indices)
     if found.size == 0:
@@ -196,11 +196,11 @@ def checked(indices: Sequence[int] | Array, count: int) -> Array:
 
 
 class Packed(View):
-    """See `Dataset.packed`, which makes it.
+    """A view of packed rows, see `Dataset.packed`.
 
     Attributes:
-        samples: packed rows of an epoch, of all ranks together.
-        fill_rate: tokens over what the packed rows could hold, 0 to 1.
+        samples: packed rows of an epoch, over all ranks.
+        fill_rate: tokens as a share of the capacity of the packed rows, 0 to 1.
     """
 
     def __init__(self, dataset: Packable, length: int, seed: int | None, strategy: Strategy, ranks: Ranks) -> None:
@@ -228,7 +228,7 @@ class Packed(View):
 
     @property
     def schema(self) -> tuple[Column, ...]:
-        """The columns of the dataset, then `position_ids` and `seq_lens`. Metadata is of each document."""
+        """The columns of the dataset, then `position_ids` and `seq_lens`. Metadata columns have a value a document."""
         (ids,) = (column.name for column in self._dataset.schema if column.role == "ids")
         added = Column(POSITION_IDS, "int32", 1, "position", ids), Column(SEQ_LENS, "int32", 1, "lengths", ids)
         schema = (replace(column, depth=1) if column.metadata else column for column in self._dataset.schema)
@@ -262,7 +262,7 @@ def ids_of(dataset: Packable) -> str:
     """The column of ids that can be packed.
 
     Raises:
-        ConfigError: there is none, or a column has no value for each of its tokens.
+        ConfigError: there is no such column, or another column does not have a value for each token.
     """
     ids = [column.name for column in dataset.schema if column.role == "ids"]
     if len(ids) != 1:
@@ -289,12 +289,12 @@ def mixture(
     epoch: int = 0,
     tail: Tail = "keep",
 ) -> "Mixture":
-    """A view of several datasets (outputs, domains, packed views), by weights.
+    """A view that mixes several datasets (outputs, domains, packed views) by weights.
 
-    An epoch has `samples` samples: of each part its share by weight, exactly, in a random order that seed and epoch
-    give. A part goes through all of its rows in a random order, from one epoch of the mixture to the next; when it
-    ends, it begins anew in another order. So no row comes again before all others of its part were there, and a
-    part of a small weight is seen in full over several epochs. `Mixture.epochs` says how often an epoch goes through
+    An epoch has `samples` samples. Each part gets exactly its share by weight. Seed and epoch give the order. The rows
+    of a part come in a random order, which continues from one epoch of the mixture to the next. When all rows of a part
+    were seen, it begins again in another order. So a row comes again only after all other rows of its part, and a part
+    with a small weight is seen completely over several epochs. `Mixture.epochs` tells how often an epoch goes through
     each part.
 
     >>> ds = bp.open("out/chat")
@@ -305,10 +305,10 @@ def mixture(
     ('rest', 207)
 
     Args:
-        parts: by name; all with the same columns.
-        weights: of each part, more than 0; only their proportions count.
-        seed: see above.
-        samples: of an epoch, of all ranks together; default: as many as all parts have rows.
+        parts: name -> dataset; all with the same columns.
+        weights: name -> weight, more than 0; only their proportions count.
+        seed: the seed of all orders.
+        samples: samples of an epoch, over all ranks; default: the number of rows of all parts.
         rank, world_size, epoch, tail: see `Dataset.packed`.
 
     Raises:
@@ -318,11 +318,11 @@ def mixture(
 
 
 class Mixture(View):
-    """See `mixture`, which makes it.
+    """A view that mixes several datasets, see `mixture`.
 
     Attributes:
-        quotas: samples of each part in an epoch.
-        epochs: how often an epoch goes through each part.
+        quotas: part -> samples in an epoch.
+        epochs: part -> how often an epoch goes through it.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class Mixture(View):
         return self._parts[0].schema
 
     def source(self, index: int) -> tuple[str, int]:
-        """The part of a sample, and its row there."""
+        """(part of a sample, row number in the part)."""
         (place,) = self._places([index])
         return self._names[int(self._part[place])], int(self._row[place])
 
@@ -361,7 +361,7 @@ class Mixture(View):
         self._row = np.empty(self.samples, np.int64)
         for number, (part, quota) in enumerate(zip(self._parts, self._quotas.tolist(), strict=True)):
             if quota:
-                wanted = np.arange(quota * epoch, quota * (epoch + 1))  # of the part's epochs, one after the other
+                wanted = np.arange(quota * epoch, quota * (epoch + 1))  # positions in the epochs of the part
                 found = np.empty(quota, np.int64)
                 for turn in range(int(wanted[0]) // len(part), int(wanted[-1]) // len(part) + 1):
                     mine = wanted // len(part) == turn
@@ -406,7 +406,7 @@ def _shown(column: Column) -> str:
 
 
 def _apportioned(total: int, weights: Array) -> Array:
-    """int64: `total` in parts by weight; what is left by rounding goes to the largest remainders."""
+    """int64: `total` divided by weight; the rest after rounding goes to the largest remainders."""
     exact = total * weights / weights.sum()
     shares: Array = np.floor(exact).astype(np.int64)
     left = total - int(shares.sum())

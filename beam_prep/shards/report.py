@@ -383,11 +383,11 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
 
 _OTHER_TEMPLATE = "give a template that does, as input.chat_template (configs/tools.jinja writes tools and calls)"
 _OF_TEMPLATES = {
-    "tools_not_written": f"of {{}} with tools the chat template writes none of these: {_OTHER_TEMPLATE}",
+    "tools_not_written": f"the chat template does not write the tools of {{}}: {_OTHER_TEMPLATE}",
     "texts_not_written": "of {} the chat template leaves out a content or a call (not_rendered is 'keep')",
     "marks_without_end": "in {} the template's {{% generation %}} marks leave out the token that ends a turn, which a "
     "model must learn to write: move {{% endgeneration %}} behind it",
-    "marks_with_header": "in {} the template's {{% generation %}} marks hold what the generation prompt gives: move "
+    "marks_with_header": "in {} the template's {{% generation %}} marks include the generation prompt: move "
     "{{% generation %}} behind it",
 }
 
@@ -399,7 +399,7 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
             yield text.format(_places(name, counters[name]))
     unwritten = counters.get("reasoning_not_written", 0)
     if unwritten and not counters.get("reasoning_written"):
-        yield f"the chat template writes no reasoning: not that of {_messages(unwritten)}"
+        yield f"the chat template writes no reasoning, but {_messages(unwritten)} had reasoning"
 
 
 def _places(name: str, count: int) -> str:
@@ -429,7 +429,7 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
     if changed := counters.get("tool_arguments_changed"):
         texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
-        texts.append(f"reasoning that the chat template leaves out of history: of {_messages(less)}")
+        texts.append(f"the chat template leaves the reasoning of {_messages(less)} out of the history")
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:
@@ -444,11 +444,11 @@ _WAYS = {
     "blocks_rendered_plainly": "blocks in which a rendering differed, rendered plainly",
     "compared_with_transformers": "compared with transformers' ids",
     "conversations_compared": "conversations compared with a plain rendering",
-    "conversations_different": "of these different",
+    "conversations_different": "conversations that differed",
     IN_FULL: "blocks compared completely",
-    NOT_FINITE: "with NaN or Infinity in a table (rejected where these are read)",
+    NOT_FINITE: "with NaN or Infinity in a table (rejected if the config reads these)",
     "blocks_reused": "blocks that were in the token cache",
-    "blocks_replaced": "blocks of the token cache that were made in other ways, and made again",
+    "blocks_replaced": "blocks of the token cache that were made in another way, and made again",
     "blocks_damaged": "blocks of the token cache that were damaged, and made again",
 }
 

@@ -1,1 +1,1 @@
-"""`beam-prep init FILES`: looks at records, and writes the config that fits them, with the reasons beside it."""
+"""`beam-prep init FILES`: writes a config that fits the records, and the reasons for it."""

@@ -1,4 +1,4 @@
-"""A config for a shape of records, with the reason for each of its lines."""
+"""Drafts a config for a shape of records, with a reason for each setting."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ PLAIN_TEMPLATE = (
 """A chat template for tokenizers without one: roles as words, and the EOS token after each answer."""
 
 
-_SAID = 4  # other shapes
+_SAID = 4  # most other shapes that are mentioned
 
 
 @dataclass(slots=True)
@@ -34,9 +34,9 @@ class Draft:
     """A config that is being written.
 
     Attributes:
-        config: JSON data.
+        config: the config as JSON data.
         why: (place in the config, reason), in order.
-        open: what the data do not say, and a person must decide.
+        open: questions that the data do not answer, and a person must decide.
     """
 
     config: dict[str, Any]
@@ -54,7 +54,7 @@ class Draft:
 
 
 def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
-    """The config for what was found, but for lengths (`max_seq_len`)."""
+    """The config for the shape that was found, without `max_seq_len`."""
     made = Draft({"input": {}})
     shape = found.shape
     _DRAFTS[shape.kind](made, shape, found.records, tokenizer)
@@ -79,7 +79,7 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
 
 
 def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer | None) -> None:
-    """A conversation in a field, with the roles of its messages, as a chat template renders it."""
+    """Sets up a conversation in a field; `roles`: role -> messages."""
     made.config["input"]["sections"] = [{"field": name, "action": "$role", "template": "conversation"}]
     made.because(
         "input.sections",
@@ -145,7 +145,7 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
 
 
 _FOR_CASES = {"tool_use": 1, "rag": 2}
-"""Names of chat templates that are for some conversations only, the one that suits others sooner first."""
+"""Names of chat templates for special cases. A higher number is less suitable as the default template."""
 
 
 def _tools(made: Draft, records: Sequence[Record]) -> None:
@@ -183,7 +183,7 @@ def _sharegpt(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
 def _sharegpt_adapter(name: str, roles: Mapping[str, int], made: Draft) -> Any:
     options: dict[str, Any] = {} if name == "conversations" else {"field": name}
     if unknown := [role for role in roles if role not in ROLES]:
-        # A stranger is taken for the one who answers only if nobody else is: else what a user says could be trained.
+        # An unknown speaker becomes the assistant only if there is none: otherwise a user's text could be trained.
         answered = "assistant" in {ROLES.get(role) for role in roles}
         stranger = "user" if answered else "assistant"
         options["roles"] = {role: near_name(role, ["user", "assistant", "system"]) or stranger for role in unknown}
@@ -195,7 +195,7 @@ def _sharegpt_adapter(name: str, roles: Mapping[str, int], made: Draft) -> Any:
 
 
 def _roles(records: Sequence[Record], name: str, key: str) -> dict[str, int]:
-    """role -> messages, the most frequent first."""
+    """Role -> number of messages, the most frequent first."""
     counts = Counter(
         str(item.get(key)) for record in records for item in record.get(name) or () if isinstance(item, dict)
     )
@@ -234,7 +234,7 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
         _eos(made, tokenizer)
         _labels(made)
         return
-    # A separator of our own choice would be a format that no model knows: so the chat template writes what is between.
+    # The chat template writes the text between them: a separator of ours would be a format that no model knows.
     options = {} if alpaca else {"instruction": question, "output": answer}
     if not alpaca and "input" in shape.fields:
         options["input"] = "instruction"
@@ -253,7 +253,7 @@ def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Token
 def _unpaired(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
     answers = _pair if shape.detail == "text" else _completion
     answers(made, Shape("pair", shape.fields[:2]), records, tokenizer)
-    del made.config["output"]["columns"]  # the preset says it
+    del made.config["output"]["columns"]  # the preset sets it
     made.why = [(place, why) for place, why in made.why if place != "output.columns"]
     made.set(
         "output",
@@ -274,7 +274,7 @@ def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None:
         ids = tokenizer.encode(["a"], add_special_tokens=True).flat
         if len(ids) and ids[-1] == tokenizer.id_of("eos_token"):
-            return  # it adds its own
+            return  # the tokenizer adds EOS itself
     made.set(
         "preprocessing", "eos", "if_missing", "the EOS token after each text, so that a model learns where to stop"
     )
@@ -437,7 +437,7 @@ _FOLDERS = ("domain", "lang", "language", "source", "subset", "category")
 
 
 def folders(records: Sequence[Record]) -> Iterator[str]:
-    """A remark on fields that could be the domain of a record."""
+    """Remarks on fields that could be the domain of a record."""
     for name in _FOLDERS:
         values = {record.get(name) for record in records if isinstance(record.get(name), str)}
         if 2 <= len(values) <= 20:

@@ -1,4 +1,4 @@
-"""The shapes of records that configs are known for, and which of them a record has."""
+"""The shapes of records with a known config, and the search for the shape of given records."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape of records: equal for all records that one config fits.
+    """A shape of records. All records that fit one config have equal shapes.
 
     Attributes:
-        kind: which of the shapes of docs/which_config.md.
-        fields: the fields that make it, in the order that the kind gives them.
-        detail: what else the config depends on: "text", "messages" or "sharegpt" for the values of the fields;
-            "grouped" for rollouts with lists of responses.
+        kind: one of the shapes in docs/which_config.md.
+        fields: the fields of the shape, in the order of its kind.
+        detail: the kind of values in the fields, "text", "messages" or "sharegpt"; "grouped" for rollouts with lists of
+            responses.
     """
 
     kind: Kind
@@ -55,17 +55,17 @@ _PAIRS = (
     ("question", "answer"), ("query", "response"), ("question", "response"), ("problem", "solution"),
     ("prompt", "answer"), ("input", "output"), ("source", "target"), ("inputs", "targets"),
 )  # fmt: skip
-"""(question, answer), the more telling names first."""
+"""(question, answer), more specific names first."""
 
 _PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
 _TEXTS = ("text", "content", "body", "document", "article", "code", "raw_content")
 _CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
 _RESPONSES = ("responses", "completions", "samples", "generations")
-_LONG_TEXT = 100  # characters of a text field of an unknown name, from which it is taken for the text
+_LONG_TEXT = 100  # a field with an unknown name may be the text if it has so many characters
 
 
 def shapes_of(record: Record) -> Iterator[Shape]:
-    """The shapes that fit a record, the most telling first.
+    """The shapes that fit a record, the most specific first.
 
     >>> [str(shape) for shape in shapes_of({"prompt": "1 + 1 =", "completion": " 2", "text": "1 + 1 = 2"})]
     ["a question and its answer in 'prompt' and 'completion', texts", "texts in 'text'"]
@@ -105,7 +105,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
 
 
 def _guesses(record: Record) -> Iterator[Shape]:
-    """For a record without any known shape: its only long text, whatever its name."""
+    """The shape of a record without a known shape: its only long text, under any name."""
     long = [name for name, value in record.items() if isinstance(value, str) and len(value) >= _LONG_TEXT]
     if len(long) == 1:
         yield Shape("text", (long[0],))
@@ -120,7 +120,7 @@ def _is_texts(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str | None:
-    """What a field holds: `text`, `messages`, `sharegpt`, or None."""
+    """The kind of a field's value: `text`, `messages`, `sharegpt`, or None."""
     if isinstance(value, str):
         return "text"
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
@@ -131,12 +131,12 @@ def _kind(value: Any) -> str | None:
 
 
 def _kind_of_side(value: Any) -> str | None:
-    """The same of what follows a prompt, which may be one message alone."""
+    """The kind of an answer, which may also be a single message."""
     return _kind([value] if isinstance(value, dict) else value)
 
 
 def prompt_of_pairs(records: Sequence[Record]) -> tuple[str, str] | None:
-    """The field of the prompt of preference pairs, and what it holds; None if most records have none."""
+    """(field of the prompt of preference pairs, kind of its value); None if most records have no such field."""
     for name in (*_PROMPTS, *_CHATS):
         kinds = Counter(_kind(value) for record in records if (value := record.get(name)))
         if kinds and (most := kinds.most_common(1)[0])[0] is not None and most[1] > len(records) / 2:
@@ -146,14 +146,14 @@ def prompt_of_pairs(records: Sequence[Record]) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found in records.
+    """The shape of records.
 
     Attributes:
-        shape: the one that is chosen.
-        records: those that have it.
-        looked_at: all that were looked at.
-        others: other shape -> records that have it and not the chosen one.
-        besides: other shape -> records that have it beside the chosen one.
+        shape: the chosen shape.
+        records: the records that have it.
+        looked_at: the number of records that were read.
+        others: other shape -> number of records that have it and not the chosen shape.
+        besides: other shape -> number of records that have it and the chosen shape.
     """
 
     shape: Shape
@@ -164,7 +164,7 @@ class Found:
 
 
 def _with_lists(record: Record) -> Record:
-    """The record, with messages in another form (JSON in a text, an object of lists) as a list, as a run reads them."""
+    """The record with messages as lists, also if they are JSON in a text or an object of lists. A run reads them so."""
     lists = {}
     for name, value in record.items():
         try:
@@ -177,7 +177,7 @@ def _with_lists(record: Record) -> Record:
 
 
 def find_shape(records: Sequence[Record]) -> Found | None:
-    """The shape that most records have as their most telling one; None if no known shape fits any."""
+    """The shape that is the most specific one of most records; None if no known shape fits any record."""
     first: dict[Shape, int] = {}
     records = [*map(_with_lists, records)]
     each = [list(shapes_of(record)) or list(_guesses(record)) for record in records]

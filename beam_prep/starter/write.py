@@ -1,4 +1,4 @@
-"""`start`: records -> a config file, the reasons beside it, and what to type next."""
+"""`start`: writes a config for records, the reasons for it, and the commands to type next."""
 
 import contextlib
 import json
@@ -29,34 +29,34 @@ from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
 
 RECORDS = 500
-"""That are looked at: shapes and lengths, unlike rare faults, show in a few hundred."""
+"""How many records are read: a few hundred show shapes and lengths, though not rare faults."""
 
 _CUT = 0.01
-"""Of the tokens, at most, that the length of a row may cut off."""
+"""The proposed `max_seq_len` cuts off at most this share of the tokens."""
 _SHORTEST, _LONGEST, _CHUNK = 512, 32_768, 2_048
-"""Tokens of a row: the least and the most that is proposed, and the length of a chunk."""
+"""The least and the most that is proposed as `max_seq_len`, and the length of a chunk."""
 _CHARACTERS = 3
-"""To a token, where there is no tokenizer: fewer than most have in English, so that rows are rather too long."""
+"""Characters a token, if no tokenizer is given. Less than usual in English, so rows are rather too long."""
 
 
 def start(
     inputs: Sequence[str], path: str | os.PathLike[str], tokenizer_path: str | None = None, overwrite: bool = False
 ) -> list[str]:
-    """Writes the config that fits records, and beside it, with the ending `.md`, why.
+    """Writes a config that fits the records, and the reasons for it beside it, with the ending `.md`.
 
     Args:
         inputs: paths and globs of JSONL files.
         path: the config to write.
-        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub; with it, lengths are counted, the
-            template is looked at, and the config is tried.
-        overwrite: replace files that are there.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. With it, lengths are counted, the
+            template is checked, and the config is tried.
+        overwrite: replaces existing files.
 
     Returns:
-        lines for a person: what was found, what was written, what to type next.
+        lines for the terminal: what was found, what was written, what to type next.
 
     Raises:
-        InputError: there is no record, or none of a known shape.
-        OutputError: a file is there already.
+        InputError: there is no record, or no record of a known shape.
+        OutputError: a file exists already.
         TokenizerError: there is no such tokenizer.
     """
     target = Path(path)
@@ -97,7 +97,7 @@ def start(
 def _set_length(
     made: Draft, found: Found, drawn: Drawn, tokenizer: Tokenizer | None, files: Sequence[InputFile]
 ) -> None:
-    """Sets `max_seq_len`, from the lengths of the sample."""
+    """Sets `max_seq_len` by the lengths of the sample."""
     step = made.config.get("preprocessing", {})
     if step.get("truncation_mode") == "chunk":
         made.set("preprocessing", "max_seq_len", _CHUNK, "tokens of a row: set it to what your model is trained with")
@@ -151,7 +151,7 @@ def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A config that was written, and what there is to say of it."""
+    """A config that was written, with its report."""
 
     made: Draft
     found: Found
@@ -161,14 +161,14 @@ class _Started:
     commands: Sequence[str]
 
     def told(self, reasons: Path) -> list[str]:
-        """For the terminal; the reasons are in a file."""
+        """The lines for the terminal, without the reasons."""
         lines = [self.drawn.looked_at, f"chosen: {self.found.shape} ({len(self.found.records):,} records)"]
         lines += [f"to decide: {text}" for text in self.made.open]
         wrote = f"wrote {self.target}, and why it is so: {reasons}"
         return [*lines, *self._tried(), wrote, "next:", *(f"  {line}" for line in self.commands)]
 
     def page(self) -> list[str]:
-        """For the file of reasons: Markdown."""
+        """The lines of the file of reasons, in Markdown."""
         chosen = f"Chosen: {self.found.shape} ({len(self.found.records):,} records)."
         lines = [f"# Why {self.target.name} is so", "", f"{self.drawn.looked_at}. {chosen}", ""]
         lines += ["| field | why |", "|---|---|", *(f"| `{place}` | {_cell(why)} |" for place, why in self.made.why)]
@@ -188,7 +188,7 @@ class _Started:
             yield f"  a run would fail: {self.tried.sample.failure}"
         for finding in self.tried.findings:
             if finding.name == "bad_answers":
-                continue  # is among what is to be decided, with or without a tokenizer
+                continue  # it is one of the open questions, with or without a tokenizer
             yield f"  {finding.name}: {' '.join(finding.says.split())}"
             if finding.example is not None and finding.name.startswith("rejected"):
                 yield f"    {finding.example.text}"
@@ -204,7 +204,7 @@ def _in_order(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any, indent: str = "") -> str:
-    """JSON in which what fits a line stands on one."""
+    """JSON in which a value that fits one line is on one line."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or (indent and len(indent) + len(line) <= _WIDTH):
         return line

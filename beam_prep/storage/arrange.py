@@ -1,4 +1,4 @@
-"""The rows of shards: in slices, out of the token cache, or merged from sorted runs."""
+"""Reads the rows of shards: slices from the token cache, or merges of sorted runs. Sorts blocks into runs."""
 
 import hashlib
 import itertools
@@ -39,9 +39,9 @@ class RunRows:
     """Rows of one part and one range of keys, by rising key.
 
     Attributes:
-        rows: their columns.
+        rows: the rows, by column.
         key, sample: uint64 [rows], see `Arranged`.
-        cut: int64 [rows]: tokens that each lost, see `Layout.fit`.
+        cut: int64 [rows], tokens cut from each row, see `Layout.fit`.
     """
 
     rows: dict[str, Ragged]
@@ -54,13 +54,13 @@ class RunRows:
 
     @classmethod
     def none(cls) -> "RunRows":
-        """No rows of no columns."""
+        """No rows, without columns."""
         nothing = np.zeros(0, np.uint64)
         return cls({}, nothing, nothing, nothing.astype(np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence["RunRows"], order: Array) -> "RunRows":
-        """The rows of all parts, one after the other, in another order; there is at least one part."""
+        """Joins the rows of all parts, at least one, and reorders them."""
         beside = zip(*(part.beside.values() for part in parts), strict=True)
         rows = joined([part.rows for part in parts], order)
         return cls(rows, *(np.concatenate(column)[order] for column in beside))
@@ -71,23 +71,23 @@ class RunRows:
 
     @property
     def beside(self) -> dict[str, Array]:
-        """All but the columns."""
+        """Name -> array of key, sample key and cut."""
         return dict(zip(_BESIDE, (self.key, self.sample, self.cut), strict=True))
 
 
 _BESIDE = (" key", " sample", " cut")
-"""Names of no column: those have no blanks."""
+"""Names of `key`, `sample` and `cut` in a run. They begin with a blank, as no column does."""
 
 
 class RunReader:
-    """A run that stays open while several of its batches are read.
+    """Reads batches of a run, from one open file.
 
     Args:
-        source: an open file, not mapped into memory: of a run each byte is used once.
-        name: with which it was sealed.
+        source: an open file, not mapped into memory: each byte of a run is read only once.
+        name: the name with which the run was sealed.
 
     Raises:
-        FormatError: the file is cut or damaged, or it is another.
+        FormatError: the file is cut or damaged, or is another file.
     """
 
     def __init__(self, source: pa.NativeFile, name: str) -> None:
@@ -96,10 +96,10 @@ class RunReader:
         self._batches = {(part, keys): number for number, (part, keys, _) in enumerate(listed)}
 
     def rows(self, part: int, keys: int) -> RunRows | None:
-        """The rows of a part and a range of keys; None: there are none.
+        """The rows of a part and a range of keys; None if there are none.
 
         Raises:
-            FormatError: they are damaged.
+            FormatError: the rows are damaged.
         """
         number = self._batches.get((part, keys))
         if number is None:
@@ -110,11 +110,9 @@ class RunReader:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A folder of files between the token cache and the shards, sealed as those of the token cache are.
+    """A folder of intermediate files of one launch, sealed like token cache files. The end of the launch removes them.
 
-    They end with the launch.
-
-    `copies`: which records of a block are copies of earlier ones. `runs`, `merged`: the rows of several blocks, sorted.
+    `copies/`: which records of a block are copies of earlier records. `runs/`, `merged/`: sorted rows of blocks.
 
     Attributes:
         folder: the folder.
@@ -123,7 +121,7 @@ class Scratch:
     folder: str
 
     def write_copies(self, copies: Copies) -> str:
-        """Writes which records of a block are copies. Returns the file's name, a digest; "" of none."""
+        """Writes which records of a block are copies. Returns the file's name, a digest; "" without copies."""
         if not len(copies):
             return ""
         batch = pa.record_batch(copies.arrays)
@@ -132,10 +130,10 @@ class Scratch:
         return name
 
     def copies(self, name: str) -> Copies:
-        """What `write_copies` wrote.
+        """Reads a file of `write_copies`.
 
         Raises:
-            TokenCacheError: the file is gone, or damaged.
+            TokenCacheError: the file is gone or damaged.
         """
         if not name:
             return Copies()
@@ -144,16 +142,16 @@ class Scratch:
             return Copies(**{each: batch.column(each).to_numpy() for each in batch.schema.names})
 
     def write_run(self, name: str, found: RunRows, batches: Sequence[tuple[int, int, int]]) -> None:
-        """Writes a run: its rows, batch by batch; `batches`: (part, range of keys, rows), each once."""
+        """Writes a run, batch by batch; `batches`: (part, range of keys, number of rows), each pair once."""
         borders = offsets_of([rows for _, _, rows in batches]).tolist()
         slices = itertools.starmap(slice, itertools.pairwise(borders))
         self._write(name, encode_rows(found.rows, slices, {"batches": batches}, name, found.beside))
 
     def open_run(self, name: str) -> RunReader:
-        """A run.
+        """Opens a run.
 
         Raises:
-            TokenCacheError: the file is gone, or damaged.
+            TokenCacheError: the file is gone or damaged.
         """
         with expected(name):
             path = self._path(name)
@@ -172,10 +170,10 @@ def _digest(content: Data) -> str:
 
 @contextmanager
 def expected(name: str) -> Iterator[None]:
-    """Reads a file of this run.
+    """Wraps the reading of a file of this run.
 
     Raises:
-        TokenCacheError: it is gone, or damaged.
+        TokenCacheError: the file is gone or damaged.
     """
     try:
         yield
@@ -195,9 +193,9 @@ class Arranger:
     """Reads the rows of shards.
 
     Attributes:
-        token_cache, scratch: where they are.
+        token_cache, scratch: the folders to read from.
         compose: see `Shard`.
-        provenance: rows have it, see `Layout`.
+        provenance: adds columns with file and offset, see `Layout`.
     """
 
     token_cache: TokenCache
@@ -206,13 +204,13 @@ class Arranger:
     provenance: bool = False
 
     def columns(self, plan: ShardPlan) -> tuple[Column, ...]:
-        """What the rows of a shard have."""
+        """The columns of the rows of a shard."""
         if plan.merge is not None:
             return plan.merge.columns
         return self.token_cache.receipt(plan.slices[0].name).columns
 
     def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
-        """The rows of a shard in order, a part of them at a time, and of each part int64 [rows]: tokens that were cut.
+        """The rows of a shard in order, part by part, and for each part int64 [rows], the tokens cut from each row.
 
         Raises:
             TokenCacheError: a block, or a file of this run, is gone or damaged.
@@ -224,7 +222,7 @@ class Arranger:
                 yield self.slice(piece, plan.last, plan.cut)
 
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
-        """A slice's rows, and with `cut` the tokens that were cut from each. For `last` see `TokenCache.rows`."""
+        """The rows of a slice, and with `cut` the tokens cut from each row. For `last` see `TokenCache.rows`."""
         name, domain, start, stop = piece[:4]
         if self.compose.splits is None and not piece.copies:
             lost = self.token_cache.counter(CUT, name, domain, start, stop) if cut else None
@@ -261,7 +259,7 @@ class Arranger:
                     yield found.rows, found.cut
 
     def survey(self, group: RunGroup) -> SampleCounts:
-        """How many tokens of a mix have which sample key, of the blocks of a run."""
+        """Counts the tokens of a mix by sample key, for the blocks of a run."""
         counts = SampleCounts()
         for place in group.places:
             seen, made = self._arranged(place, group.runs, {})
@@ -274,7 +272,7 @@ class Arranger:
         return seen, arranged(seen, place, runs.compose.shuffle, limited(runs.parts, limits))
 
     def write_run(self, group: RunGroup, limits: Mapping[int, Limit]) -> RunCounts:
-        """Writes the rows of some blocks by part and key. Returns what they are."""
+        """Writes a run: the rows of a group of blocks, sorted by part and key. Returns their counts."""
         runs, found, tokens = group.runs, [], []
         rows: list[RunRows] = []
         for place in group.places:
@@ -305,7 +303,7 @@ class Arranger:
         return RunRows(rows, made.key, made.sample, lost)
 
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
-        """The second level: merges a wide range of keys of some runs, and cuts it into bins."""
+        """The second level: merges a wide range of keys from several runs, and cuts it into bins."""
         first = group * runs.together
         names = [run_name(index) for index in range(first, min(first + runs.together, runs.runs))]
         sources = {name: self.scratch.open_run(name) for name in names}
@@ -322,7 +320,7 @@ class Arranger:
 
 
 def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | None:
-    """The rows of a bin, or of a wider range of keys, in order; None: there are none.
+    """The rows of a bin, or of a wider range of keys, in order; None if there are none.
 
     Raises:
         TokenCacheError: a run is damaged.
@@ -333,7 +331,7 @@ def _bin(sources: Mapping[str, RunReader], part: int, keys: int) -> RunRows | No
             rows = source.rows(part, keys)
         if rows is not None:
             found.append(rows)
-    # Of rows with the same key, those of the first source come first.
+    # Rows with the same key are in the order of the sources.
     return (
         RunRows.joined(found, np.argsort(np.concatenate([each.key for each in found]), kind="stable"))
         if found

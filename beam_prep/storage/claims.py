@@ -1,13 +1,14 @@
-"""Who may write an output: one job at a time, and a job that has lost its claim stops.
+"""Claims: one job at a time may write an output. A job that has lost its claim stops.
 
-* The launcher holds a lock of the operating system as long as it lives (`locked`): next to an output on a disk; of an
-  output in a store, among this machine's temporary files. Each lock has a name, which was drawn when it was first held.
-* A claim is a small file next to the output. It names the launch, and a lease, which launcher and workers renew as long
-  as they live: a job on a runner may outlive its launcher, and in a store launchers on several machines have no lock in
-  common. A claim is made, renewed and taken over by writes that happen only if it is still what was read
-  (`files.write_if`), so that of two launches one wins.
-* It may be taken over when its lease has ended; at once, if the job ends with its launcher and we hold the very lock
-  that this held: equal names of machines say nothing.
+* The launcher holds a lock of the operating system as long as it lives (`locked`). For an output on a disk the lock
+  file is next to the output; for an output in a store it is among this machine's temporary files. Each lock has a
+  random name, drawn when it was first held.
+* A claim is a small file next to the output. It names the launch, and a lease that launcher and workers renew as long
+  as they live. The lock alone is not enough: a job on a runner may outlive its launcher, and launchers on several
+  machines share no lock for a store. A claim is made, renewed and taken over by conditional writes (`files.write_if`),
+  so only one of two launches wins.
+* Another launch may take the claim over when its lease has ended. It may do so at once if the job ends with its
+  launcher and this process holds the same lock, by its name: equal host names prove nothing.
 
 Source: leases as in C. Gray and D. Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache
 consistency", SOSP 1989. The clocks of the machines must agree to within a small part of the lease.
@@ -39,24 +40,24 @@ from beam_prep.storage.stores.client import StoreOptions, is_local
 log = logging.getLogger("beam_prep")
 
 LEASE = 600.0
-"""Seconds."""
+"""Seconds that a claim lasts after it was renewed."""
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the claim of a launch says.
+    """The content of a claim.
 
     Attributes:
-        launch: the launch.
-        host, pid: its launcher.
-        lock: the name of the lock that its launcher holds as long as the job lasts; None: the job may outlive it.
+        launch: the id of the launch.
+        host, pid: the launcher's machine and process.
+        lock: the name of the lock that the launcher holds as long as the job lasts; None: the job may outlive it.
         started: when the launch began, in seconds since the epoch.
-        renewed: when the claim was last renewed.
-        lease: seconds after that, when it ends. 0: the launch has failed, and its claim has ended.
-        version_name: the name of the version that it makes; of a launch that has taken a claim over, the version of the
-            launch before, of which something may be left, until that is cleared up.
-        job: the runner's id and URL of its job, once there is one.
+        renewed: when the claim was last renewed, in seconds since the epoch.
+        lease: the claim ends so many seconds after `renewed`. 0: the launch has failed, and its claim has ended.
+        version_name: the name of the version that the launch makes. After a takeover: the version of the launch before,
+            until its leftovers are removed.
+        job: id and URL of the runner's job, once there is one.
     """
 
     launch: str
@@ -71,7 +72,7 @@ class Claim:
 
     @property
     def is_due(self) -> bool:
-        """True if it should be renewed."""
+        """True if the claim should be renewed."""
         return time.time() - self.renewed > self.lease / 3
 
     def who(self) -> str:
@@ -90,9 +91,9 @@ class Claims:
     """The claim on an output, as one launch sees it.
 
     Args:
-        folder: where the claim is: the folder of all launches on the output, next to it.
+        folder: the folder of all launches on the output, next to the output; it holds the claim.
         output: the output, for messages.
-        launch: this launch.
+        launch: the id of this launch.
     """
 
     def __init__(self, folder: str, output: str, launch: str) -> None:
@@ -105,12 +106,12 @@ class Claims:
         if is_local(path):
             return path
         server = dict(StoreOptions.current().given).get("s3_endpoint_url") or os.getenv("STORAGE_EMULATOR_HOST", "")
-        of_server = hashlib.sha256(str(server).encode()).hexdigest()[:8]  # another one has other buckets
+        of_server = hashlib.sha256(str(server).encode()).hexdigest()[:8]  # another server has other buckets
         return os.path.join(tempfile.gettempdir(), f"beam_prep-{path.split('/')[-2]}-{of_server}.lock")
 
     @property
     def lock(self) -> str | None:
-        """The name of the lock of the output on this machine; None: nobody has held it."""
+        """The name of the output's lock on this machine; None if it was never held."""
         path = Path(f"{self._lock_path}.name")
         return path.read_text() if path.exists() else None
 
@@ -126,7 +127,7 @@ class Claims:
         try:
             lock.acquire()
         except filelock.Timeout:
-            holder = self.holder()  # None between its lock and its claim
+            holder = self.holder()  # None if it has its lock, but no claim yet
             who = f": {holder.who()}" if holder else ""
             stop = f"; to stop it, type on {holder.host}: kill {holder.pid}" if holder else ""
             raise LockedError(
@@ -140,14 +141,14 @@ class Claims:
             lock.release()
 
     def take(self, mine: Claim, *, is_locked: bool = False) -> Claim | None:
-        """Claims the output for this launch. If it has claimed it already, nothing is done.
+        """Claims the output for this launch. Does nothing if this launch already holds the claim.
 
         Args:
-            mine: what the claim will say.
+            mine: the content of the new claim.
             is_locked: this process holds the lock.
 
         Returns:
-            the claim of a launch that did not end well and whose claim was taken over; None if there was none.
+            the claim that was taken over, of a launch that did not end well; None if there was none.
 
         Raises:
             LockedError: another launch holds the output.
@@ -170,7 +171,7 @@ class Claims:
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
 
     def ended(self) -> Claim | None:
-        """The claim of a launch that did not end well; None if there is none. The caller holds the lock.
+        """The claim of a launch that did not end well; None if there is none. The caller must hold the lock.
 
         Raises:
             LockedError: another launch holds the output.
@@ -182,20 +183,20 @@ class Claims:
         return other
 
     def _check_ended(self, other: Claim, is_locked: bool) -> None:
-        """Makes sure that a claim may be taken over.
+        """Checks that a claim may be taken over.
 
         Raises:
-            LockedError: its job may be at work.
+            LockedError: its job may still be running.
         """
         is_gone = is_locked and other.lock is not None and other.lock == self.lock
         if time.time() <= other.renewed + other.lease and not is_gone:
             raise LockedError(self._held_by(other))
 
     def check(self) -> None:
-        """Makes sure that the output is still this launch's, and renews the claim if that is due.
+        """Checks that this launch still holds the claim, and renews it if that is due.
 
         Raises:
-            LockedError: it is another launch's, or nobody's.
+            LockedError: another launch holds the claim, or nobody.
         """
         found = self._read()
         if found is None:
@@ -206,11 +207,11 @@ class Claims:
         if found.claim.launch != self._launch:
             raise LockedError(f"another job has claimed {self._output} meanwhile: {self._held_by(found.claim)}")
         if found.claim.is_due:
-            # If the write loses, another worker of this launch was faster; or the next check finds another launch.
+            # If the write fails, another worker of this launch was faster, or the next check finds another launch.
             write_if(self.path, dump(asdict(replace(found.claim, renewed=time.time()))), found.version)
 
     def update(self, **changes: Any) -> bool:
-        """Changes what the claim says, if it is still this launch's; False if it is not."""
+        """Changes fields of the claim. False if this launch no longer holds it."""
         for _ in range(_ATTEMPTS):
             found = self._read()
             if found is None or found.claim.launch != self._launch:
@@ -220,36 +221,36 @@ class Claims:
         return False
 
     def holder(self) -> Claim | None:
-        """The claim that is there, or None."""
+        """The current claim, or None."""
         found = self._read()
         return None if found is None else found.claim
 
     def release(self) -> None:
-        """Gives the claim up. Another launch's is left."""
+        """Removes the claim, if this launch holds it."""
         found = self._read()
         if found is not None and found.claim.launch == self._launch:
             delete([self.path])
 
     def end(self) -> None:
-        """Ends the claim and leaves it there: it tells the next launch that what lies in the output is ours."""
+        """Ends the claim, but keeps its file: it tells the next launch that a job of ours wrote files in the output."""
         self.update(lease=0.0)
 
     def end_without_launcher(self) -> None:
-        """Ends the claim of a job that may have outlived its launcher. Others are released by their launcher."""
+        """Ends the claim if the job may have outlived its launcher. Otherwise the launcher releases it."""
         holder = self.holder()
         if holder is not None and holder.lock is None:
             self.end()
 
     @contextlib.contextmanager
     def renewed(self, lease: float) -> Iterator[None]:
-        """Renews the claim in a thread as long as the context lasts. The steps notice if it was lost."""
+        """Renews the claim in a thread as long as the context lasts. The job's steps notice a lost claim."""
         done = threading.Event()
 
         def renew() -> None:
             while not done.wait(lease / 3):
                 try:
                     self.update(renewed=time.time())
-                except Exception as error:  # a store that does not answer now; the job's steps will meet it, too
+                except Exception as error:  # a store without an answer, for instance; the job's steps fail on it, too
                     log.warning("the claim on %s could not be renewed (%s)", self._output, error)
 
         thread = threading.Thread(target=renew, daemon=True, name="beam_prep-claim")

@@ -1,4 +1,4 @@
-"""Files on this disk or in an object store: listed once, read as streams, written completely or not at all."""
+"""Files on a local disk or in an object store: listed once, read as streams, written completely or not at all."""
 
 import bz2
 import errno
@@ -33,17 +33,17 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 def rows_files(folder: str, read: Callable[[str], bytes]) -> list[str]:
-    """The names of the Arrow files of a folder that has a `state.json`, in the order of their rows.
+    """The names of the Arrow files of a folder with a `state.json`, in the order of their rows.
 
     Args:
-        folder: its path, for errors.
+        folder: the folder's path, for errors.
         read: reads a file of the folder by its name.
 
     Raises:
-        InputError: rows are in another order than that of the files, or there are none; or it cannot be read.
+        InputError: the dataset has no rows, or rows in another order than its files; or `state.json` cannot be read.
     """
     state = _parsed(folder, STATE, read)
-    # A view of the rows (a selection, an order) lies in a file of its own, which earlier versions of datasets wrote.
+    # Earlier versions of datasets store a selection or an order of rows in a separate file of indices.
     if any(value for name, value in state.items() if "indices" in name):
         raise InputError(
             f"{folder!r} is a dataset whose rows are selected or ordered by a file of indices: load it with datasets, "
@@ -62,7 +62,7 @@ def rows_files(folder: str, read: Callable[[str], bytes]) -> list[str]:
 
 
 def splits_problem(folder: str, read: Callable[[str], bytes]) -> InputError:
-    """The error of a folder that has a `dataset_dict.json`: it holds several datasets."""
+    """The error for a folder with a `dataset_dict.json`, which holds several datasets."""
     splits = _parsed(folder, SPLITS, read).get("splits")
     names = [str(name) for name in splits] if isinstance(splits, list) else []
     one = f"{folder.rstrip('/')}/{names[0] if names else 'train'}"
@@ -82,21 +82,21 @@ def _parsed(folder: str, name: str, read: Callable[[str], bytes]) -> dict[str, A
 _PACKED_BYTES = 256 * 1024
 
 _END_BYTES = 256 * 1024
-"""Read from the end of an object in one request: all of most row indexes; of rows the seal."""
+"""Bytes that are read from the end of an object in one request: enough for most row indexes, and for any seal."""
 
 DAMAGED_SUFFIX = ".damaged"
-"""Appended to the name of a damaged file, which is kept for inspection and not used."""
+"""The ending that a damaged file gets. It is kept for inspection and not used."""
 
 
 def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[InputFile]:
     """Lists the files of a job: arguments in the order given, the matches of a glob sorted by bytes.
 
     Args:
-        patterns: paths, globs, and `@LIST`: a file that names these, one a line. The folder of a dataset that
+        patterns: paths, globs, and `@LIST`, a file with one path or glob a line. The folder of a dataset that
             `datasets` saved stands for its Arrow files.
 
     Raises:
-        InputError: an argument matches nothing, is a directory, cannot be read, or names a file for the second time; a
+        InputError: an argument matches nothing, is a directory, cannot be read, or names a file a second time; or a
             compressed file has 0 bytes.
     """
     if isinstance(patterns, str | os.PathLike):
@@ -110,7 +110,7 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
                 raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
             seen[place] = file.path
             files.append(file)
-    # Even of nothing a compressed file has a header.
+    # Even without content a compressed file has a header.
     cut = [file.path for file in files if file.compression is not None and not file.size]
     if cut:
         more = f" (and {len(cut) - 1:,} more such inputs)" if len(cut) > 1 else ""
@@ -124,7 +124,7 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
 
 
 def _listed(pattern: str) -> list[str]:
-    """The lines of a list of inputs (`@LIST`). Anything else is returned as it is."""
+    """The lines of a list of inputs (`@LIST`). Any other pattern is returned unchanged."""
     if not pattern.startswith("@"):
         return [pattern]
     path = pattern[1:]
@@ -170,10 +170,10 @@ def _match(pattern: str) -> list[InputFile]:
 
 
 def _files_of_folder(folder: str) -> list[str] | None:
-    """The paths of the Arrow files of a folder that `datasets` saved; None: it is no such folder.
+    """The paths of the Arrow files of a folder that `datasets` saved; None for other folders.
 
     Raises:
-        InputError: see `dataset_folder`.
+        InputError: see `rows_files` and `splits_problem`.
     """
     if is_local(folder) and not os.path.isdir(folder):
         return None
@@ -197,8 +197,8 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     """(size in bytes, time of the last change) of a local file.
 
     Args:
-        path: as given; errors name it.
-        place: its absolute path, if `path` is relative to another folder.
+        path: the path as given, for errors.
+        place: the absolute path, if `path` is relative to another folder.
 
     Raises:
         InputError: the file cannot be read.
@@ -229,14 +229,14 @@ def open_input(
 ) -> Iterator[Readable]:
     """A stream of a file's content, positioned one byte before `start` (at 0 for 0). Compressed files begin at 0.
 
+    The content of a table is the stored file.
+
     Args:
         source: the file, as it was listed.
         start: where the range begins.
-        size: of the range, in bytes, if known. So much of an object is requested at a time, and a little more for
+        size: the size of the range in bytes, if known. A request to a store asks for so many bytes, and a few more for
             the end of the last line.
-        position: is told of every read of a compressed file.
-
-    Of a table, the content is the file as it is stored.
+        position: gets the position in the stored file after every read of a compressed file.
 
     Raises:
         InputError: the file changed since it was listed, is damaged, or is not compressed as its ending says.
@@ -250,7 +250,7 @@ def open_input(
 
 @contextmanager
 def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
-    """A file as it is stored; of an object `ahead` bytes are requested at a time, at least.
+    """The stored file as a stream. A request to a store asks for at least `ahead` bytes.
 
     Raises:
         InputError: the file changed since it was listed, or cannot be read.
@@ -265,7 +265,7 @@ def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
         stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated), ahead)
     try:
         yield stream
-        # It may have been overwritten while it was read: some stores ignore the version in a request.
+        # The file may have been overwritten during the read: some stores ignore the version in a request.
         _check_unchanged(source)
     finally:
         stream.close()
@@ -273,7 +273,7 @@ def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
 
 @contextmanager
 def open_table(source: InputFile) -> Iterator[Any]:
-    """A table's file, which is read in any order.
+    """The stored file of a table, for reads at any position.
 
     Raises:
         InputError: the file changed since it was listed, is damaged, or cannot be read.
@@ -283,13 +283,13 @@ def open_table(source: InputFile) -> Iterator[Any]:
             yield stream
     except (Changed, FileNotFoundError):
         raise _changed(source) from None
-    # Names of columns that are no UTF-8, and sizes beyond the memory, are not Arrow's errors.
+    # Column names that are not UTF-8, and sizes beyond the memory, raise no Arrow error.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise InputError(_damaged(source, error)) from None
 
 
 def _damaged(source: InputFile, error: BaseException) -> str:
-    """What is wrong with a table that Arrow cannot read."""
+    """The error message for a table that Arrow cannot read."""
     with open_input(source, size=foreign.HEAD_BYTES) as stream:
         other = foreign.refusal(read_up_to(stream, foreign.HEAD_BYTES), source.path)
     text = " ".join(str(error).split()) or type(error).__name__
@@ -317,8 +317,8 @@ class _Input:
     """Reads a file. Its errors name the file.
 
     Raises:
-        InputError: (when read) it cannot be read; it is not compressed as its ending says; it is read from its start,
-            and is certainly no JSONL.
+        InputError: (in `read`) the file cannot be read, or is not compressed as its ending says; or it is read from its
+            start and is certainly not JSONL.
     """
 
     def __init__(
@@ -370,8 +370,8 @@ def _decompressed(compression: str, stream: Any) -> Any:
 class _Bzip2:
     """Reads bzip2 streams, one after another.
 
-    `bz2.BZ2File` takes a damaged stream after the first for padding and ends there, silently. Here it is an error.
-    (Arrow's reader fails, with an internal error, where a read ends with a stream.)
+    `bz2.BZ2File` takes a damaged stream after the first for padding, and silently ends there. Here it is an error.
+    (Arrow's reader fails with an internal error if a read ends exactly at the end of a stream.)
     """
 
     def __init__(self, stream: Any) -> None:
@@ -396,10 +396,10 @@ class _Bzip2:
 
 
 def read_file(path: str) -> Any:
-    """Opens a file for Arrow: a local one is mapped into memory, of an object the end is read at once.
+    """Opens a file for Arrow: a local file is mapped into memory, the end of an object is read in one request.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
     """
     return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path, _END_BYTES), mode="r")
 
@@ -407,8 +407,8 @@ def read_file(path: str) -> Any:
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     """Writes a file, completely or not at all. In an object store it is one request.
 
-    On Linux a new file has no name before it is complete, so that a process that is killed leaves nothing. In place of
-    a file that is there, and on other systems, it is written under a temporary name and renamed.
+    On Linux a new file has no name before it is complete, so a killed process leaves nothing. A file that replaces
+    another, and a file on other systems, is written under a temporary name and renamed.
     """
     if not is_local(path):
         objects.put(path, b"".join(parts))
@@ -424,14 +424,14 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
 
 
 def written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
-    """Writes a new file that gets its name at the end (open(2), O_TMPFILE); False if that cannot be done here."""
+    """Writes a new file that gets its name at the end (open(2), O_TMPFILE). False if that is not possible here."""
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
         number = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            return False  # a file system without it, for instance NFS
+            return False  # a file system without O_TMPFILE, for instance NFS
         raise
     with naming(path), open(number, "wb") as file:
         file.writelines(parts)
@@ -439,7 +439,7 @@ def written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buff
         try:
             # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
             os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
-        except OSError as error:  # another worker was faster; no /proc here; a file system without links
+        except OSError as error:  # another worker was faster, or there is no /proc, or no links
             if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
                 raise
             return False
@@ -458,9 +458,9 @@ def read_version(path: str) -> tuple[bytes, str] | None:
 
 
 def write_if(path: str, data: bytes, version: str | None) -> bool:
-    """Writes a file if it still has the version that `read_version` gave, or (None) is not there; False if not.
+    """Writes a file if it still has `version`, as `read_version` gave it; None: if there is no file. False if not.
 
-    On a disk a lock of the file system makes compare and write one step, in a store it is a conditional put.
+    On a disk a lock file makes compare and write one step. In a store it is a conditional put.
     """
     if not is_local(path):
         try:
@@ -480,7 +480,7 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
 
 
 def delete(paths: Iterable[str]) -> None:
-    """Removes files, all on this disk or all in stores. One that is not there is no error."""
+    """Removes files on a local disk or in stores. A missing file is no error."""
     stored = []
     for path in paths:
         if is_local(path):
@@ -504,7 +504,7 @@ def listed(folder: str) -> Iterator[ObjectInfo]:
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder, with all that is in it. One that is not there is no error."""
+    """Removes a folder with its content. A missing folder is no error."""
     if is_local(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -513,7 +513,7 @@ def remove_folder(path: str) -> None:
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Adds the path to an error of the system that names none, as that of a write to a full disk."""
+    """Adds the path to an OSError without a path, for instance of a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -523,7 +523,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def set_aside(path: str) -> None:
-    """Renames a damaged file, so that it is no longer found. A file that is not there is no error."""
+    """Renames a damaged file, so it is no longer found. A missing file is no error."""
     with suppress(FileNotFoundError):
         if is_local(path):
             os.replace(path, path + DAMAGED_SUFFIX)
@@ -533,15 +533,15 @@ def set_aside(path: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Looks whether a file is there."""
+    """True if a file exists."""
     return os.path.exists(path) if is_local(path) else objects.find(path) is not None
 
 
 def join(folder: str, *names: str) -> str:
-    """Joins names to a folder's path, local or in a store."""
+    """Joins names to the path of a folder, local or in a store."""
     return os.path.join(folder, *names) if is_local(folder) else "/".join([folder.rstrip("/"), *names])
 
 
 def total_size(files: Iterable[InputFile]) -> int:
-    """Bytes of all files, as they are stored (compressed or not)."""
+    """The stored size of all files, in bytes (compressed or not)."""
     return sum(file.size for file in files)

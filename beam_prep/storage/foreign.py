@@ -1,4 +1,4 @@
-"""Inputs that are no JSONL: found by their first bytes before a run, and named after one has failed."""
+"""Inputs that are not JSONL: recognised by their first bytes before a run, and explained after a failed run."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,18 +14,18 @@ from beam_prep.storage.input_digests import digest_of_input
 from beam_prep.storage.stores.client import is_local
 
 COMPARED_BYTES = 64 * 1024 * 1024
-"""Of an input of more bytes only the size is compared with the manifest's: its digest takes reading all of it."""
+"""For an input of more bytes only the size is compared with the manifest: a digest needs the whole file."""
 
 
 def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
-    """The file of an input.
+    """The file of an input in a manifest, if it has not changed.
 
     Args:
-        entry: as the manifest lists it. A relative path is looked up in the current folder.
+        entry: the manifest's entry. A relative path is looked up in the current folder.
 
     Raises:
-        InputError: it is not there, or not what it was.
-        StorageError: it cannot be looked up.
+        InputError: the file is not there, or has changed.
+        StorageError: the store does not answer, or refuses.
     """
     (file,) = list_inputs([entry["path"]])
     if file.size != entry["size"]:
@@ -36,34 +36,34 @@ def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
 
 
 def line_at(file: InputFile, offset: int) -> str:
-    """The line of a file that begins at a byte of its content, without its end; of a table: a row as JSON.
+    """The line of a file that begins at an offset, without its end; for a table the row as JSON.
 
     Args:
         file: the file.
-        offset: of the line, in bytes; of a table: the rows before this one.
+        offset: bytes before the line, in the content; for a table the rows before this row.
 
     Raises:
-        InputError: none begins there, or the file cannot be read.
+        InputError: no line begins there, or the file cannot be read.
     """
     return source_of(file.path).record_at(file, files, offset).decode(errors="replace")
 
 
-_FILES = 8  # that are named: of each up to a megabyte is read
-_NAMED = 12  # fields
-_HEADS = 256  # that are looked at: it takes some milliseconds
+_FILES = 8  # most files that `advice_on` reads, up to a megabyte each
+_NAMED = 12  # most fields in a message
+_HEADS = 256  # most files that `check_heads` reads, within some milliseconds
 
 
 def check_heads(inputs: Sequence[InputFile], fields: Collection[str] = ()) -> None:
-    """Reads the first bytes of local inputs before a run, and of tables the columns; of many files, of some drawn ones.
+    """Checks the first bytes of local inputs, and the columns of tables, before a run. Of many files it draws some.
 
-    A run would refuse such a file when it comes to it, perhaps hours later.
+    Without this check a run would refuse such a file only when it reads the file, perhaps hours later.
 
     Args:
         inputs: the inputs.
         fields: the fields that the config reads.
 
     Raises:
-        InputError: one is certainly no JSONL, or cannot be read; a table has none of the fields.
+        InputError: a file is certainly not JSONL, or cannot be read; or a table has none of the fields.
     """
     local = [source for source in inputs if is_local(source.path)]
     for place in drawn(len(local), _HEADS).tolist():
@@ -77,7 +77,7 @@ def check_heads(inputs: Sequence[InputFile], fields: Collection[str] = ()) -> No
                 )
             continue
         with open_input(source, size=HEAD_BYTES) as stream:
-            read_up_to(stream, HEAD_BYTES)  # it refuses
+            read_up_to(stream, HEAD_BYTES)  # raises InputError
 
 
 def _names(names: Collection[str]) -> str:
@@ -86,11 +86,11 @@ def _names(names: Collection[str]) -> str:
 
 
 def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]) -> str | None:
-    """What an input is that is no JSONL, and the command that makes JSONL of it; None if all seem right.
+    """Says what an input is that is not JSONL, and gives the command that converts it; None if all seem to be JSONL.
 
     Args:
-        inputs: the inputs of a run; a few of them are looked at.
-        problem: why it failed. The files that it names are looked at first.
+        inputs: the inputs of a run; only a few are read.
+        problem: why the run failed. The files that it names are read first.
         fields: the fields that the config reads.
     """
     for source in sorted(inputs, key=lambda source: source.path not in problem)[:_FILES]:

@@ -1,4 +1,4 @@
-"""Digests of the inputs' content: whether they are what an output was made of."""
+"""Digests of input files: they tell whether the inputs are the same as those of an output."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from beam_prep.storage.splits import BLOCK_BYTES
 
 
 def stores_checksum(files: Sequence[InputFile]) -> str | None:
-    """A digest of the stores' checksums of the files' content; None: a file is local, or its store has none."""
+    """A digest of the checksums that stores keep of the files; None if a file is local, or has no checksum."""
     if any(file.checksum is None for file in files):
         return None
     checksums = [(file.path, file.size, file.checksum) for file in files]
@@ -23,7 +23,7 @@ def stores_checksum(files: Sequence[InputFile]) -> str | None:
 
 
 def digest_of_input(source: InputFile) -> str:
-    """Digest of a file's content, as in a manifest."""
+    """The digest of a file's content, as in a manifest."""
     nodes, start = list[Node](), 0
     with open_input(source) as stream:
         while part := read_up_to(stream, BLOCK_BYTES):
@@ -33,11 +33,11 @@ def digest_of_input(source: InputFile) -> str:
 
 
 def difference(file: InputFile, entry: Mapping[str, Any]) -> str | None:
-    """What is found where a manifest lists another file; None: it is this one.
+    """How an input differs from its entry in a manifest; None if it is the same.
 
     Args:
         file: the input.
-        entry: the same in the manifest.
+        entry: the entry of the input in the manifest.
     """
     if file.size != entry["size"]:
         return f"found {file.size} bytes, {MANIFEST} says {entry['size']}"
@@ -48,12 +48,12 @@ def difference(file: InputFile, entry: Mapping[str, Any]) -> str | None:
 def first_changed(
     files: Sequence[InputFile], listed: Sequence[Mapping[str, Any]], run_of: Callable[[], Mapping[str, Any]]
 ) -> InputFile | None:
-    """The first of the files that is not what an output was made of; None: there is none.
+    """The first input that differs from the manifest of an output; None if all are the same.
 
     Args:
         files: the inputs.
-        listed: the same in the manifest.
-        run_of: reads the output's `run.json`. Where the stores' checksums are those in it, no file is read.
+        listed: their entries in the manifest.
+        run_of: reads the output's `run.json`. If the stores' checksums are the same as there, no file is read.
     """
     checksum = stores_checksum(files)
     if checksum is not None and run_of().get("inputs_checksum") == checksum:
@@ -65,12 +65,12 @@ def first_changed(
 
 
 class ComparedInputs(NamedTuple):
-    """The inputs of a manifest, read again.
+    """The result of `compare_inputs`.
 
     Attributes:
-        compared: how many were found.
-        not_found: why others were not, one line each.
-        problems: one line for each that is another file now.
+        compared: how many inputs were found.
+        not_found: a line for each input that was not found, with the reason.
+        problems: a line for each input that has changed.
     """
 
     compared: int
@@ -79,10 +79,10 @@ class ComparedInputs(NamedTuple):
 
 
 def compare_inputs(inputs: Iterable[Mapping[str, Any]]) -> ComparedInputs:
-    """Reads the inputs of a manifest that can be reached from here, and compares size and digest.
+    """Reads the inputs of a manifest that are found from here, and compares size and digest.
 
     Args:
-        inputs: as the manifest lists them. Relative paths are looked up in the current folder.
+        inputs: the entries of the manifest. Relative paths are looked up in the current folder.
     """
     compared, not_found, problems = 0, [], []
     for entry in inputs:

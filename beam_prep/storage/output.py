@@ -1,4 +1,4 @@
-"""An output that a launch is making, on a disk or in a store: its files, its claim, and how it is published."""
+"""The output that a launch writes, on a disk or in a store: its files, its claim, and its publication."""
 
 import contextlib
 import ctypes
@@ -27,12 +27,12 @@ from beam_prep.storage.stores.objects import parts, read_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """What all outputs have in common.
+    """The base class of local and stored outputs.
 
     Attributes:
-        path: where it is.
-        staging: the launch that makes it.
-        failed: where a failed run leaves its report and its rejects.
+        path: the output's path.
+        staging: the folder of the launch that writes it.
+        failed: the folder in which a failed run leaves its report and its rejects.
     """
 
     path: str
@@ -45,30 +45,30 @@ class _Output:
         return self.staging.claims(self.path)
 
     def is_published(self) -> bool:
-        """True if this launch has published the output, and one of its steps runs again."""
+        """True if this launch has already published the output, and the engine runs a step again."""
         run = _read(join(self.path, RUN))
         return bool(json.loads(run).get("launch") == self.staging.launch) if run else False
 
     def manifest(self) -> bytes | None:
-        """The current manifest, or None. One that is not ours may be anything."""
+        """The content of the current `manifest.json`, or None. It may be another program's file."""
         return _read(join(self.path, MANIFEST))
 
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
-        """Replaces `run.json` and `report.html` alone, when a run made the same output again."""
+        """Replaces only `run.json` and `report.html`, if a run made the same output again."""
         write_file(join(self.path, REPORT), page)
         write_file(join(self.path, RUN), dump({**run, "launch": self.staging.launch}))
 
 
 class LocalOutput(_Output):
-    """A directory. It is built in the staging area and renamed."""
+    """An output on a disk. It is written to the staging folder, then renamed."""
 
     __slots__ = ()
 
     def check_claim(self) -> None:
-        """Makes sure that the output is this launch's, or that this launch has published it and a step runs again.
+        """Checks that this launch holds the claim, or has published the output (then a step runs again).
 
         Raises:
-            LockedError: it is another's.
+            LockedError: another launch holds the claim.
         """
         if not self.is_published():
             self.claims.check()
@@ -78,22 +78,22 @@ class LocalOutput(_Output):
         self.claims.release()
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
-        """True if every file that a manifest lists is there and has the size that it lists."""
+        """True if every file of a manifest exists and has the listed size."""
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
 
     def is_empty(self) -> bool:
-        """True if nothing is there, or only unfinished files of a job of ours."""
+        """True if nothing is there, or only unfinished files of a job of beam_prep."""
         return not os.path.lexists(self.path) or (os.path.isdir(self.path) and not os.listdir(self.path))
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
         """Removes the manifest of the output that will be replaced. Called before the first file is written.
 
-        On a disk it checks the claim alone: no file is in the output before all are.
+        On a disk it only checks the claim: the output changes only when all files are written.
 
         Args:
-            is_ours: tells whether a manifest is of the same job as this launch.
-            overwrite: allows to replace another job's output.
+            is_ours: tells whether a manifest belongs to the same job as this launch.
+            overwrite: allows replacing the output of another job.
 
         Raises:
             OutputError: another job's output may not be replaced.
@@ -107,18 +107,18 @@ class LocalOutput(_Output):
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
-        """New files of a shard. They are kept if the context ends without an error."""
+        """Opens new files of a shard. They are kept if the context ends without an error."""
         self.check_claim()
         yield self._files
 
     rejects = files
-    """The same for files of rejects, which a failed run keeps, too."""
+    """Like `files`, for files of rejects. A failed run keeps these, too."""
 
     def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
-        """Puts the files of an earlier shard in the place of a new one. None if that cannot be done here.
+        """Uses the files of an earlier shard for a new shard. None if that is not possible here.
 
         Raises:
-            Damaged: they are not what they were.
+            Damaged: the files have changed since they were written.
         """
         self.check_claim()
         if not link_files(earlier, self.staging.path("output"), self.staging.path("unfinished")):
@@ -130,11 +130,11 @@ class LocalOutput(_Output):
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
     ) -> None:
-        """Puts everything in place, the manifest last.
+        """Puts all files in place, the manifest last.
 
         Args:
             manifest, text: the manifest, and its bytes.
-            others: the files that belong to no shard: `tokenizer/...`, `features.json`.
+            others: name -> content of files that belong to no shard: `tokenizer/...`, `features.json`.
             run: the content of `run.json`.
             page: the content of `report.html`.
         """
@@ -148,29 +148,29 @@ class LocalOutput(_Output):
         self._replace(self.staging.path("output"), self.path)
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
-        """Removes the files of the replaced output that the new one does not have."""
+        """Removes files of the replaced output that the new output does not have, and the report of a failed run."""
         failed = Path(self.failed)
         if (failed / FAILURE).exists():
-            # Of an earlier run; this one succeeded. Renamed first: a part of it without `failure.json` would stay.
+            # It belongs to an earlier run. It is renamed first, so a killed process leaves no part of it here.
             with self._on_same_disk("replaced") as aside:
                 os.rename(failed, aside)
 
     @contextmanager
     def _on_same_disk(self, name: str) -> Iterator[str]:
-        """A path in this launch's folder next to the output, where nothing is. It is removed at the end."""
+        """An unused path in this launch's folder next to the output. It is removed at the end."""
         folder = os.path.join(self.staging.home, self.staging.launch)
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, name)
-        shutil.rmtree(path, ignore_errors=True)  # of an attempt that was killed: engines run a step again
+        shutil.rmtree(path, ignore_errors=True)  # left by a killed attempt: engines run a step again
         yield path
         shutil.rmtree(path, ignore_errors=True)
         if folder != self.staging.path():
             replace(self.staging, root=os.path.dirname(folder)).remove()
 
     def _replace(self, made: str, target: str) -> None:
-        """Puts a staged directory in the place of another, which is removed.
+        """Replaces a directory by a staged directory.
 
-        Until then the staged one stays as it is: if this attempt ends early, the next one finds all of it.
+        The staged directory is complete until then: if this attempt ends early, the next attempt finds it.
         """
         os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of versions
         if os.stat(made).st_dev == os.stat(os.path.dirname(target)).st_dev:
@@ -184,9 +184,9 @@ class LocalOutput(_Output):
             replace_directory(new, target)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
-        """Writes the rejects, and then `failure.json`, to `failed`."""
+        """Writes the rejects, then `failure.json`, to `failed`."""
         made = self.staging.path("failed")
-        shutil.rmtree(made, ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(made, ignore_errors=True)  # left by a killed attempt
         os.makedirs(made)
         staged = self.staging.path("output", "rejects")
         if os.path.isdir(staged):
@@ -196,7 +196,7 @@ class LocalOutput(_Output):
 
 
 class StoredOutput(_Output):
-    """Objects below a path of a store. For its methods see `LocalOutput`."""
+    """An output in a store. For its methods see `LocalOutput`."""
 
     __slots__ = ()
 
@@ -209,14 +209,14 @@ class StoredOutput(_Output):
             raise
 
     def fails(self) -> None:
-        """Ends the claim, and leaves it: it tells the next launch that the files in the output are a job's of ours."""
+        """Ends the claim, but keeps its file: it tells the next launch that a job of beam_prep wrote the output."""
         self.claims.end()
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         return self._first_wrong(listed_files(manifest)) is None
 
     def _first_wrong(self, files: Sequence[Mapping[str, Any]]) -> str | None:
-        """The first file that is not there as it was written, or None. Stores keep our digests, so no file is read."""
+        """The first file that is missing or changed, or None. Stores keep our digests, so no file is read."""
         found = objects.find_all(join(self.path, file["path"]) for file in files)
         for file, here in zip(files, found, strict=True):
             # A copy that another tool made may have lost the digest.
@@ -225,7 +225,7 @@ class StoredOutput(_Output):
         return None
 
     def is_empty(self) -> bool:
-        # A claim means that a job of ours has not ended.
+        # A claim file means that a job of beam_prep did not finish.
         return self.claims.holder() is not None or not objects.listed(f"{self.path}/")
 
     def prepare(self, is_ours: Callable[[Mapping[str, Any]], bool], overwrite: bool) -> None:
@@ -240,7 +240,7 @@ class StoredOutput(_Output):
         self._remove_manifest(text)
 
     def _remove_manifest(self, text: bytes) -> None:
-        """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed, too."""
+        """Removes the manifest that is replaced. A copy stays until the files that only it lists are removed."""
         objects.put(join(self.staging.home, f"replaced-{hashlib.sha256(text).hexdigest()[:32]}.json"), text)
         objects.delete([join(self.path, MANIFEST)])
 
@@ -266,12 +266,12 @@ class StoredOutput(_Output):
             self.upload(files, self.staging.path("output"))
 
     def upload(self, files: HashedFiles, folder: str) -> None:
-        """Writes files, each only if what is there is what was there when this launch held the claim.
+        """Writes files. Each is written only if its target has not changed since this launch held the claim.
 
-        So a job that sleeps after it has looked at its claim, and loses it, replaces no file of another launch.
+        So a job that is suspended after it checked its claim, and loses the claim, replaces no file of another launch.
 
         Raises:
-            LockedError: it lost the claim.
+            LockedError: this launch lost the claim.
         """
         written = files.written()
         targets = [join(folder, file.path) for file in written]
@@ -310,10 +310,10 @@ class StoredOutput(_Output):
             self._remove_manifest(there)
         self.write_run(run, page)
         self.claims.check()
-        try:  # only if there is none: a job that slept since the check must not replace the manifest of another
+        try:  # conditional: a job that was suspended after the check must not replace another job's manifest
             objects.put_if(join(self.path, MANIFEST), text, None, hashlib.sha256(text).hexdigest())
         except PreconditionFailed:
-            if self.manifest() != text:  # otherwise the answer was lost, or nothing but another file was
+            if self.manifest() != text:  # if equal, only the answer to the write was lost
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
@@ -324,7 +324,7 @@ class StoredOutput(_Output):
                 removed = [file["path"] for file in listed_files(json.loads(text)) if file["path"] not in mine]
                 objects.delete(join(self.path, name) for name in removed)
             objects.delete([found.path])
-        if _read(join(self.failed, FAILURE)) is not None:  # of an earlier run; this one succeeded
+        if _read(join(self.failed, FAILURE)) is not None:  # left by an earlier run; this run succeeded
             self._remove_failed()
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
@@ -347,7 +347,7 @@ class StoredOutput(_Output):
 
 
 def _parts(path: str) -> Iterator[bytes]:
-    """A file's content, in parts.
+    """A file's content, in pieces.
 
     Raises:
         OutputError: there is no such object.
@@ -362,7 +362,7 @@ def _parts(path: str) -> Iterator[bytes]:
 
 
 def _read(path: str) -> bytes | None:
-    """A file's content; None if there is none; b"" of a directory."""
+    """A file's content; None if there is no file; b"" for a directory."""
     try:
         return read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -376,7 +376,7 @@ _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
 
 def is_manifest(text: bytes | None) -> bool:
-    """Tells a manifest of ours from other programs' files of that name (a web page's, a browser extension's)."""
+    """True for a manifest of beam_prep. Web pages and browser extensions have files of that name, too."""
     try:
         found = json.loads(text or b"")
     except ValueError:
@@ -397,19 +397,18 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 def replace_directory(made: str, target: str) -> None:
-    """Puts a directory in the place of another, or where nothing is.
+    """Moves a directory to `target`, and replaces what is there.
 
-    If a directory was there, it is at `made` afterwards, for the caller to remove. On Linux this is one step
-    (`renameat2` with `RENAME_EXCHANGE`, man 2 rename). Where the kernel or the file system cannot do that there are two
-    renames, and between them nothing is at `target`; a process that is killed there leaves the old version at
-    `<made>.replaced`.
+    An old directory is at `made` afterwards; the caller removes it. On Linux the exchange is one step (`renameat2` with
+    `RENAME_EXCHANGE`, man 2 rename). If kernel or file system cannot do that, there are two renames, and between them
+    nothing is at `target`. A process that is killed between them leaves the old directory at `<made>.replaced`.
 
     Args:
         made: the new directory, on the same disk.
-        target: where it belongs.
+        target: its new path.
 
     Raises:
-        OSError: neither works; `target` is what it was.
+        OSError: neither way works; `target` is unchanged.
     """
     try:
         os.rename(made, target)  # nothing is there, or an empty directory
@@ -430,7 +429,7 @@ def replace_directory(made: str, target: str) -> None:
 
 
 def _exchanged(one: str, other: str) -> bool:
-    """Exchanges two directories; False if that cannot be done here."""
+    """Exchanges two directories. False if that is not possible here."""
     if (renameat2 := _renameat2()) is None:
         return False
     if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
@@ -456,24 +455,24 @@ def output_at(path: str, staging: Staging, failed: str | None = None) -> OutputT
 
     Args:
         path: the output.
-        staging: the launch that makes it.
-        failed: where a failed run leaves its report and rejects; by default see `failed_at`.
+        staging: the folder of the launch that writes it.
+        failed: the folder in which a failed run leaves report and rejects; by default see `failed_at`.
     """
     made = LocalOutput if is_local(path) else StoredOutput
     return made(path, staging, failed or failed_at(path))
 
 
 def failed_at(output: str) -> str:
-    """Where a failed run leaves its report and its rejects: `OUTPUT.failed`, next to the output."""
+    """The folder in which a failed run leaves its report and its rejects: `OUTPUT.failed`, next to the output."""
     folder, _, name = output.rpartition("/")
     return join(folder, f"{shortened(name)}.failed")
 
 
 def normalise_path(path: str) -> str:
-    """An output's path in its one normal form: links are followed, so that all jobs on it find the same lock.
+    """The path of an output with links resolved, so all jobs on the output find the same lock.
 
     Raises:
-        OutputError: it names a bucket and no folder.
+        OutputError: the path names a bucket without a folder.
     """
     if is_local(path):
         return os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""Writes shards, and publishes the output that they make."""
+"""Writes shards, and publishes the output."""
 
 import functools
 import hashlib
@@ -58,7 +58,8 @@ MakePage = Callable[[Mapping[str, Any], Mapping[str, Any], Tokenizer | None, str
 """(manifest, run, tokenizer, title) -> the content of `report.html`."""
 
 _CHAIN_LEASE = 60.0
-"""Seconds; of chains written by hand. Every shard renews it, and without a launcher nobody ends it."""
+"""Lease in seconds of a chain written by hand. Every shard renews it; without a launcher nobody ends it after a
+failure."""
 _ENCODER = "encoder: "
 """Prefix of the counters of `made` that name an encoder and its version."""
 
@@ -71,11 +72,11 @@ def write_shard(
     layout: Layout,
     tell: Callable[[int], None] = lambda rows: None,
 ) -> WrittenShard:
-    """Links a shard from the earlier output, if that has it; otherwise writes it.
+    """Links a shard from the earlier output, if it is there; otherwise writes the shard.
 
     Args:
-        shard, arranger, output, formats, layout: what is written, from where, to where, and how.
-        tell: is told of rows as they are written.
+        shard, arranger, output, formats, layout: the shard, the source of its rows, the target, and how it is written.
+        tell: is called with the number of rows that were written.
     """
     how = "written"
     if shard.earlier is not None:
@@ -99,8 +100,8 @@ def _written(
 ) -> ShardReceipt:
     """Streams a shard's rows from the token cache into every format.
 
-    Memory: one slice (a block's rows of one domain), or the rows that are merged at a time, and one packing group, for
-    any size of the shard.
+    Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one bin
+    of a merge, and one packing group.
     """
     columns = layout.columns(arranger.columns(plan))
     rows = 0
@@ -139,10 +140,10 @@ def _written(
 def _counted(
     plan: ShardPlan, arranger: Arranger, tell: Callable[[int], None]
 ) -> Iterator[tuple[Mapping[str, Ragged], Array | None]]:
-    """The rows of a shard: as many as the plan says.
+    """The rows of a shard.
 
     Raises:
-        EngineError: they are more or fewer.
+        EngineError: their number differs from the plan.
     """
     found = 0
     for rows, cut in arranger.rows(plan):
@@ -153,12 +154,12 @@ def _counted(
     if found != plan.rows:
         raise EngineError(
             f"shard {plan.shard} of {plan.folder} has {found} rows, {plan.rows} were planned: run again, "
-            "and tell us if it is so again"
+            "and report a bug if it happens again"
         )
 
 
 def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarget) -> WrittenFile:
-    """Rejects as JSON lines: file, offset (bytes; of a table: rows), line (from 1), reason, message, text."""
+    """Writes rejects as JSON lines: file, offset (in bytes; in a table rows), line (from 1), reason, message, text."""
     name = f"rejects/rejects-{plan.index:05d}.jsonl"
     with output.rejects() as files:
         file = files.open(name)
@@ -170,7 +171,7 @@ def write_rejects(plan: RejectsPlan, token_cache: TokenCache, output: OutputTarg
 
 
 def first_rejects(plan: Plan, token_cache: TokenCache) -> tuple[dict[str, Any], ...]:
-    """The first rejects of the most frequent reasons, as they are written to the rejects, in input order."""
+    """The first rejects of the most frequent reasons, in input order, with the fields of a file of rejects."""
     left, found = dict.fromkeys(reasons_shown(plan.ledger.rejected), REJECTS_SHOWN), []
     for entry in _rejects(plan.first_rejected, token_cache):
         if left.get(entry["reason"]):
@@ -180,18 +181,18 @@ def first_rejects(plan: Plan, token_cache: TokenCache) -> tuple[dict[str, Any], 
 
 
 SAMPLE_TOKENS, SAMPLE_LISTS = 512, 4
-"""Tokens of a sequence, and sequences of a list, that a report shows."""
+"""Most tokens of a sequence, and most sequences of a list, that a report shows."""
 
 
 def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
-    """The rows that were drawn for the report, as lists: domain, their columns, and the beginning of each."""
+    """The rows that were drawn for the report: domain, columns, and the first tokens of each column."""
     schema = {column.name: column for column in plan.columns if column != ROW_LENGTHS}
     columns = [asdict(column) for column in schema.values()]
     found = []
     for domain, piece in plan.drawn:
         rows, _ = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
-            rows, _, _ = split_rows(rows, schema, None)  # the first one of the record
+            rows, _, _ = split_rows(rows, schema, None)  # the first row of the record is shown
         row = {name: _beginning(rows[name][0]) for name in rows}
         cut = any(_is_long(rows[name][0]) for name in rows)
         found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})
@@ -206,7 +207,7 @@ def _beginning(values: Array | Ragged) -> list[Any]:
 
 
 def _is_long(values: Array | Ragged) -> bool:
-    """True if `_beginning` leaves out some of it."""
+    """True if `_beginning` leaves out values."""
     if isinstance(values, Ragged):
         return len(values) > SAMPLE_LISTS or any(map(_is_long, values))
     return len(values) > SAMPLE_TOKENS
@@ -227,18 +228,18 @@ def _rejects(slices: Sequence[RejectSlice], token_cache: TokenCache) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """Publishes an output when all of its shards are written, or reports why not.
+    """Publishes an output when all shards are written, or reports why the run failed.
 
     Attributes:
-        output: the directory to make.
+        output: the output's path.
         staging: the folder of its unfinished files.
         formats, layout, max_reject_rate, max_no_loss_rate, tokenizer, overwrite: see `Shard`.
-        facts: what the manifest says of the job.
-        run: what `run.json` says of the run.
-        launched: a launcher claims the output before the run, and removes the launch's folder after it. Without one,
-            as in a chain written by hand, the steps do both: `prepare` and `publish`.
+        facts: entries of the manifest that describe the job.
+        run: entries of `run.json`.
+        launched: a launcher claims the output before the run, and removes the launch's folder afterwards. In a chain
+            written by hand there is no launcher: `prepare` claims, and `publish` removes.
         keep_versions: how many versions are kept; None: the output is no version.
-        max_reject_chars: see `Shard`; 0 keeps texts out of the report.
+        max_reject_chars: see `Shard`; 0: the report shows no text.
     """
 
     output: str
@@ -257,12 +258,12 @@ class Publisher:
 
     @property
     def root(self) -> str:
-        """What the launch has claimed: the output, or the folder of versions."""
+        """The path that the launch has claimed: the output, or the folder of versions."""
         return self.output if self.keep_versions is None else self.output.rpartition("/")[0]
 
     @property
     def target(self) -> OutputTarget:
-        """The output, as it is made on a disk or in a store."""
+        """The output on a disk or in a store."""
         return output_at(self.output, self.staging, failed_at(self.root))
 
     def refusal(self) -> str | None:
@@ -289,7 +290,7 @@ class Publisher:
         """Prepares the output for its shards. Called before the first is written.
 
         Returns:
-            False if the plan will not be published: then no shard need be written.
+            False if the run will fail with this plan: then no shard is written.
 
         Raises:
             ConfigError: see `Layout.columns`.
@@ -309,7 +310,7 @@ class Publisher:
         return True
 
     def earlier(self) -> EarlierOutput:
-        """The output that is replaced, for its shards. Asked for before `prepare`, which may remove its manifest."""
+        """The output that is replaced. Call it before `prepare`, which may remove the manifest of that output."""
         return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
 
     def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], make_page: MakePage) -> str:
@@ -319,7 +320,7 @@ class Publisher:
 
         Raises:
             RunError: see `Shard`.
-            OutputError: the output appeared meanwhile.
+            OutputError: another output appeared there meanwhile.
         """
         made = sorted(made, key=lambda shard: _place(plan, shard.receipt))
         shards = [shard.receipt for shard in made]
@@ -339,7 +340,7 @@ class Publisher:
         manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
         text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
         page = functools.partial(make_page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
-        # Otherwise this step runs again after it had published.
+        # If the output is complete already, the engine runs this step again.
         if target.manifest() != text or not target.is_complete(manifest):
             if refusal := self.refusal():
                 raise OutputError(refusal)
@@ -365,7 +366,7 @@ class Publisher:
             raise EngineError(f"the runner gave {len(found)} shards of {len(wanted)} that were planned: run again")
 
     def _others(self, plan: Plan, shards: Sequence[ShardReceipt]) -> dict[str, bytes]:
-        """The files that belong to no shard."""
+        """Name -> content of the files that belong to no shard."""
         others: dict[str, bytes] = {}
         for name in self.formats:
             others |= FORMATS[name].described(plan.columns, plan.domains, shards)
@@ -378,7 +379,7 @@ class Publisher:
         return ConfigView.of(self.facts.get("config"), self.facts.get("group_files", ()))
 
     def problem(self, plan: Plan) -> str | None:
-        """The reason why a plan must not be carried out, or None."""
+        """The reason why the run fails with this plan, or None."""
         return failure(plan, self._config, self.max_reject_rate, self.max_no_loss_rate)
 
     def _run(self, plan: Plan, manifest: Mapping[str, Any], made: Sequence[WrittenShard]) -> dict[str, Any]:
@@ -410,7 +411,7 @@ class Publisher:
         }
 
     def _fail(self, plan: Plan, rejects: list[WrittenFile], problem: str) -> str:
-        """Writes the ledger and the rejects to `OUTPUT.failed/`. Returns the complete message."""
+        """Writes ledger and rejects to `OUTPUT.failed/`. Returns the complete error message."""
         report = {"problem": problem, "ledger": plan.ledger.as_dict(), "inputs": plan.inputs}
         self.target.fail(dump(report), rejects)
         where = f"see {self.target.failed}/{'rejects' if rejects else FAILURE}"
@@ -418,7 +419,7 @@ class Publisher:
 
 
 def _place(plan: Plan, shard: ShardReceipt) -> tuple[int, str, int]:
-    """Where a shard is in the manifest: splits are in the order of the config, then domains by name."""
+    """The sort key of a shard in the manifest: split in the order of the config, domain by name, number."""
     return (plan.splits.index(shard.split) if shard.split is not None else 0), shard.domain, shard.shard
 
 
@@ -444,12 +445,12 @@ def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 
 
 def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
-    """True if an output is complete and of the same job.
+    """True if an output is complete and belongs to the same job.
 
     Args:
-        output: its path.
-        facts: the facts of this job, as its manifest would have them.
-        same_inputs: tells whether the manifest's inputs are those of this job.
+        output: the output's path.
+        facts: the facts of this job, see `Publisher`.
+        same_inputs: tells whether the manifest's inputs are the inputs of this job.
     """
     target = output_at(output, Staging.beside(output))
     text = target.manifest()

@@ -1,4 +1,4 @@
-"""Evaluation data that records are compared with: read by the launcher, and sent to the workers as one file."""
+"""Evaluation data for decontamination. The launcher reads it, and sends it to the workers as one file."""
 
 import functools
 import hashlib
@@ -26,18 +26,18 @@ _ARRAYS = ("hashes", "starts", "text", "record_starts", "record_files", "record_
 
 @dataclass(frozen=True)
 class References:
-    """Evaluation data, as it was read.
+    """Evaluation data that was read.
 
     Attributes:
-        index: its n-grams.
-        files: path, size and digest of each file, as a manifest lists inputs.
+        index: the index of its n-grams.
+        files: path, size and digest of each file, as for the inputs of a manifest.
     """
 
     index: Index
     files: tuple[dict[str, Any], ...]
 
     def facts(self) -> dict[str, Any]:
-        """What an output's manifest says of it. The digests of its files tell one job from another."""
+        """The entry in a manifest. Its file digests make jobs with other evaluation data different jobs."""
         index = self.index
         return {
             "files": list(self.files),
@@ -48,7 +48,7 @@ class References:
 
     @property
     def warnings(self) -> list[str]:
-        """What is not looked for, in one sentence."""
+        """Warns of records that are too short to be found."""
         index = self.index
         if not index.without:
             return []
@@ -59,17 +59,15 @@ class References:
 
 
 def read_references(against: Sequence[str], fields: Sequence[str] | None, ngram: int) -> References:
-    """Reads evaluation data.
-
-    Files that did not change since the last call are not read again.
+    """Reads evaluation data. Files that did not change since the last call are not read again.
 
     Args:
         against: paths and globs, see `list_inputs`.
-        fields: those of their records that are looked for; None: all texts.
+        fields: the fields whose texts are searched for; None: all texts.
         ngram: words of an n-gram.
 
     Raises:
-        InputError: a file cannot be read, has no record, or one that is not JSON or has none of the fields; or no text
+        InputError: a file cannot be read, or has no record; a record is not JSON, or has none of the fields; or no text
             of all files has `ngram` words.
         StorageError: the store does not answer, or refuses.
     """
@@ -107,7 +105,7 @@ def _at(source: InputFile, line: int) -> str:
 
 
 def _each(block: Records, before: int) -> Iterator[tuple[int, Record]]:
-    """(line, record).
+    """(line, record) of each record.
 
     Raises:
         InputError: a line is no record.
@@ -130,7 +128,7 @@ def _texts(record: Record, fields: tuple[str, ...] | None, where: str) -> list[s
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """An index in a file that all workers can read. Loaded once a process; on a local disk its memory is shared.
+    """An index in a file that all workers can read. A process loads it once; from a local disk it maps the file.
 
     Attributes:
         path: the file.
@@ -144,7 +142,7 @@ class IndexFile:
         """The index.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the file cannot be read.
         """
         return _loaded(self)
 

@@ -1,8 +1,8 @@
-"""Shards of the output that is replaced, which are linked (in a store: copied by the server) and not written again.
+"""Reuses unchanged shards of the output that is replaced: it links them (in a store the server copies them).
 
-A shard's *key* is the digest of everything that its bytes are a function of. The keys of an output are in
-`.slices.json` beside its manifest. A shard of the new output that has the key of an old one has its bytes. They are
-compared with the sha256 in the old manifest while they are linked, so that a damaged file is never carried on.
+A shard's *key* is the digest of everything that its bytes depend on. The keys of an output are in `.slices.json` beside
+its manifest. Two shards with the same key have the same bytes. A linked file is compared with the sha256 in the old
+manifest, so a damaged file is never reused.
 """
 
 import contextlib
@@ -49,13 +49,13 @@ from beam_prep.storage.versions import Versions
 log = logging.getLogger("beam_prep")
 
 SHARD_VERSION = 1
-"""Rises with every change of what is written for the same rows; older shards are then not linked."""
+"""Raise this with every change of the bytes for the same rows: then older shards are not linked."""
 
 _WRITING_LIBRARIES = ("numpy", "pyarrow")
 
 
 def earlier_path(root: str, keep_versions: int | None) -> str | None:
-    """The path of the output whose shards are linked: the one that is replaced, or the latest version."""
+    """The path of the output whose shards are linked: the output that is replaced, or the latest version."""
     if keep_versions is None:
         return root
     latest = Versions(root).latest()
@@ -64,13 +64,13 @@ def earlier_path(root: str, keep_versions: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class EarlierShard:
-    """A shard of the output that is replaced, with the key of a new one.
+    """A shard of the earlier output that has the key of a new shard.
 
     Attributes:
-        folder: that output.
-        receipt: of the shard.
-        files: (file of that output, its path in the new one).
-        described: path in the new output -> content of files that say how many shards there are.
+        folder: the earlier output.
+        receipt: the receipt of the new shard, without files.
+        files: (file of the earlier output, path in the new output).
+        described: path in the new output -> content of files that depend on the number of shards.
     """
 
     folder: str
@@ -81,7 +81,7 @@ class EarlierShard:
 
 @dataclass(frozen=True, slots=True)
 class KeyedShard:
-    """A shard to write, its key, and the earlier one that has it."""
+    """A shard to write, its key, and the earlier shard with this key."""
 
     plan: ShardPlan
     key: str
@@ -90,13 +90,13 @@ class KeyedShard:
 
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
-    """A shard that is in its place.
+    """A shard that was written or linked.
 
     Attributes:
-        receipt: what the manifest says of it.
+        receipt: its entry in the manifest.
         key: its key.
-        how: `linked`, `written`; `damaged`: written, because the earlier one is not what its manifest says.
-        seconds: that it took.
+        how: `linked`, `written`; `damaged`: written, because the earlier shard differs from its manifest.
+        seconds: how long it took.
     """
 
     receipt: ShardReceipt
@@ -107,10 +107,10 @@ class WrittenShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardKeys:
-    """Makes the keys of an output's shards: by its token cache, formats, layout and columns.
+    """Makes the keys of an output's shards from its token cache, formats, layout and columns.
 
-    What decides how far a block is trusted is part of a key: a shard of blocks that were compared with the reference in
-    full is not replaced by one that was not.
+    The cache policy (`trust`) is part of a key: a run that needs blocks that were compared with the reference in full
+    does not link shards of other blocks.
     """
 
     token_cache: TokenCache
@@ -123,11 +123,11 @@ class ShardKeys:
     def of_job(
         cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]
     ) -> "ShardKeys":
-        """Of a job; `columns`: of its blocks."""
+        """The keys of a job; `columns`: the columns of its blocks."""
         return cls(arranger.token_cache, formats, layout, layout.columns(columns), arranger.compose)
 
     def of(self, plan: ShardPlan) -> str:
-        """The key of a shard. The names of blocks are digests of their bytes, in part; and of the recipe."""
+        """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
         known = [FORMATS[name] for name in self.formats if name in FORMATS]  # a later version may have written others
         libraries = [*_WRITING_LIBRARIES, *(name for each in known for name in each.libraries)]
         facts = {
@@ -151,25 +151,24 @@ class ShardKeys:
 
 
 library_version = functools.cache(importlib.metadata.version)
-"""The version of a library that is installed. Python reads and parses a file each time."""
+"""The version of an installed library. It is cached, because each lookup reads and parses a file."""
 
 
 def slices_text(shards: Sequence[WrittenShard], manifest: bytes) -> bytes:
     """The content of `.slices.json`.
 
     Args:
-        shards: all, in the order of the manifest.
-        manifest: its text.
+        shards: all shards, in the order of the manifest.
+        manifest: the text of the manifest.
     """
     return dump({"manifest": hashlib.sha256(manifest).hexdigest(), "keys": [shard.key for shard in shards]})
 
 
 class EarlierOutput:
-    """The shards of the output that is replaced, by key. Of an output without `.slices.json`, or of another manifest's,
-    there are none.
+    """The shards of the output that is replaced, by key. There are none without a `.slices.json` of its manifest.
 
     Args:
-        path: of the output; None: there is none.
+        path: the path of that output; None: there is no such output.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -197,21 +196,21 @@ class EarlierOutput:
         return key in self._by_key
 
     def bytes_of(self, keys: Iterable[str]) -> int:
-        """Of the files of these shards."""
+        """The size in bytes of the shards with these keys."""
         return sum(file.bytes for key in keys for file in self._by_key[key].files)
 
     @property
     def bytes(self) -> int:
-        """Of all of these shards' files."""
+        """The size in bytes of all shards."""
         return self.bytes_of(self._by_key)
 
     def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
-        """The shard of this key, or None.
+        """The shard with this key, or None.
 
         Args:
-            key: as `keys` made it.
+            key: the key of the new shard.
             plan: the new shard.
-            keys: of the new output.
+            keys: makes the keys of the new output.
         """
         receipt, formats, columns = self._by_key.get(key), keys.formats, keys.columns
         if receipt is None or self.manifest is None:
@@ -233,7 +232,7 @@ class EarlierOutput:
 
 
 def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard | None:
-    """The files of a shard in all formats; None: a format does not name them."""
+    """The files of a shard in all formats; None if a format does not name its files."""
     found: FilesOfShard = {}
     for name in formats:
         files = FORMATS[name].files(columns, shard, shards)
@@ -244,14 +243,14 @@ def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, s
 
 
 def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -> Iterator[KeyedShard]:
-    """Shards with their keys, and the earlier shards that have the same."""
+    """Shards with their keys, and the earlier shards with the same keys."""
     for plan in plans:
         key = keys.of(plan)
         yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
 
 
 def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
-    """The receipt of the new shard, all of whose files are in their places."""
+    """The receipt of a new shard whose files are linked."""
     files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files]
     for name, content in earlier.described.items():  # written anew
         files.append(WrittenFile(name, len(content), hashlib.sha256(content).hexdigest()))
@@ -266,10 +265,12 @@ def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
     """Links the files of a shard into a local folder. False if a link cannot be made, for instance to another disk.
 
     Args:
-        unfinished: the folder of a link until it is checked, on the same disk.
+        earlier: the shard.
+        folder: the folder of the new output.
+        unfinished: a folder on the same disk that holds a link until it is checked.
 
     Raises:
-        Damaged: a file's bytes are not those that the earlier manifest lists.
+        Damaged: a file's bytes are not what the earlier manifest lists.
     """
     if not is_local(earlier.folder):
         return False
@@ -284,11 +285,11 @@ def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
         except OSError:
             return False
         try:
-            _check(linked, file)  # of the link: what is at the other path may have been replaced since
+            _check(linked, file)  # checks the link, as the other path may have been replaced since
             os.replace(linked, target)
         finally:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(linked)  # there after an error; or after a rename onto itself, which does nothing
+                os.unlink(linked)  # it is left by an error, or by a rename onto itself, which does nothing
     return True
 
 
@@ -303,13 +304,13 @@ def _check(path: str, file: WrittenFile) -> None:
 
 
 def copy_objects(earlier: EarlierShard, output: str) -> bool:
-    """Copies the files of a shard to a path of the same store, by its server.
+    """Copies the files of a shard to a path of the same store. The server copies them.
 
-    The store keeps our digests, and checks its own: nothing is read.
+    No file is read: the store keeps our digests, and checks its own.
 
     Returns:
-        False if it is another store, or a file is not, or no longer, as the earlier manifest lists it: a new shard may
-        have taken its name already.
+        False if the output is in another store, or a file is not as the earlier manifest lists it: a new shard may
+        already have replaced it.
     """
     if is_local(output) or earlier.folder.partition("://")[0] != output.partition("://")[0]:
         return False
@@ -329,7 +330,7 @@ def copy_objects(earlier: EarlierShard, output: str) -> bool:
 
 
 def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:
-    """What `run.json` says of the shards."""
+    """The counts of shards in `run.json`."""
     hows = Counter(shard.how for shard in shards)
     damaged = {"shards_damaged": hows["damaged"]} if hows["damaged"] else {}
     return {"shards_linked": hows["linked"], "shards_written": hows["written"] + hows["damaged"], **damaged}

@@ -1,4 +1,4 @@
-"""Splits of input files, and the blocks of records that are read from them."""
+"""Splits of input files, and the blocks of records in them."""
 
 import logging
 import pickle
@@ -23,9 +23,9 @@ BLOCK_BYTES = 8 * 1024 * 1024
 
 
 def pack_files(inputs: Sequence[InputFile]) -> bytes:
-    """Packs the files of a job, in a few bytes each.
+    """Packs the list of a job's files, with a few bytes each.
 
-    The graph of a pipeline holds them, and Dataflow limits its size to 10 MB: `Create` of 100,000 files has more.
+    The pipeline graph holds the list, and Dataflow limits the graph to 10 MB; `Create` of 100,000 files needs more.
     """
     return zlib.compress(pickle.dumps(inputs, protocol=5))
 
@@ -39,19 +39,19 @@ def split_files(_: bytes, packed: bytes, block_bytes: int, workers: int = 1) -> 
 
 
 def split_file(place: tuple[int, InputFile], block_bytes: int, workers: int = 1) -> list[Split]:
-    """The parts of a file, by its number, that are read by themselves: see `Source.splits`."""
+    """The parts of a file that are read independently, see `Source.splits`; `place`: (number of the file, file)."""
     return source_of(place[1].path).splits(*place, block_bytes, workers)
 
 
 def is_stream(source: InputFile) -> bool:
-    """True if records are found from the file's beginning on: it is compressed, a `.json` file, or a table."""
+    """True if a file must be read from its beginning: it is compressed, a `.json` file, or a table."""
     return source_of(source.path).is_stream(source)
 
 
 def blocks_of(
     split: Split, block_bytes: int, max_line_bytes: int = MAX_LINE_BYTES, digests: bool = True
 ) -> Generator[tuple[RawBlock, Origin]]:
-    """The blocks of a split, as they are read: see `Source.blocks`.
+    """The raw blocks of a split, see `Source.blocks`.
 
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
@@ -62,7 +62,7 @@ def blocks_of(
 def read_split(
     split: Split, block_bytes: int, token_cache: TokenCache | None = None, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterable[Records]:
-    """The blocks of a split. A block that is in the token cache already has its receipt and no rows.
+    """The blocks of a split. A block that is already in the token cache comes with its block statistics and no rows.
 
     Raises:
         InputError: the file changed, is damaged, or cannot be read.
@@ -72,7 +72,7 @@ def read_split(
 
 
 FIRST_BYTES = 1024 * 1024
-"""Bytes that are read of a file to show its first records."""
+"""Bytes of a file that are read to show its first records."""
 
 
 def first_records(source: InputFile, file: int = 0, block_bytes: int = FIRST_BYTES) -> Records | None:
@@ -92,7 +92,7 @@ def records_at(source: InputFile, file: int, start: int, size: int) -> Records |
     Args:
         source: the file.
         file: its number.
-        start, size: the range, multiples of `CHUNK`.
+        start, size: the range in bytes, multiples of `CHUNK`.
 
     Raises:
         InputError: the file cannot be read.
@@ -103,19 +103,19 @@ def records_at(source: InputFile, file: int, start: int, size: int) -> Records |
 
 
 def blocks_drawn(source: InputFile, file: int, size: int, count: int, most: int) -> tuple[list[Records], int, bool]:
-    """Blocks of a file that has no places to read from: see `is_stream`.
+    """Blocks drawn from a file that must be read from its beginning (`is_stream`).
 
-    It is read once, from its beginning, and only the blocks that are drawn are kept and parsed: always the same ones.
+    The file is read once, and only the drawn blocks are kept and parsed. Each call draws the same blocks.
 
     Args:
         source: the file.
         file: its number.
         size: bytes of a block.
-        count: of blocks, at most.
-        most: bytes of content that are read, at most.
+        count: most blocks.
+        most: most bytes of content that are read.
 
     Returns:
-        the records of the blocks, in order; the bytes of content that were read; whether that is the entire file.
+        (records of the blocks in order, bytes of content that were read, True if that is the entire file).
 
     Raises:
         InputError: the file cannot be read.

@@ -16,7 +16,7 @@ from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local, shortened
 
 _KEPT = ("token_cache", "tokenizers", "references")
-"""Folders that stay after a failure, for the next launch on the same output."""
+"""Folders that stay after a failed run, for the next launch on the same output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,11 @@ class Staging:
     """The folder of one launch's unfinished files.
 
     Attributes:
-        root: the folder of all launches on this output. The default token cache is in it, so that the next launch finds
-            it.
-        launch: the name of this launch.
+        root: the folder of all launches on this output. It holds the default token cache, so the next launch finds it.
+        launch: the id of this launch.
         options: the store options that workers activate.
-        home: the folder of the output's claim and lock: next to the output, wherever `root` is, so that all launches
-            on the output find the same.
+        home: the folder of the output's claim and lock. It is always next to the output, so all launches on the output
+            find the same claim.
     """
 
     root: str
@@ -60,7 +59,7 @@ class Staging:
 
     @property
     def local(self) -> bool:
-        """True on this machine's disk, False in a store."""
+        """True if the folder is on a local disk, False if it is in a store."""
         return is_local(self.root)
 
     def path(self, *names: str) -> str:
@@ -77,12 +76,12 @@ class Staging:
         remove_folder(self.path())
 
     def remove_kept(self) -> None:
-        """Removes what the next launch would reuse: tokenised blocks, the tokenizer, evaluation data."""
+        """Removes what the next launch could reuse: tokenised blocks, the tokenizer, evaluation data."""
         for name in _KEPT:
             remove_folder(join(self.root, name))
 
     def remove_others(self) -> None:
-        """Removes the folders of all other launches. Called by the one that has the claim."""
+        """Removes the folders of all other launches. Only the launch that holds the claim may call it."""
         if self.local:
             names = (
                 {entry.name for entry in os.scandir(self.root) if entry.is_dir()} if os.path.isdir(self.root) else set()
@@ -95,10 +94,9 @@ class Staging:
 
 
 def unfinished_file(folder: str) -> str:
-    """A new path in a folder, which is made if it is not there.
+    """A new path in a folder, which is made if it is missing.
 
-    The output's own folder is published as it is, so no file is there before it is complete: of an attempt that is
-    killed nothing may be published.
+    The output's folder is published as it is, so it must hold no incomplete file: a killed attempt may leave one.
     """
     os.makedirs(folder, exist_ok=True)
     return os.path.join(folder, uuid.uuid4().hex)
@@ -108,8 +106,8 @@ class HashedFile:
     """A file that is hashed while it is written.
 
     Args:
-        path: its path when it is closed.
-        unfinished: the folder that it is in until then, on the same disk.
+        path: its path after `close`.
+        unfinished: the folder of the file before `close`, on the same disk.
     """
 
     def __init__(self, path: str, unfinished: str) -> None:
@@ -139,14 +137,14 @@ class HashedFile:
 
 
 class HashedFiles:
-    """Several files that are written at the same time below one local folder. For `unfinished` see `HashedFile`."""
+    """Files that are written at the same time below one local folder. For `unfinished` see `HashedFile`."""
 
     def __init__(self, folder: str, unfinished: str) -> None:
         self.folder, self.unfinished = folder, unfinished
         self._files: dict[str, HashedFile] = {}
 
     def open(self, name: str) -> BinaryIO:
-        """A new file, by its path in the folder."""
+        """Opens a new file; `name`: its path in the folder."""
         self._files[name] = HashedFile(os.path.join(self.folder, name), self.unfinished)
         return self._files[name]  # type: ignore[return-value]
 
@@ -157,7 +155,7 @@ class HashedFiles:
         file.close()
 
     def written(self) -> tuple[WrittenFile, ...]:
-        """All files, which must be closed, in order of their names."""
+        """All files, sorted by name. They must be closed."""
         return tuple(self._files[name].written(name) for name in sorted(self._files))
 
 

@@ -1,4 +1,4 @@
-"""An output in an object store, whose files are copied to this machine, one shard at a time."""
+"""Reads an output in an object store. It copies the files to this machine, one shard at a time."""
 
 import contextlib
 import hashlib
@@ -14,10 +14,10 @@ from beam_prep.storage.stores.objects import parts
 
 
 class StoredFiles:
-    """An output that is verified: see `verify.files.OutputFiles`. The objects are listed once, when this is made.
+    """The files of an output, see `verify.files.OutputFiles`. The objects are listed once, when this is made.
 
     Args:
-        output: on `gs://` or `s3://`.
+        output: a path on `gs://` or `s3://`.
 
     Raises:
         FormatError: there is no output.
@@ -27,7 +27,7 @@ class StoredFiles:
     def __init__(self, output: str) -> None:
         base = output.rstrip("/")
         found = {each.path[len(base) + 1 :]: each for each in objects.listed(f"{base}/")}
-        # A console's "folder" is an empty object of such a name.
+        # The consoles of stores make "folders": empty objects with a name that ends with "/".
         self._found = {name: each for name, each in found.items() if not name.endswith("/") and name}
         if MANIFEST not in self._found:
             raise no_output(base)
@@ -59,7 +59,7 @@ def copied(found: ObjectInfo, path: Path) -> str:
     """Copies an object of an output to this machine. Returns the sha256 of the copy.
 
     Raises:
-        FormatError: it was replaced or removed since it was found.
+        FormatError: the object was replaced or removed since it was listed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -74,7 +74,7 @@ def copied(found: ObjectInfo, path: Path) -> str:
 
 
 def no_output(url: str) -> FormatError:
-    """The error of a path of a store without a manifest."""
+    """The error for a path in a store without a manifest."""
     if objects.find(failure := f"{url}.failed/{FAILURE}") is not None:
         return FormatError(f"{url} holds no output, its run failed: the reason is in {failure}")
     return FormatError(f"{url} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")

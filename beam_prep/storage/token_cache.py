@@ -1,4 +1,4 @@
-"""The token cache: the folder that keeps tokenised blocks until shards are written, and from one run to the next."""
+"""The token cache: a folder that keeps tokenised blocks until shards are written, and for later runs."""
 
 import glob
 import hashlib
@@ -35,7 +35,7 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import CachePolicy
 
 AT_ONCE = 32
-"""Number of files that are read at the same time."""
+"""How many files are read at the same time."""
 
 
 _USED = ".used"
@@ -43,17 +43,17 @@ _USED = ".used"
 
 @dataclass(frozen=True, slots=True)
 class TokenCache:
-    """A folder of blocks. A block's name is the digest of everything that it depends on.
+    """A folder of blocks. A block's name is a digest of everything that the block depends on.
 
     Attributes:
         folder: the folder.
-        recipe: digest of what a block depends on besides its bytes: config, tokenizer, versions.
+        recipe: digest of config, tokenizer and versions: everything besides its bytes that a block depends on.
         options: the store options that workers activate.
-        single_use: for this run alone, on a local disk: a block is removed as soon as all of its rows are in a shard.
-            Then less of the disk is in use at a time, and pages that are not yet on the disk are never written to it.
+        single_use: only this run uses the folder, on a local disk. A block is removed as soon as all its rows are in a
+            shard. Then the job needs less disk, and pages that are still in memory are never written to the disk.
         trust: which blocks of earlier runs are reused.
-        kept: it stays after the run, and later runs use its blocks.
-        groups: of a job with groups of inputs, for each a digest of what its blocks depend on besides.
+        kept: the folder stays after the run, and later runs use its blocks.
+        groups: for groups of inputs, a digest of each group's settings.
     """
 
     folder: str
@@ -65,9 +65,9 @@ class TokenCache:
     groups: tuple[str, ...] = ()
 
     def digest(self, origin: Origin) -> str:
-        """What stands for a block in its name: the digest of its bytes; of a group of inputs, with that of the group.
+        """The digest in a block's name: the digest of its bytes, and of its group's settings if inputs have groups.
 
-        So the same bytes in two groups, whose fields may differ, are two blocks.
+        So the same bytes in two groups, which may read other fields, are two blocks.
         """
         group = origin.source.group
         if group is None:
@@ -76,14 +76,14 @@ class TokenCache:
         return hashlib.sha256(f"{of} {origin.digest}".encode()).hexdigest()
 
     def name(self, digest: str) -> str:
-        """The name of a block from its `digest`. The first two digits are the name of a folder."""
+        """The name of a block from its `digest`. The first two digits are a folder."""
         return f"{digest[:2]}/{digest[2:32]}-{self.recipe[:16]}"
 
     def find(self, digest: str) -> BlockReceipt | None:
-        """The receipt of a block that is already there, or None. The checksums of all of its bytes are compared.
+        """The block statistics of a block in the cache, or None. It checks the checksums of all bytes of the block.
 
         Raises:
-            TokenCacheError: the block is there and damaged.
+            TokenCacheError: the block is damaged.
         """
         name = self.name(digest)
         if is_local(self.folder) and not exists(self._path(name, ROWS)):
@@ -114,15 +114,15 @@ class TokenCache:
         return receipt
 
     def used(self, name: str) -> None:
-        """Notes that a block was used again: `gc` removes those that were not used for a time."""
+        """Notes that a block was used: `gc` removes blocks that were not used for some time."""
         if self.kept and is_local(self.folder):
-            with suppress(OSError):  # another user's; or it is gone, as whoever reads it will find
+            with suppress(OSError):  # the file of another user; or it is gone, then the next read fails
                 os.utime(self._path(name, ROWS))
-        elif self.kept:  # the time of an object changes only when it is written: one without bytes stands for it
+        elif self.kept:  # an object's time changes only by a write, so an empty object marks the use
             objects.put(self._path(name, _USED), b"")
 
     def rows(self, name: str, domain: int, start: int, stop: int, last: bool = False) -> dict[str, Ragged]:
-        """A slice of a block's rows. If it is the `last` use of the block, and all of its rows, the block is removed.
+        """A slice of a block's rows. It removes the block if this is the `last` use, and the slice is the whole block.
 
         Raises:
             TokenCacheError: see `_expected_block`.
@@ -131,11 +131,11 @@ class TokenCache:
         with self._expected_block(name):
             rows, are_all = read_rows(read_file(path), name, domain, start, stop)
         if last and are_all:
-            os.unlink(path)  # the rows are mapped, and stay readable as long as they are in use
+            os.unlink(path)  # the rows are mapped into memory, and stay readable while they are in use
         return rows
 
     def pick(self, name: str, domain: int, rows: Array) -> dict[str, Ragged]:
-        """Some rows of a block's domain, in the order in which they are given; see `pick_rows`.
+        """Some rows of a block's domain, in the given order; see `pick_rows`.
 
         Raises:
             TokenCacheError: see `_expected_block`.
@@ -144,13 +144,13 @@ class TokenCache:
             return pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
 
     def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
-        """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block does not have it."""
+        """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block lacks the counter."""
         row_index = self._row_index(name)
         counts = row_index.counters.get(counter)
         return None if counts is None else counts[row_index.domain == domain][start:stop]
 
     def receipt(self, name: str) -> BlockReceipt:
-        """A block's receipt.
+        """The block statistics of a block.
 
         Raises:
             TokenCacheError: see `_expected_block`.
@@ -159,7 +159,7 @@ class TokenCache:
             return read_receipt(read_file(self._path(name, ROWS)), name)
 
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-        """The rejects of several blocks, in order. A few blocks are read at the same time."""
+        """The rejects of several blocks, in order. Some blocks are read at the same time."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for first in range(0, len(names), AT_ONCE):
                 yield from pool.map(self._rejects, names[first : first + AT_ONCE])
@@ -179,16 +179,16 @@ class TokenCache:
 
     @contextmanager
     def _expected_block(self, name: str) -> Iterator[None]:
-        """Reads a block that the plan needs.
+        """Wraps the reading of a block that the plan needs.
 
         Raises:
-            TokenCacheError: it is gone, or damaged and then renamed. The next run makes it again.
+            TokenCacheError: the block is gone or damaged. A damaged block is renamed. The next run makes it again.
         """
         advice = f"in {self.folder}: run again: this block alone is made again"
         try:
             yield
         except FormatError as error:
-            for ending in (ROWS, ROW_INDEX, REJECTS):  # without its rows it is not found
+            for ending in (ROWS, ROW_INDEX, REJECTS):  # rows first: without its rows a block is not found
                 set_aside(self._path(name, ending))
             raise TokenCacheError(f"{error}; it is set aside (*{DAMAGED_SUFFIX}) {advice}") from None
         except FileNotFoundError:
@@ -198,18 +198,18 @@ class TokenCache:
         return join(self.folder, name + ending)
 
 
-# What a kept token cache loses. Every run touches the blocks that it uses: those go that were not used for a time, and
-# then the oldest ones until the token cache is as small as wanted. A block that goes is made again by the next run that
-# needs it; a run that has found it already fails, so `older_than` should be longer than a job takes.
+# Garbage collection of a kept token cache. Every run notes which blocks it uses. Blocks that were not used for some
+# time are removed, then the oldest ones until the cache is small enough. The next run that needs a removed block makes
+# it again. A running job that has already found the block fails, so `older_than` should be longer than a job takes.
 
 _BLOCK = re.compile(r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\..*)")
 _ENDINGS = (ROWS, ROW_INDEX, REJECTS, _USED)
-"""In the order in which they are removed: without its rows a block is not found."""
+"""The endings in the order of removal: rows first, because without its rows a block is not found."""
 
 
 @dataclass(slots=True)
 class _Files:
-    """The files of a block: their bytes, and when it was used last."""
+    """The files of a block: their size in bytes, and the time of the last use."""
 
     bytes: int = 0
     used: float = 0.0
@@ -218,12 +218,12 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What `collect` did, or would do.
+    """The result of `collect`.
 
     Attributes:
         token_cache: the folder.
-        kept, kept_bytes: blocks that are there afterwards.
-        removed, removed_bytes: blocks and leftovers that were removed.
+        kept, kept_bytes: blocks that are there afterwards, and their size.
+        removed, removed_bytes: blocks that were removed, and the size of these and of leftovers.
     """
 
     token_cache: str
@@ -233,7 +233,7 @@ class Collected:
     removed_bytes: int
 
     def line(self, dry_run: bool) -> str:
-        """For a person."""
+        """A line of text for the terminal."""
         return (
             f"{self.token_cache}: {self.removed:,} blocks, {self.removed_bytes / 1e9:.2f} GB "
             f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {self.kept_bytes / 1e9:.2f} GB kept"
@@ -241,13 +241,13 @@ class Collected:
 
 
 def collect(token_cache: str, older_than: float, most_bytes: int | None = None, dry_run: bool = False) -> Collected:
-    """Removes blocks that were not used for a time.
+    """Removes blocks that were not used for some time.
 
     Args:
         token_cache: the folder.
-        older_than: seconds; blocks that were used since then stay.
-        most_bytes: beyond that, blocks go whatever their age, the oldest first.
-        dry_run: remove nothing.
+        older_than: removes blocks that were not used for so many seconds.
+        most_bytes: while the cache is larger, also removes other blocks, the oldest first.
+        dry_run: removes nothing.
 
     Raises:
         ConfigError: there is no token cache.
@@ -272,7 +272,7 @@ def collect(token_cache: str, older_than: float, most_bytes: int | None = None, 
 
 
 def _found(token_cache: str) -> tuple[dict[str, _Files], dict[str, tuple[int, float]]]:
-    """The blocks of a token cache by name; and what killed writers, and damage, left: path -> (bytes, when)."""
+    """The blocks of a token cache by name; and leftovers of killed writers and damaged files: path -> (bytes, time)."""
     blocks: dict[str, _Files] = {}
     leftovers: dict[str, tuple[int, float]] = {}
     for file in listed(token_cache):

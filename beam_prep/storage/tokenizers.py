@@ -1,4 +1,4 @@
-"""Tokenizers whose files are in a store, and those that workers on other machines need."""
+"""Loads tokenizers from a store, and copies tokenizers to a folder that workers on other machines can read."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ from beam_prep.tokens.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """`Tokenizer.load`, also of a folder on gs:// or s3://, which is copied to this disk first (without weights).
+    """Like `Tokenizer.load`, also for a folder on gs:// or s3://, which is first copied to this disk without weights.
 
     Raises:
         TokenizerError: there is no usable tokenizer.
@@ -38,7 +38,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             found = Tokenizer.load(copied)
         except TokenizerError as error:
             raise TokenizerError(str(error).replace(copied, given)) from None
-        if Path(found.folder) == Path(copied):  # one that `save` wrote is not copied by `load`
+        if Path(found.folder) == Path(copied):  # `load` does not copy a folder that `save` wrote
             found = found.keep()
     return found
 
@@ -64,7 +64,7 @@ class TokenizerFolder:
         """Copies the files into a local folder, with the store options of the launcher.
 
         Raises:
-            TokenizerError: they cannot be read.
+            TokenizerError: the files cannot be read.
         """
         self.options.activate()
         for name in self.names:
@@ -84,5 +84,5 @@ def ship(tokenizer: Tokenizer, folder: str) -> Tokenizer:
     place = join(folder, "tokenizers", tokenizer.fingerprint)
     contents = tokenizer.contents()
     for name, content in contents.items():
-        write_file(join(place, name), content)  # even over an old file: an earlier launch may have left it damaged
+        write_file(join(place, name), content)  # it replaces an old file, which an earlier launch may have left damaged
     return tokenizer.from_source(TokenizerFolder(place, tuple(contents)))

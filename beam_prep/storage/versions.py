@@ -1,8 +1,8 @@
 """Versions of an output: `OUT/<version_name>/`, each complete, and `OUT/latest`, which names one of them.
 
-A trainer that opens OUT follows `latest` once, and keeps the version that it opened. A new one is made beside it,
-and `latest` moves when it is complete: on a disk a link that is replaced by a rename, in a store the object
-`latest.json`. Versions are in the order of their names.
+A trainer that opens OUT follows `latest` once, and keeps the version that it opened. A new version is made beside it.
+When the new version is complete, `latest` moves: on a disk it is a link that is replaced by a rename, in a store it is
+the object `latest.json`. Versions are ordered by name.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from beam_prep.storage.stores.objects import read_bytes
 
 _POINTER = "latest.json"
 _Pointer = tuple[str | None, list[str]]
-"""(latest, all)."""
+"""(latest version, all versions)."""
 
 
 def new_name() -> str:
-    """The name of a version that is made now: the time, in UTC, to the second."""
+    """The name of a version that is made now: the time in UTC, to the second."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
 def check_name(name: str) -> None:
-    """Makes sure that a version can have a name.
+    """Checks the name of a version.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: a version cannot have this name.
     """
     if not is_name(name):
         raise ConfigError(
@@ -56,7 +56,7 @@ class Versions:
         self.root = root
 
     def path(self, name: str) -> str:
-        """The output of a version."""
+        """The path of a version."""
         return join(self.root, name)
 
     def latest(self) -> str | None:
@@ -70,7 +70,7 @@ class Versions:
         return name if is_name(name) else None
 
     def names(self) -> list[str]:
-        """All complete versions, the oldest first."""
+        """The names of all complete versions, oldest first."""
         if not is_local(self.root):
             return sorted(self._pointer()[1])
         if not os.path.isdir(self.root):
@@ -80,7 +80,7 @@ class Versions:
         )
 
     def has(self, name: str) -> bool:
-        """True if a version is complete, whether `latest` is to know of it yet or not."""
+        """True if a version is complete. `latest` may not name it yet."""
         return exists(join(self.path(name), MANIFEST))
 
     def problem(self) -> str | None:
@@ -95,7 +95,7 @@ class Versions:
             return f"{self.root} is a file: choose another -o"
         if os.path.lexists(join(self.root, MANIFEST)):
             return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
-        # With a manifest or without: a version that another machine makes, for instance.
+        # Only complete versions may be here. A folder without a manifest may be a version that another machine makes.
         others = sorted(name for name in os.listdir(self.root) if name not in (LATEST, _NEW_LINK, HIDDEN))
         foreign = next((name for name in others if not os.path.isfile(join(self.root, name, MANIFEST))), None)
         if foreign is not None:
@@ -103,10 +103,10 @@ class Versions:
         return None
 
     def point(self, name: str) -> bool:
-        """Moves `latest` to a complete version, in one step, unless it names a later one.
+        """Moves `latest` to a complete version, in one step, unless `latest` names a later one.
 
         Returns:
-            True if `latest` names it now.
+            True if `latest` names this version now.
         """
         if not is_local(self.root):
             latest, _ = self._change_pointer(
@@ -125,13 +125,13 @@ class Versions:
         return True
 
     def remove_old(self, keep: int, made: str) -> None:
-        """Removes all but the newest versions, and what a launch that was killed here left of others.
+        """Removes all but the newest versions, and leftovers of versions that a killed launch was removing.
 
-        A version that a reader holds stays, and so does the one that `latest` names.
+        A version that a reader holds stays, and the version that `latest` names, too.
 
         Args:
-            keep: how many stay.
-            made: one that was made just now, which stays, too.
+            keep: how many versions stay.
+            made: the version that was just made; it stays, too.
         """
         names = self.names()
         for name in names[:-keep]:
@@ -140,7 +140,7 @@ class Versions:
         self.clean()
 
     def clean(self) -> None:
-        """Removes what is left of versions that are no longer there."""
+        """Removes leftovers of versions that were removed."""
         if is_local(self.root):
             hidden = Path(self.root, HIDDEN)
             shutil.rmtree(hidden / _REMOVED, ignore_errors=True)
@@ -152,13 +152,13 @@ class Versions:
                     folder.rmdir()
 
     def remove_unfinished(self, name: str) -> None:
-        """Removes the files of a version without a manifest, which a killed launch left. In a store only."""
+        """Removes the files of a version without a manifest, which a killed launch left. Only in a store."""
         if not is_local(self.root) and not self.has(name):
             remove_folder(self.path(name))
 
     def _remove(self, name: str) -> None:
         if is_local(self.root):
-            # By a rename first: a reader sees it entire or not at all.
+            # The rename comes first, so a reader sees the complete version or none.
             removed = join(self.root, HIDDEN, _REMOVED)
             os.makedirs(removed, exist_ok=True)
             os.rename(self.path(name), join(removed, f"{name}.{uuid.uuid4().hex}"))
@@ -173,7 +173,7 @@ class Versions:
         return any(is_held(read_bytes(found.path)) for found in leases if found.path.endswith(".json"))
 
     def _pointer(self) -> _Pointer:
-        """(latest, all) of a store. All are listed there, as a listing of the store would list every shard."""
+        """(latest version, all versions) in a store. `latest.json` lists them: a store would list every shard."""
         return self._read_pointer()[0]
 
     def _read_pointer(self) -> tuple[_Pointer, str | None]:
@@ -188,14 +188,14 @@ class Versions:
             raise OutputError(f"{join(self.root, _POINTER)} is not ours: choose another -o, or remove it") from None
 
     def _change_pointer(self, change: Callable[[str | None, list[str]], _Pointer]) -> _Pointer:
-        """Writes the pointer as `change` makes it from the one that is there: again if another was faster."""
+        """Changes the pointer by `change`. If another launch was faster, it tries again with the new pointer."""
         while True:
             there, version = self._read_pointer()
             wanted = change(*there)
             if wanted == there:
                 return wanted
             path, text = join(self.root, _POINTER), dump({"generation": wanted[0], "generations": wanted[1]})
-            if write_if(path, text, version):  # otherwise another was faster; or the answer to the first try was lost
+            if write_if(path, text, version):  # False: another was faster, or an answer was lost
                 return wanted
 
 

@@ -1,1 +1,1 @@
-"""Compares an output with its manifest: every file, every count. Needs no Beam and no tokenizer library."""
+"""Compares an output with its manifest: every file, every count. It needs no Beam and no tokenizer library."""

@@ -1,4 +1,4 @@
-"""The files of an output: which are there, and whether each is as the manifest lists it."""
+"""The files of an output, and the check that a file is as the manifest lists it."""
 
 import hashlib
 import os
@@ -15,11 +15,11 @@ class OutputFiles(Protocol):
     """The files of an output, on a disk or in a store."""
 
     def names(self) -> Iterable[str]:
-        """Every file that is there, relative to the output; "/" separates."""
+        """The path of every file, relative to the output, with "/"."""
         ...
 
     def local(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """A folder on this machine with those of these files that exist. It is there as long as the context."""
+        """A folder on this machine with these files, if they exist. The folder lasts as long as the context."""
         ...
 
 
@@ -30,7 +30,7 @@ class LocalFiles:
         self._folder = Path(folder)
 
     def names(self) -> Iterator[str]:
-        """See `OutputFiles.names`. A link to a folder of the output is not followed; others are names, as files."""
+        """See `OutputFiles.names`. A link to a folder of the output is not followed; another link counts as a file."""
         for path in self._entries():
             if not os.path.isdir(path) or not self._is_inside(path):
                 yield self._name(path)
@@ -46,12 +46,12 @@ class LocalFiles:
             yield f"{self._name(error.filename)}: cannot be read: make it readable (chmod u+rx)"
 
     def unlike(self, names: Iterable[str], listed: Iterable[str]) -> list[str]:
-        """Those of some names that are no other name of a listed file, by a link within the output."""
+        """The names that are not links to listed files within the output."""
         known = {os.path.realpath(self._folder / name) for name in listed}
         return [name for name in names if os.path.realpath(self._folder / name) not in known]
 
     def _entries(self, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
-        """All that is in the output and not hidden."""
+        """All files and folders in the output that are not hidden."""
         for folder, folders, files in os.walk(self._folder, onerror=on_error):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             yield from (os.path.join(folder, name) for name in [*folders, *sorted(files)] if not name.startswith("."))
@@ -68,7 +68,7 @@ class LocalFiles:
 
 
 def file_is_listed(folder: Path, file: WrittenFile) -> Iterator[str]:
-    """A file that the manifest lists is there, with the size and the sha256 that it says."""
+    """A file that the manifest lists exists, with the listed size and sha256."""
     path = folder / file.path
     try:
         found = path.stat()

@@ -1,7 +1,7 @@
-"""Compares an output with its manifest. `CHECKS` lists every check: what it looks at, and what it costs.
+"""Compares an output with its manifest. `CHECKS` lists every check, its object, and its cost.
 
-Each file is read once for its sha256, and the shards once more, by the readers of their formats. What a manifest says
-of itself is asserted where it is made (`formats.manifest.build_manifest`); docs/formats.md says what cannot be found.
+Each file is read once for its sha256, and shards once more, by the readers of their formats. `build_manifest` in
+`formats.manifest` checks that the counts of a manifest add up. docs/formats.md says what cannot be found.
 """
 
 import hashlib
@@ -56,9 +56,9 @@ class Output:
     Attributes:
         files: its files.
         manifest: its manifest.
-        shards: the shards that it lists.
-        facts: of the tokenizer in it (`fingerprint`, `max_id` ...); {}: there is none, or it cannot be read.
-        rejected: rejects that were found, by reason, once their files were read.
+        shards: the shards that the manifest lists.
+        facts: facts of its tokenizer (`fingerprint`, `max_id` ...); {} if there is none, or it cannot be read.
+        rejected: reason -> number of rejects, once the files of rejects were read.
     """
 
     files: OutputFiles
@@ -69,14 +69,14 @@ class Output:
 
 
 def paths_are_inside(output: Output) -> Iterator[str]:
-    """No path that the manifest lists leads out of the output. Nothing else is read if one does."""
+    """No path that the manifest lists leads out of the output. If one does, no other check is made."""
     for file in _listed(output):
         if is_outside(file.path):
             yield f"{MANIFEST}: lists {file.path!r}, which is not a path in the output"
 
 
 def no_other_files(output: Output) -> Iterator[str]:
-    """No file is there that the manifest does not list, and no link that leads out. Hidden ones may be there."""
+    """There is no file that the manifest does not list, and no link that leads out. Hidden files are allowed."""
     if isinstance(output.files, LocalFiles):
         yield from output.files.folder_problems()
     listed = {*(file.path for file in _listed(output)), MANIFEST, RUN, REPORT}
@@ -95,8 +95,8 @@ def counts_add_up(output: Output) -> Iterator[str]:
 
 
 def tokenizer_is_the_one(output: Output) -> Iterator[str]:
-    """The tokenizer in the output is the one that the manifest names."""
-    said = output.manifest.get("tokenizer", {}).get("fingerprint")  # a chain written by hand does not say
+    """The tokenizer in the output is the tokenizer that the manifest names."""
+    said = output.manifest.get("tokenizer", {}).get("fingerprint")  # a chain written by hand has none
     found = output.facts.get("fingerprint")
     if None not in (said, found) and found != said:
         yield f"{TOKENIZER}: found fingerprint {found}, {MANIFEST} says {said}"
@@ -116,11 +116,11 @@ class Check:
     """A check.
 
     Attributes:
-        of: what `find` is called with. `paths`, `output`: an `Output`, before its files are read. `file`: a folder, and
-            a file in it that the manifest lists (`WrittenFile`). `rows`: some `Rows` of a shard. `shard`: a
-            `FoundShard`, and the `ShardReceipt`. `rejects`: an `Output` whose rejects were counted.
-        cost: what is read for it.
-        find: gives what is wrong; its docstring says what it checks.
+        of: the arguments of `find`. `paths`, `output`: an `Output`, before its files are read. `file`: a folder, and a
+            file in it that the manifest lists (`WrittenFile`). `rows`: some `Rows` of a shard. `shard`: a `FoundShard`
+            and the `ShardReceipt`. `rejects`: an `Output` whose rejects were counted.
+        cost: what the check reads.
+        find: yields the problems; its docstring says what must hold.
     """
 
     of: Literal["paths", "output", "file", "rows", "shard", "rejects"]
@@ -149,14 +149,14 @@ CHECKS = (
 
 
 def _found(of: str, *given: Any) -> Iterator[str]:
-    """What the checks of one kind find, in their order."""
+    """The problems that the checks of one kind find."""
     for check in CHECKS:
         if check.of == of:
             yield from check.find(*given)
 
 
 def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Every difference between an output and its manifest, one line each: the file, what is found, what is wanted.
+    """A line for every difference between an output and its manifest: the file, found, wanted.
 
     Raises:
         FormatError: the manifest is damaged.
@@ -201,20 +201,20 @@ def _shard(output: Output, shard: ShardReceipt, shards: int, limits: Limits) -> 
                 for part in parts_of(FORMATS[name].read(folder / place, columns, shard.shard, shards), columns):
                     found.add(Rows(part, columns, limits), checks)
                 wrong = list(_found("shard", found, shard))
-            except ValueError as error:  # borders that a reader takes, and that are none
+            except ValueError as error:  # damaged offsets that the reader accepted
                 wrong = [f"its rows cannot be read: {error}"]
             except (FormatError, ImportError) as error:
-                # Of a damaged file it is no news that it cannot be read.
+                # The damage of a file was already reported.
                 wrong = [] if damaged else [str(error)]
             yield from (f"{place}: shard {shard.shard} ({name}): {problem}" for problem in wrong)
 
 
 def _tokenizer_facts(files: OutputFiles) -> dict[str, Any]:
-    """What the other files of the tokenizer give, whatever `beam_prep.json` says."""
+    """The facts of the tokenizer, computed from its files without `beam_prep.json`."""
     with files.local([f"{TOKENIZER}/{name}" for name in tokenizer_cache.FILES]) as folder:
         try:
             found = expected_files(tokenizer_cache.read(folder / TOKENIZER))
-        except OSError:  # it is told that they cannot be read, if they are listed
+        except OSError:  # `file_is_listed` reports listed files that cannot be read
             found = None
     facts: dict[str, Any] = {} if found is None else json.loads(found[tokenizer_cache.FACTS_FILE])
     return facts
@@ -239,14 +239,14 @@ def _written(*lists: Sequence[Mapping[str, Any]]) -> list[WrittenFile]:
 
 
 def numbers(text: bytes) -> dict[str, Any]:
-    """The few numbers of an output that a scheduler passes on.
+    """A few numbers of an output, for a scheduler.
 
     Args:
         text: the bytes of its manifest.
 
     Returns:
-        `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the records looked at, and
-        `rejected`, by reason.
+        `manifest_sha256`; `shards` and `rows`; `tokens` and `trained`, by column; `read`, the number of records that
+        were read, and `rejected`, by reason.
     """
     manifest = load(text, MANIFEST)
     totals, ledger = manifest["totals"], manifest["ledger"]

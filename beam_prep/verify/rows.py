@@ -1,4 +1,4 @@
-"""The rows of a shard: read in a format, counted, and whether they are possible, whatever they were made from."""
+"""Reads the rows of a shard, counts them, and checks whether a run could have written them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from beam_prep.formats.flat import FlatReader
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt, count_tokens
 
 VALUES_AT_ONCE = 1 << 20
-"""Values of all columns that are read at once; a row that has more is read alone."""
+"""Values, over all columns, that are read at a time; a larger row is read alone."""
 
 _ALIGNED = ("mask", "labels", "weights", "token_value", "attention", "position")
 """Roles of columns with a value for each id."""
@@ -23,12 +23,12 @@ _ALIGNED = ("mask", "labels", "weights", "token_value", "attention", "position")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the rows of an output may hold. None: nothing says, as of a chain written by hand.
+    """Limits of the rows of an output. None: not known, for instance for a chain written by hand.
 
     Attributes:
         max_id: the largest id of the tokenizer.
-        tokens: of a sequence, or of a document in a packed row, at most.
-        packed: tokens of a packed row, at most.
+        tokens: most tokens of a sequence, or of a document in a packed row.
+        packed: most tokens of a packed row.
     """
 
     max_id: int | None
@@ -37,7 +37,7 @@ class Limits:
 
 
 def limits_of(manifest: Mapping[str, Any], max_id: int | None) -> Limits:
-    """What the config in a manifest says of every row."""
+    """The limits of rows by the config in a manifest; `max_id`: the largest id of the tokenizer."""
     if "config" not in manifest:
         return Limits(max_id, None, None)
     rules = manifest["config"]["preprocessing"]
@@ -46,12 +46,12 @@ def limits_of(manifest: Mapping[str, Any], max_id: int | None) -> Limits:
 
 
 class Wrong(NamedTuple):
-    """Rows that are wrong in one way.
+    """Rows with the same problem.
 
     Attributes:
-        rows: int64 [wrong], their numbers, ascending.
-        text: what is wrong with each; `{}` stands for a value.
-        shown: of these values arrays [wrong], one for each `{}`.
+        rows: int64 [wrong], the numbers of the rows, ascending.
+        text: the problem; `{}` stands for a value of the row.
+        shown: an array [wrong] of values for each `{}`.
     """
 
     rows: Array
@@ -64,9 +64,9 @@ class Rows:
     """Some rows of a shard.
 
     Attributes:
-        part: the columns, by name; all have these rows.
-        columns: what they are.
-        limits: what they may hold.
+        part: column -> these rows.
+        columns: the columns.
+        limits: the limits of rows.
     """
 
     part: Mapping[str, Ragged]
@@ -74,16 +74,16 @@ class Rows:
     limits: Limits
 
     def of(self, *roles: str) -> Iterator[tuple[Column, Ragged]]:
-        """The columns of these roles, with their rows."""
+        """(column, its rows) of the columns with these roles."""
         return ((column, self.part[column.name]) for column in self.columns if column.role in roles)
 
     def ids_of(self, column: Column) -> str | None:
-        """The ids that a column belongs to; None: there are none."""
+        """The name of the column of ids that a column belongs to; None if there is none."""
         return column.of or next((each.name for each, _ in self.of("ids")), None)
 
     def documents(self, ids: str) -> tuple[Array, Array]:
-        """int64 [documents] each: tokens, and the row, of every sequence in a column of ids: of its lists, of the
-        documents in packed rows, or of the rows, without padding.
+        """int64 [documents] each: length and row of every sequence in a column of ids. Sequences are the lists of
+        lists of lists, the documents of packed rows, or the rows without padding.
         """
         rows = self.part[ids]
         numbers = np.arange(len(rows))
@@ -99,7 +99,7 @@ class Rows:
 
 
 def ids_in_vocabulary(rows: Rows) -> Iterator[Wrong]:
-    """Ids are from 0 to the largest of the tokenizer; a label may be -100, too."""
+    """Ids are from 0 to the largest id of the tokenizer; a label may also be -100."""
     most = rows.limits.max_id
     for column, values in rows.of("ids", "labels"):
         found = values.flat
@@ -119,18 +119,18 @@ def masks_are_bits(rows: Rows) -> Iterator[Wrong]:
 
 
 def labels_are_ids(rows: Rows) -> Iterator[Wrong]:
-    """A label is -100 or the id at its place; if labels are shifted, the id after it, within its document."""
+    """A label is -100 or the id at its position; if labels are shifted, the next id within its document."""
     for column, labels in rows.of("labels"):
         ids = rows.part[str(rows.ids_of(column))]
         if not np.array_equal(labels.flat_lengths, ids.flat_lengths):
-            continue  # `columns_are_aligned` tells
+            continue  # `columns_are_aligned` reports it
         wanted, where = ids.flat, "at its place"
         wrong = labels.flat != IGNORE_INDEX
         if column.shifted:
             wanted, where = np.append(wanted[1:], 0), "after its place"
             lengths, row = rows.documents(str(rows.ids_of(column)))
             ends = np.cumsum(lengths) if lengths.sum() == len(wanted) else ids.offsets[row] + lengths
-            wrong[ends[(ends > 0) & (ends <= len(wrong))] - 1] = False  # the token after it is not in the document
+            wrong[ends[(ends > 0) & (ends <= len(wrong))] - 1] = False  # the next token is in another document
         wrong &= labels.flat != wanted
         yield _values(labels, wrong, f"of {column.name!r} holds {{}}, wanted {IGNORE_INDEX} or the id {where}")
 
@@ -152,7 +152,7 @@ def columns_are_aligned(rows: Rows) -> Iterator[Wrong]:
 
 
 def documents_add_up(rows: Rows) -> Iterator[Wrong]:
-    """The lengths of the documents in a packed row are above 0 and add up to it; each has its metadata."""
+    """The lengths of documents are above 0 and add up to their packed row; each document has its metadata."""
     for column, lengths in rows.of("lengths"):
         ids = rows.part[str(rows.ids_of(column))]
         yield _values(lengths, lengths.flat <= 0, f"of {column.name!r} holds {{}}, wanted lengths above 0")
@@ -194,7 +194,7 @@ def lengths_in_limits(rows: Rows) -> Iterator[Wrong]:
 
 
 def _values(rows: Ragged, wrong: Array, text: str) -> Wrong:
-    """Of values that are wrong (bool, one for each innermost value of `rows`), the first one of each row is shown."""
+    """The rows with wrong values, and the first of each; `wrong`: bool, for each innermost value of `rows`."""
     places = np.flatnonzero(wrong)
     borders = rows.values.offsets[rows.offsets] if isinstance(rows.values, Ragged) else rows.offsets
     numbers, first = np.unique(np.searchsorted(borders, places, "right") - 1, return_index=True)
@@ -202,12 +202,12 @@ def _values(rows: Ragged, wrong: Array, text: str) -> Wrong:
 
 
 def _bytes(values: Array) -> Array:
-    """Bools as the bytes they are: a file may hold others than 0 and 1."""
+    """Bools as their bytes: a file may hold other bytes than 0 and 1."""
     return values.view(np.uint8) if values.dtype == bool else values
 
 
 def _not_counted(values: Array, borders: Array) -> Array:
-    """bool: where values do not count 0, 1, 2 ... from each of the borders on."""
+    """bool: where values do not count 0, 1, 2 ... from each border."""
     starts = np.repeat(borders[:-1], np.diff(borders))
     found: Array = values != np.arange(len(values)) - starts
     return found
@@ -215,14 +215,14 @@ def _not_counted(values: Array, borders: Array) -> Array:
 
 @dataclass(slots=True)
 class FoundShard:
-    """A shard as a format's reader finds it.
+    """The counts and problems of a shard, from the reader of a format.
 
     Attributes:
-        rows: how many.
-        tokens, trained: as a `ShardReceipt` has them.
+        rows: the number of rows.
+        tokens, trained: see `ShardReceipt`.
         untrained: rows that lack a trained token in a column of masks or labels.
-        documents: of packed rows.
-        wrong: what is wrong -> in how many rows, and a text for the first of them.
+        documents: the number of documents in packed rows.
+        wrong: problem -> (number of rows, text for the first row).
     """
 
     rows: int = 0
@@ -252,7 +252,7 @@ class FoundShard:
 
 
 def counts_are_listed(found: FoundShard, shard: ShardReceipt) -> Iterator[str]:
-    """Rows, tokens, trained tokens and documents of a shard are as many as the manifest says."""
+    """The numbers of rows, tokens, trained tokens and documents of a shard are as the manifest says."""
     if found.rows != shard.rows:
         yield f"found {found.rows} rows, {MANIFEST} says {shard.rows}"
     for kind, counts, listed in (("tokens", found.tokens, shard.tokens), ("trained", found.trained, shard.trained)):
@@ -269,18 +269,18 @@ def counts_are_listed(found: FoundShard, shard: ShardReceipt) -> Iterator[str]:
 
 
 def rows_are_possible(found: FoundShard, shard: ShardReceipt) -> Iterator[str]:
-    """What the checks of rows found: the first row of each kind, and how many there are."""
+    """The checks of rows find no problem. Reports the first row of each problem, and the number of rows."""
     for count, text in found.wrong.values():
         yield text if count == 1 else f"{text} ({count} rows)"
 
 
 def parts_of(reader: ShardReader, columns: Sequence[Column]) -> Iterator[dict[str, Ragged]]:
-    """All rows in order.
+    """All rows in order, some at a time.
 
     Raises:
         FormatError: a row is damaged.
     """
-    if isinstance(reader, FlatReader):  # their columns are arrays
+    if isinstance(reader, FlatReader):  # its columns are arrays
         ends = offsets_of(reader.sizes())
         start = 0
         while start < len(reader):

@@ -1,6 +1,7 @@
 """The contract of a client of an object store, and its errors.
 
-Beam, of whose options clients are made, is imported when a store is used: readers of local outputs do without.
+Clients are made from Beam's options. Beam is imported only when a store is used, not by readers of local
+outputs.
 """
 
 import logging
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def options_here() -> "PipelineOptions | None":
-    """What `FileSystems.set_options` was given in this process. Beam has no public name for it."""
+    """The options given to `FileSystems.set_options` in this process. Beam has no public name for them."""
     from apache_beam.io.filesystems import FileSystems
 
     given: PipelineOptions | None = FileSystems._pipeline_options
@@ -28,10 +29,10 @@ def options_here() -> "PipelineOptions | None":
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Beam's options for stores. The workers of a pool and of the local runner do not get them from Beam.
+    """Beam's options for stores. Beam does not send them to the workers of a pool or of the local runner.
 
-    Pickling and unpickling them changes nothing in a process. What uses a store on a worker calls `activate` first: the
-    `setup` of a DoFn, or `TokenizerFolder.fetch`.
+    Unpickling does not activate them. Code that uses a store on a worker calls `activate` first, for instance in the
+    `setup` of a DoFn, or in `TokenizerFolder.fetch`.
     """
 
     given: tuple[tuple[str, Any], ...] = ()
@@ -52,9 +53,9 @@ class StoreOptions:
         return cls(tuple(sorted({**mine, **s3}.items())))
 
     def activate(self) -> None:
-        """Makes these the options of this process, if they are not yet. Beam's FileSystems uses them, too.
+        """Makes these the options of this process, for Beam's FileSystems, too.
 
-        Beam keeps one set of options for each process, so this is for workers, which work for one job.
+        Beam keeps one set of options for each process, so call this only on workers, which work for one job.
         """
         from apache_beam.io.filesystems import FileSystems
         from apache_beam.options.pipeline_options import PipelineOptions
@@ -65,10 +66,10 @@ class StoreOptions:
 
 
 SHA256 = "sha256"
-"""The key of an object's metadata under which we keep its digest."""
+"""The key of our digest in an object's metadata."""
 CONNECTIONS = 16
 ANY = "any"
-"""In place of a version: there may be an object of any, or none."""
+"""In place of a version: writes in any case, with or without an object at this path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,9 @@ class ObjectInfo:
         path: `gs://bucket/name`.
         size: bytes.
         version: changes when the object is written (GCS: generation, S3: etag).
-        checksum: of its content, in the store's own form.
-        updated: seconds since the epoch.
-        sha256: of its content, if we wrote it; listings do not have it.
+        checksum: the store's checksum of the content.
+        updated: time of the last write, in seconds since the epoch.
+        sha256: our digest of the content, if we wrote the object; listings do not have it.
     """
 
     path: str
@@ -93,19 +94,19 @@ class ObjectInfo:
 
 
 class StoreUnavailable(Exception):
-    """A store does not answer, or not now. The request is made again before it becomes an error of the job."""
+    """A store does not answer now. The request is repeated for some time before the job fails."""
 
 
 class Changed(Exception):
-    """An object was read in another version than asked for."""
+    """An object no longer has the requested version."""
 
 
 class PreconditionFailed(Exception):
-    """A conditional put wrote nothing: the object is there, or no longer there, or in another version."""
+    """A conditional put wrote nothing: the object exists, or no longer exists, or has another version."""
 
 
 class StoreClient(Protocol):
-    """A store. Each call may raise `StoreUnavailable`, `FileNotFoundError`, and `StorageError` where it is refused."""
+    """A store. Each call may raise `StoreUnavailable`, `FileNotFoundError`, and `StorageError` if it is refused."""
 
     def find(self, path: str) -> ObjectInfo:
         """Describes an object."""
@@ -120,31 +121,31 @@ class StoreClient(Protocol):
         ...
 
     def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        """Writes an object, completely or not at all; and only if it has this version, `ANY` or none (None).
+        """Writes an object, completely or not at all. Raises `PreconditionFailed` unless the object has `version`.
 
-        Otherwise `PreconditionFailed`.
+        Version None: there must be no object. `ANY`: always writes.
 
         Servers that ignore preconditions (gcp-storage-emulator) always write. On S3 the version is a digest of the
-        content: the same content written again is the same version.
+        content, so the same content written again has the same version.
         """
         ...
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        """Writes an object from a local file, completely or not at all; and only if it has this version, see `put`.
+        """Writes an object from a local file. For `version` see `put`.
 
-        S3 does not look at the version of a file that is uploaded in parts.
+        S3 ignores the version if the file is uploaded in parts.
         """
         ...
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
-        """Copies an object to another path of the store, by its server. `Changed` if it has another version.
+        """Copies an object to another path of the store, on the server. `Changed` if it has another version.
 
         Servers that ignore preconditions (gcp-storage-emulator) copy any version.
         """
         ...
 
     def delete(self, path: str) -> None:
-        """Removes an object. One that is not there is no error."""
+        """Removes an object. A missing object is no error."""
         ...
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -161,7 +162,7 @@ def bucket_and_name(path: str) -> tuple[str, str]:
 
 
 def incomplete(path: str) -> StoreUnavailable:
-    """The error of an answer of which a part is missing: its connection was cut."""
+    """The error of an answer that is cut: the connection was lost."""
     return StoreUnavailable(f"the answer about {path} is incomplete")
 
 
@@ -171,14 +172,14 @@ def refused(path: str, error: Exception) -> StorageError:
 
 
 def metadata(sha256: str | None) -> dict[str, str]:
-    """The metadata of an object of ours."""
+    """The metadata of an object that we write."""
     return {} if sha256 is None else {SHA256: sha256}
 
 
 log = logging.getLogger("beam_prep")
 
 RETRY_SECONDS = 60.0
-"""Seconds that a store may be unavailable in the middle of a run."""
+"""Seconds that a store may be unavailable during a run."""
 
 PAUSE, LONGEST_PAUSE = 0.25, 8.0
 
@@ -186,7 +187,7 @@ T = TypeVar("T")
 
 
 def with_retries(work: Callable[[], T], path: str) -> T:
-    """Calls `work`, again while the store of a path does not answer, for `RETRY_SECONDS` seconds.
+    """Calls `work`, and repeats it for `RETRY_SECONDS` while the store of a path does not answer.
 
     Raises:
         StorageError: the store did not answer for that long.
@@ -204,18 +205,18 @@ def with_retries(work: Callable[[], T], path: str) -> T:
                     "reachable, and run again; finished blocks are not made again"
                 ) from None
             log.info("%s: the store does not answer (%s); trying again", path, error)
-        # Random, so that workers do not all try at the same moment.
+        # The pause is random, so workers do not all try at the same moment.
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def is_local(path: str) -> bool:
-    """Tells a path on this machine's disk from one in a store."""
+    """True for a path on this machine's disk, False for a path in a store."""
     return "://" not in path
 
 
 def shortened(name: str) -> str:
-    """A name of a file with room for an ending: names have 255 bytes at most. Only long ones are cut."""
+    """A file name, cut if it is long, so an ending can be added: names have at most 255 bytes."""
     return os.fsencode(name)[:_LONGEST].decode("utf-8", "ignore")
 
 

@@ -81,7 +81,7 @@ class GCSClient:
     def get(self, path: str, start: int, stop: int, version: str | None) -> bytes:
         with self._errors(path):
             only = None if version is None else int(version)
-            # As it is stored: otherwise the library decompresses objects that are marked as gzip.
+            # `raw_download`, because the library would decompress objects that are marked as gzip.
             data: bytes = self._blob(path).download_as_bytes(
                 start=start, end=stop - 1, raw_download=True, if_generation_match=only, checksum=None, retry=None
             )
@@ -96,7 +96,7 @@ class GCSClient:
         self._upload(path, io.BytesIO(data), len(data), version, sha256)
 
     def _upload(self, path: str, body: BinaryIO, size: int, version: str | None, sha256: str | None) -> None:
-        """See `put`. A large object is uploaded resumably: it is there when it is whole."""
+        """See `put`. A large object is uploaded by a resumable upload, and exists only when it is complete."""
         generation = None if version == ANY else int(version or 0)  # no object has generation 0
         blob = self._blob(path)
         blob.metadata = metadata(sha256)
@@ -113,7 +113,7 @@ class GCSClient:
         except FileNotFoundError:
             with self._errors(path):
                 list(self._gcs.list_blobs(bucket_and_name(path)[0], max_results=1, retry=None))
-            # The bucket is there: the session of the upload has expired, or its address arrived cut.
+            # The bucket exists, so the upload session has expired, or its address was cut.
             raise StoreUnavailable("the upload's session is lost") from None
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
@@ -121,7 +121,7 @@ class GCSClient:
         blob.metadata = metadata(sha256)
         blob.content_type = "application/octet-stream"
         with self._errors(path):
-            while True:  # a large one in several requests
+            while True:  # a large object takes several requests
                 token, _, _ = blob.rewrite(
                     self._blob(source.path),
                     token=token,

@@ -1,9 +1,9 @@
-"""Reads and writes entire objects, with the clients that Beam makes from its options. A process keeps its clients.
+"""Reads and writes objects, with clients that Beam makes from its options. A process keeps its clients.
 
-Beam's FileSystems makes a new client for every call, which takes longer than the call. And it has no conditions such as
-"only if there is none" and "only the version that was listed", which our outputs need. A write is one request or, for a
-large file, an upload that counts only when it is complete: no name ever belongs to half an object. A request without an
-answer is made again for `RETRY_SECONDS` seconds.
+Beam's FileSystems makes a new client for every call, which takes longer than the call. And it has no conditional writes
+("only if there is no object", "only this version"), which our outputs need. A write is one request or, for a large
+file, an upload that counts only when it is complete, so there is never half an object. A request without an answer is
+repeated for `RETRY_SECONDS`.
 """
 
 import functools
@@ -44,7 +44,7 @@ CLIENTS: dict[str, tuple[Callable[["PipelineOptions"], StoreClient], str]] = {
 
 
 def client_of(path: str) -> StoreClient:
-    # One per process: a connection must not be used on both sides of a fork.
+    # Each process has its own client: a connection must not be used on both sides of a fork.
     return client_for(path.partition("://")[0], os.getpid(), options_here())
 
 
@@ -62,7 +62,7 @@ def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> 
 
 
 def find(path: str) -> ObjectInfo | None:
-    """Describes an object; None if there is none."""
+    """Describes an object; None if it does not exist."""
     try:
         return with_retries(lambda: client_of(path).find(path), path)
     except FileNotFoundError:
@@ -79,8 +79,8 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     """Bytes [start, stop) of an object.
 
     Raises:
-        FileNotFoundError: there is none.
-        Changed: it has another version.
+        FileNotFoundError: there is no such object.
+        Changed: the object has another version.
     """
     if stop <= start:
         return b""
@@ -98,7 +98,7 @@ def tail(path: str, size: int) -> tuple[bytes, int]:
     """The last bytes of an object, at most `size`, and the object's size.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such object.
     """
 
     def all_of_it() -> tuple[bytes, int]:
@@ -117,42 +117,42 @@ def put(path: str, data: bytes, sha256: str | None = None) -> None:
 
 
 def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
-    """Writes an object if it has the version that `find` returned, or (None) if there is none at this path.
+    """Writes an object if it has `version`, as `find` gave it; None: if there is no object.
 
-    A request whose answer was lost is made again, and then fails because the first one succeeded. A caller that must
-    know whose object it is has to read it.
+    A request whose answer was lost is repeated, and fails because the first request succeeded. So after a failure the
+    caller must read the object to know who wrote it.
 
     Raises:
-        PreconditionFailed: there is one; it has another version, or is no longer there.
+        PreconditionFailed: the object has another version, exists, or no longer exists.
     """
     with _bucket_is_there(path):
         with_retries(lambda: client_of(path).put(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
-    """Writes an object from a local file if it has this version, or (None) if there is none; completely or not at all.
+    """Writes an object from a local file, completely or not at all. For `version` see `put_if`.
 
     On S3 a file that is uploaded in parts is written in any case.
 
     Raises:
-        PreconditionFailed: it has another version, is there, or is no longer there; and has other bytes.
+        PreconditionFailed: the object has another version, exists, or no longer exists; and its bytes are not these.
     """
     try:
         with _bucket_is_there(path):
             with_retries(lambda: client_of(path).upload(path, file, sha256, version), path)
     except PreconditionFailed:
-        found = find(path)  # the answer to the first try was lost, or a late copy of a step wrote the same
+        found = find(path)  # an answer was lost, or a late copy of a step wrote the same
         if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
             raise
 
 
 def copy(source: ObjectInfo, path: str, sha256: str) -> None:
-    """Copies an object to another path of the same store, by its server.
+    """Copies an object to another path of the same store, on the server.
 
     Args:
-        source: as `find` described it.
-        path: of the copy.
-        sha256: of its content.
+        source: the object, as `find` described it.
+        path: the path of the copy.
+        sha256: the digest of the content.
 
     Raises:
         Changed, FileNotFoundError: the source was replaced or removed.
@@ -169,13 +169,13 @@ def _bucket_is_there(path: str) -> Iterator[None]:
 
 
 def delete(paths: Iterable[str]) -> None:
-    """Removes objects. One that is not there is no error."""
+    """Removes objects. A missing object is no error."""
 
     def remove(path: str) -> None:
         with_retries(lambda: client_of(path).delete(path), path)
 
     paths = list(paths)
-    if len(paths) == 1:  # as a lease does when its process ends, which can start no thread then
+    if len(paths) == 1:  # without a thread: a lease is removed when its process ends, which can start none
         remove(paths[0])
         return
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -183,7 +183,7 @@ def delete(paths: Iterable[str]) -> None:
 
 
 def listed(prefix: str) -> list[ObjectInfo]:
-    """The objects whose paths begin with a prefix, in order."""
+    """The objects whose paths begin with a prefix, sorted by path."""
     with _bucket_is_there(prefix):
         found = with_retries(lambda: list(client_of(prefix).listed(prefix)), prefix)
     return sorted(found, key=lambda each: each.path.encode())
@@ -205,14 +205,14 @@ _PART = 8 << 20
 
 
 class Reader(io.RawIOBase):
-    """An object as a file, for libraries that want one.
+    """An object as a file.
 
     Args:
-        found: the object. No other version of it is read.
-        ahead: the least number of bytes in a request.
+        found: the object. Only this version is read.
+        ahead: least bytes of a request.
 
     Raises:
-        Changed, FileNotFoundError: (when read) the object was replaced or removed.
+        Changed, FileNotFoundError: (in `read`) the object was replaced or removed.
     """
 
     def __init__(self, found: ObjectInfo, ahead: int = 256 * 1024) -> None:
@@ -222,13 +222,13 @@ class Reader(io.RawIOBase):
 
     @classmethod
     def from_end(cls, path: str, size: int = 64 * 1024) -> "Reader":
-        """A reader that has read the end of the object already, in one request.
+        """A reader that has already read the end of the object, in one request.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such object.
         """
         data, total = tail(path, size)
-        # Such an object is written once, so every version is right.
+        # Token cache objects are written once, so any version is right.
         reader = cls(ObjectInfo(path, total, "", "", 0.0), 0)
         reader._first, reader._window = total - len(data), data
         return reader
@@ -248,7 +248,7 @@ class Reader(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, as many as asked for unless the file ends."""
+        """The next `size` bytes, fewer only at the end."""
         start = self._at
         stop = self._found.size if size < 0 else min(start + size, self._found.size)
         if stop <= start:
@@ -270,7 +270,7 @@ class Reader(io.RawIOBase):
 
 
 def parts(found: ObjectInfo) -> Iterator[bytes]:
-    """An object's content, in parts.
+    """An object's content, in pieces.
 
     Raises:
         Changed, FileNotFoundError: the object was replaced or removed.
@@ -281,11 +281,11 @@ def parts(found: ObjectInfo) -> Iterator[bytes]:
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a file, local or not.
+    """The content of a file, local or in a store.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: (local) it cannot be read.
+        FileNotFoundError: there is no such file.
+        OSError: a local file cannot be read.
     """
     if is_local(path):
         return Path(path).read_bytes()
@@ -296,10 +296,10 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_shared(read: Callable[[str], T], path: str) -> T:
-    """Reads a file that the launcher has written. If it is missing here, the shared folder has not reached us yet.
+    """Reads a file that the launcher has written. A shared folder may show it late, so a missing file is tried again.
 
     Raises:
-        StorageError: it did not come.
+        StorageError: the file did not appear in time.
     """
 
     def reading() -> T:
@@ -312,7 +312,7 @@ def read_shared(read: Callable[[str], T], path: str) -> T:
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:
-    """(content, version) of an object; None if there is none."""
+    """(content, version) of an object; None if it does not exist."""
     while (found := find(path)) is not None:
         try:
             return get(path, 0, found.size, found.version), found.version

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 _IN_PARTS = 8 << 20
-"""Bytes of a file from which on boto3 uploads it in parts."""
+"""boto3 uploads a file of at least this many bytes in parts."""
 
 
 class S3Client:
@@ -59,13 +59,13 @@ class S3Client:
             raise StoreUnavailable(str(error)) from None
         except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError):
             raise incomplete(path) from None
-        except (KeyError, ValueError):  # a header that is cut off, or cut short
+        except (KeyError, ValueError):  # a header is missing or cut
             raise incomplete(path) from None
 
     def _meaning(self, path: str, error: Any) -> Exception:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = error.response.get("Error", {}).get("Code")
-        if code in ("InvalidPart", "NoSuchUpload"):  # of an upload in parts: an answer was cut, or lost
+        if code in ("InvalidPart", "NoSuchUpload"):  # an upload in parts whose answer was cut or lost
             return StoreUnavailable(str(error))
         if status == 404 and code != "NoSuchBucket":
             return FileNotFoundError(path)
@@ -115,13 +115,13 @@ class S3Client:
             with open(file, "rb") as body:
                 self.put(path, body, version, sha256)
             return
-        with self._errors(path):  # in parts, which count only if all arrive; boto3 puts no condition on them
+        with self._errors(path):  # the parts count only if all arrive; boto3 sets no condition
             self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
         extra = {"MetadataDirective": "REPLACE", "Metadata": metadata(sha256), "CopySourceIfMatch": source.version}
-        with self._errors(path):  # a large one in parts, which count only if all are copied
+        with self._errors(path):  # a large object is copied in parts, which count only if all are copied
             self._s3.copy({"Bucket": from_bucket, "Key": from_name}, bucket, name, ExtraArgs=extra)
 
     def delete(self, path: str) -> None:
