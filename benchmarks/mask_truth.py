@@ -53,19 +53,14 @@ def main() -> int:
         for done in pool.map(work, tasks):
             report.add(done)
     print(f"{report.pairs:,} pairs, {templates:,} templates, seed {given.seed}, {time.monotonic() - began:.0f} s")
-    for title, counts in (
-        ("", report.counts),
-        ("wrong", report.wrong),
-        ("refused, of those that prefixes decide", report.reasons),
-    ):
-        print(*([f"{title}:"] if title else []), *(f"  {n:>9,}  {name}" for name, n in counts.most_common()), sep="\n")
+    print(*(f"  {number:>9,}  {name}" for name, number in report.counts.most_common()), sep="\n")
     for kind, texts in sorted(report.examples.items()):
         if kind.startswith(given.show):
             print("", *texts, sep="\n\n")
     counts = report.counts
     share = counts["refused of decided"] / max(counts["decided"], 1)
     print(f"{100 * share:.1f} % refused of the turns that prefixes decide")
-    return int(bool(report.wrong or counts["refused of plain"] or share > MOST_REFUSED))
+    return int(bool(counts["wrong"] or counts["refused of plain"] or share > MOST_REFUSED))
 
 
 if __name__ == "__main__":

@@ -74,9 +74,7 @@ def test_a_run_says_who_made_its_blocks_those_that_it_found_too(run: Run, cache_
 @pytest.mark.parametrize(
     ("first", "second", "again"),
     [
-        ("gigatoken", "auto", False),
         ("gigatoken", "transformers", True),
-        ("transformers", "transformers", False),
         ("transformers", "gigatoken", False),
     ],
 )

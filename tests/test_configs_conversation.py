@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,6 @@ from tests.conftest import ROOT
 END = "<|im_end|>"
 SIDES = ("chosen", "rejected")
 COLUMN = re.compile(r"`(\w+)`")
-EGG = (
-    "Nine minutes from the moment you lower a fridge-cold egg into boiling water, then straight into cold water to "
-    "stop it cooking. Take a minute off for small eggs."
-)
 
 Record = dict[str, Any]
 Outputs = Callable[[str], bp.Dataset]
@@ -55,53 +50,18 @@ def _turn(message: Record) -> str:
     return "\n".join(parts) + END
 
 
-@dataclass(frozen=True)
-class Case:
-    """A config's sample, the text that a record trains, and that text in full for one row."""
-
-    sample: str
-    trained: Callable[[Record], str]
-    row: int
-    text: str
-
-
-CASES = {
-    "sft_conversation": Case(
-        "chat",
-        answers,
-        183,
-        "J'ai oublié mon parapluie dans le train.<|im_end|>"
-        "Est-ce que quelqu'un sait où se trouve le bureau des objets trouvés ?<|im_end|>"
-        "Il a un manche en bois avec mes initiales gravées dessus.<|im_end|>",
-    ),
-    "sft_prompt_completion": Case(
-        "more/prompt_completion",
-        lambda record: record["completion"] + END,
-        0,
-        " Mercury, with 88 days.<|im_end|>",
-    ),
+# Config -> its sample, the text that a record trains.
+CASES: dict[str, tuple[str, Callable[[Record], str]]] = {
+    "sft_conversation": ("chat", answers),
+    "sft_prompt_completion": ("more/prompt_completion", lambda record: record["completion"] + END),
     # What follows the prompt is trained, so the line end that the template writes behind the answer too.
-    "sft_last_turn_shifted": Case("chat", lambda record: f"{last_answer(record)}\n", 0, f"{EGG}<|im_end|>\n"),
+    "sft_last_turn_shifted": ("chat", lambda record: f"{last_answer(record)}\n"),
     # The prompt ends in "ASSISTANT:", so the space belongs to the answer.
-    "sft_padded": Case("chat", lambda record: f" {last_answer(record)}", 0, f" {EGG}<|im_end|>"),
-    "sharegpt": Case(
-        "more/sharegpt",
-        sharegpt_answers,
-        11,
-        "A distance: what light covers in a year, about 9.46 trillion kilometres.<|im_end|>A hundred years.<|im_end|>",
-    ),
-    "tools": Case(
-        "more/tools",
-        tool_answers,
-        3,
-        "<think>\nOnly orders that have not been sent can be cancelled, so I look at its status first.\n</think>\n"
-        '<tool_call>\n{"name": "order_status", "arguments": {"number": "B-2207"}}\n</tool_call><|im_end|>'
-        "<think>\nIt is packed but not sent. Cancelling is possible.\n</think>\n"
-        '<tool_call>\n{"name": "cancel_order", "arguments": {"number": "B-2207"}}\n</tool_call><|im_end|>'
-        "Order B-2207 is cancelled. It had been packed, but not sent.<|im_end|>",
-    ),
+    "sft_padded": ("chat", lambda record: f" {last_answer(record)}"),
+    "sharegpt": ("more/sharegpt", sharegpt_answers),
+    "tools": ("more/tools", tool_answers),
 }
-SAMPLES = {name: case.sample for name, case in CASES.items()} | {"sft_packed": "chat", "dpo_conversation": "preference"}
+SAMPLES = {name: given for name, (given, _) in CASES.items()} | {"sft_packed": "chat", "dpo_conversation": "preference"}
 
 
 def records(name: str) -> list[Record]:
@@ -111,10 +71,9 @@ def records(name: str) -> list[Record]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_assistant_says_is_trained_of_every_row(name: str, output: Outputs) -> None:
-    dataset, case = output(name), CASES[name]
-    assert dataset.decode(case.row, "labels") == case.text
+    dataset, said = output(name), CASES[name][1]
     assert [dataset.decode(index, "labels") for index in range(len(dataset))] == [
-        case.trained(record) for record in records(name)
+        said(record) for record in records(name)
     ]
     # Nothing cut, every prompt the beginning of its row, no second BOS.
     assert dataset.manifest["counters"] == ({"reasoning_written": 4} if name == "tools" else {})

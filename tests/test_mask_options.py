@@ -130,13 +130,6 @@ def test_reasoning_within_a_content_is_found() -> None:
     assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
 
 
-def test_the_last_answer_has_the_same_parts() -> None:
-    chat = CHAT[:2]
-    assert trained(KEEPING, chat, bp.MaskOptions(reasoning="mask"), "$last") == [f"Two miles.{END}\n"]
-    assert trained(KEEPING, chat, bp.MaskOptions(eos="mask"), "$last") == [THOUGHT + "Two miles."]
-    assert trained(KEEPING, chat, bp.MaskOptions(reasoning="mask", eos="mask"), "$last") == ["Two miles."]
-
-
 def test_a_completion_of_several_messages_has_the_parts_of_each() -> None:
     output = bp.Output(
         *("ids", "ids"),

@@ -46,10 +46,6 @@ PACKED = {"packing_strategy": "bfd"}
             ),
         ),
         (
-            config("trl_kto"),
-            config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool"}),
-        ),
-        (
             config("trl_kto", keep_fields={"id": "int64"}),
             config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool", "id": "int64"}),
         ),

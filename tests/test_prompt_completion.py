@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.errors import ConfigError
+from beam_prep.errors import ConfigError, RunError
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT
 
@@ -42,21 +42,16 @@ def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
     assert main(["verify", str(split.path), "--inputs"]) == 0
 
 
-def test_rows_without_a_common_prompt_or_a_completion_are_left_out(tmp_path: Path) -> None:
-    def say(role: str, text: str) -> dict[str, str]:
-        return {"role": role, "content": text}
-
-    long = "word " * 90
-    records = [
-        {"prompt": [say("user", question)], "chosen": [say("assistant", one)], "rejected": [say("assistant", other)]}
-        for question, one, other in (("q", "Far.", "No"), (long, "Far.", "No"), ("q", long, "No"), ("q", "a", "a"))
-    ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+def test_rows_without_a_common_prompt_are_left_out(tmp_path: Path) -> None:
+    """Cut at their beginnings, the sides have other prompts."""
+    said = {"prompt": "word " * 90, "chosen": "Far.", "rejected": "No"}
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    record = {field: [{"role": roles[field], "content": text}] for field, text in said.items()}
+    (tmp_path / "in.jsonl").write_text(json.dumps(record) + "\n")
     step = {"max_seq_len": 60, "truncation_mode": "keep_end"}
     columns = {"columns": "prompt_completion"}
-    made = make(tmp_path / "out", "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
-    # Cut at their beginnings, the sides have other prompts.
-    assert made.manifest["ledger"]["rejected"] == {"equal_sides": 1, "prompt_differs": 2}
+    with pytest.raises(RunError, match=r"nothing is kept of 1 records \(1 prompt_differs\)"):
+        make(tmp_path / "out", "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
 
 
 @st.composite

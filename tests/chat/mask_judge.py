@@ -230,15 +230,12 @@ class Report:
 
     pairs: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    wrong: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)  # of refusals of decided turns
     examples: dict[str, list[str]] = field(default_factory=dict)
     kept: int = 8
 
     def add(self, other: "Report") -> None:
         self.pairs += other.pairs
-        for name in ("counts", "wrong", "reasons"):
-            getattr(self, name).update(getattr(other, name))
+        self.counts.update(other.counts)
         for kind, texts in other.examples.items():
             self.examples[kind] = (self.examples.get(kind, []) + texts)[: self.kept]
 
@@ -272,35 +269,20 @@ def _judge_turn(
     report.counts["turns"] += 1
     report.counts["decided"] += right.decided
     must = case.must_prove(messages, turn.message)
-    report.counts["plain"] += must
-    contradicts = right.decided and not right.right
-    report.counts["of these, another's text is within"] += contradicts
     lost = any(index == turn.message and key != "reasoning" for index, key in ours.not_rendered)
     spans = tuple(span for span in turn.spans if span[1] > span[0])
+    kind = ""
     if turn.reason:
-        kind = "refused"
-        reason = turn.reason[0]
-        if right.decided:
-            report.counts["refused of decided"] += 1
-            report.counts["of these, another's text is within (refused)"] += contradicts
-            report.reasons[f"{reason}{' (another text is within)' if contradicts else ''}"] += 1
-        if must:
-            report.counts["refused of plain"] += 1
-        kind = "refused of plain" if must else f"refused {reason}, decided" if right.decided and not contradicts else ""
-        if not right.decided:
-            report.counts["refused of others"] += 1
+        kind = f"refused {turn.reason[0]}{' of plain' if must else ', decided' if right.decided else ''}"
+        report.counts["refused of decided"] += right.decided
+        report.counts["refused of plain"] += must
     elif lost:
         report.counts["not rendered"] += 1
-        kind = ""
-    elif _agrees(spans, right, text):
+    elif _agrees(spans, right, text) and (spans or not is_said(messages[turn.message])):
         report.counts["right"] += 1
-        kind = ""
-        if not spans and is_said(messages[turn.message]):
-            kind = "wrong: neither span nor reason nor lost"
     else:
-        kind = f"wrong: {_fault(spans, right)}{', decided' if right.decided else ''}, {messages[turn.message]['role']}"
-    if kind.startswith("wrong"):
-        report.wrong[kind] += 1
+        kind = "wrong"
+        report.counts["wrong"] += 1
     if kind:
         report.note(kind, _shown(kind, made, messages, turn, text, right))
 
@@ -321,19 +303,6 @@ def _agrees(spans: Ranges, truth: Truth, text: str) -> bool:
 
 def is_said(message: Message) -> bool:
     return bool(message.get("tool_calls")) or has_words(message.get("content"))
-
-
-def _fault(spans: Ranges, right: Truth) -> str:
-    """In what way spans are wrong."""
-    if not spans:
-        return "nothing is trained"
-    if not any(right.right):
-        return "another's text is trained" if right.decided else "something is trained"
-    kinds = [
-        "begins elsewhere" * (spans[0][0] not in {each[0][0] for each in right.right if each}),
-        "ends elsewhere" * (spans[-1][1] not in {each[-1][1] for each in right.right if each}),
-    ]
-    return " and ".join(filter(None, kinds)) or "another combination"
 
 
 def _shown(kind: str, made: Template, messages: list[Message], turn: Turn, text: str, right: Truth) -> str:

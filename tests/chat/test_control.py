@@ -169,13 +169,6 @@ def test_tokens_that_are_not_flagged_special_control_too(row: dict[str, Any], wh
     assert counts(escaped, np.array([number])) < counts(given, np.array([number]))
 
 
-def test_documents_have_no_sentinels() -> None:
-    assert outcome("qwen2.5", {"text": "a <|fim_middle|> b"}, TEXT) == FOUND.format("text", "<|fim_middle|>")
-    assert outcome("qwen2.5", {"text": "a <|fim_middle> b <tool_call >"}, TEXT) == "kept"
-    batch = tokens(load("qwen2.5"), TEXT, [{"text": "a<|fim_middle|>"}], "escape")
-    assert load("qwen2.5").decode(batch["sequence"].flat.tolist()) == f"a<{JOINER}|fim_middle|>"
-
-
 R1 = "models/lcpp-deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja"
 
 
@@ -314,14 +307,6 @@ def test_tokens_that_the_template_writes_are_no_seams() -> None:
         chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens="reject", chat_template=source))
         rendered = apply_template(testing.records([asked("a <b", "> c")]), (output,), chat_format)
         assert testing.rejects(tokenize(rendered, tokenizer, None)) == []
-
-
-def test_many_tokens_are_escaped_in_a_time_that_grows_with_the_text() -> None:
-    guard = Guard("escape", ("<|end|>",))
-    text = guard("<|end|>" * 50_000, "text")
-    assert text == f"<{JOINER}|end|>" * 50_000
-    (message,) = guard.messages([{"role": "user", "content": parts(*["<|e", "nd|>"] * 50_000)}], "m")
-    assert message["content"] == parts(*[f"<|e{JOINER}", "nd|>"] * 50_000)
 
 
 def test_an_added_token_of_one_sign_is_text() -> None:

@@ -39,11 +39,6 @@ SCHEMA = '{"type": "function", "function": ' + json.dumps(TIDE) + "}"
                 '[TOOL_RESULTS]{"content": 09:00, "call_id": "call00001"}[/TOOL_RESULTS]',
             ],
         ),
-        (
-            "trl/llama3_1.jinja",
-            ['{"name": "get_tide", "parameters": {"port": "Brest"}}<|eot_id|>'],
-            ['<|start_header_id|>ipython<|end_header_id|>\n\n"09:00"<|eot_id|>'],
-        ),
     ],
 )
 def test_an_old_call_is_written_and_trained_as_a_call(template: str, trained: list[str], written: list[str]) -> None:

@@ -208,21 +208,14 @@ def test_a_template_gets_nothing_out_of_the_sandbox(source: str) -> None:
     assert talk == [{"role": "user", "content": "x"}]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_a_refusal_says_what_the_template_did() -> None:
+    for source, message in (
         ("{% set ns = namespace() %}{% set ns._x = 1 %}", "a template cannot set '_x' on a namespace"),
-        ("{{ range(10**8) }}", "Range too big"),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
         ("{{ raise_exception('roles must alternate') }}", "the chat template raised: roles must alternate"),
-        ("{{ messages[0].content + 1 }}", "TypeError: "),
-    ],
-)
-def test_a_refusal_says_what_the_template_did(source: str, message: str) -> None:
-    with pytest.raises(Reject) as caught:
-        ChatTemplate(source, {}, ()).text([{"role": "user", "content": "x"}])
-    assert caught.value.reason == "template_error"
-    assert message in caught.value.message
+    ):
+        with pytest.raises(Reject, match=message):
+            ChatTemplate(source, {}, ()).text([say("user", "x")])
 
 
 def test_a_syntax_error_is_one_of_the_tokenizer() -> None:
