@@ -301,17 +301,6 @@ def test_the_message_of_the_first_reject_is_in_the_failure(capsys: Capture) -> N
     assert "wanted a list of messages" in said
 
 
-def test_a_tokenizer_without_a_template_is_told_all_ways_to_give_one(tmp_path: Path, capsys: Capture) -> None:  # 7
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        Path(name).write_bytes(Path(TOKENIZER, name).read_bytes())
-    Path("x.jsonl").write_text(TEXT)
-    given = ["run", "x.jsonl", "-o", "out", "-c", CONFIG, "--tokenizer_path", str(tmp_path)]
-    assert started(*given) == 2
-    said = capsys.readouterr().err
-    assert "this tokenizer has no chat template" in said
-    assert 'input.chat_template: "FILE.jinja"' in said
-
-
 def test_a_folder_without_a_tokenizer_is_told_what_is_in_it(capsys: Capture) -> None:  # 8
     Path("x.jsonl").write_text(TEXT)
     Path("model/below").mkdir(parents=True)

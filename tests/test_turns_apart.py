@@ -171,19 +171,6 @@ def test_splits_and_copies_take_a_records_rows_together(made: Any) -> None:
     assert sorted(ids) == sorted(2 * [f"r{n}" for n in range(0, 60, 2)])
 
 
-def test_packing_shift_and_padding_are_of_each_row(made: Any) -> None:
-    packed = made([CHAT] * 30, "apart", preprocessing={"packing_strategy": "bfd", "max_packed_len": 64})
-    assert packed.manifest["totals"]["packing"]["rows"] == 60
-    packed.verify()
-    given = {"shift": True, "padding": 16}
-    ds = made([CHAT], "apart", "labels", output={"columns": "labels"}, preprocessing=given)
-    plain = [row["sequence"].tolist() for row in made([CHAT], "apart", "plain")]
-    assert [row["input_ids"].tolist()[: len(ids) - 1] for row, ids in zip(ds, plain, strict=True)] == [
-        ids[:-1] for ids in plain
-    ]
-    assert all(len(row["input_ids"]) % 16 == 0 for row in ds)
-
-
 @pytest.mark.parametrize(
     "sections",
     [
@@ -232,13 +219,11 @@ def test_each_turn_is_trained_once_in_what_transformers_renders(
     assert sorted(found) == answers
 
 
-def test_the_audit_looks_at_all_rows_of_a_record_and_a_preview_shows_each(
+def test_a_preview_shows_each_row_of_a_record(
     made: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made([[say("user", f"q{n}"), *CHAT[1:]] for n in range(20)], "apart")
     given = [str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "config.json"), "--tokenizer_path", tokenizer_path]
-    cli.main(["audit", *given])
-    assert "answers_in_part" not in "".join(capsys.readouterr())
     cli.main(["inspect", *given])
     said = "".join(capsys.readouterr())
     assert "row 1 of 2" in said
