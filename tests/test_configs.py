@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -89,11 +88,6 @@ def test_the_bytes_of_the_jobs_that_all_engines_run_are_those_of_earlier_version
     assert digest(tmp_path / "out") == json.loads(DIGESTS.read_text())[name]
 
 
-def first_record(name: str) -> dict[str, Any]:
-    with sample(name).open(encoding="utf-8") as file:
-        return json.loads(next(file))
-
-
 def test_every_config_is_here() -> None:
     assert {path.stem for path in (ROOT / "configs").glob("*.json")} == CONFIGS.keys()
 
@@ -123,40 +117,3 @@ def test_config_runs_on_its_sample(name: str, output: Outputs) -> None:
             if column.role in ("mask", "labels"):
                 assert column.of is not None
                 assert lengths(values) == lengths(row[column.of])
-
-
-# The example tokenizer adds no special tokens to text, so text comes back as it was.
-
-
-@pytest.mark.parametrize(
-    ("name", "ids", "mask", "trained"),
-    [
-        ("sft_instruction", "sequence", "loss_mask", lambda record: record["response"]),
-        ("sft_chat", "sequence", "loss_mask", lambda record: answer(record["messages"])),
-        ("dpo", "chosen", "chosen_mask", lambda record: answer(record["chosen"])),
-        ("dpo", "rejected", "rejected_mask", lambda record: answer(record["rejected"])),
-    ],
-)
-def test_only_what_is_answered_is_trained(output: Outputs, name: str, ids: str, mask: str, trained: Any) -> None:
-    ds = output(name)
-    assert ds.tokenizer is not None
-    assert ds.tokenizer.decode(ds[0][ids][ds[0][mask] == 1]) == trained(first_record(name))
-
-
-def answer(messages: list[dict[str, str]]) -> str:
-    said = next(message["content"] for message in messages if message["role"] == "assistant")
-    return f"<|im_start|>assistant\n{said}<|im_end|>\n"
-
-
-def test_texts_come_back(output: Outputs) -> None:
-    assert output("pretrain").decode(0) == first_record("pretrain")["text"]
-
-
-def test_rollouts_keep_the_borders_of_responses(output: Outputs) -> None:
-    ds = output("grpo")
-    record = first_record("grpo")
-    assert ds.decode(0, "responses") == record["responses"]
-    assert ds[0]["rewards"].tolist() == record["rewards"]
-    for row in ds:
-        assert len(row["responses"]) == len(row["masks"]) == len(row["rewards"])
-        assert row["masks"].flat.all()

@@ -13,7 +13,6 @@ from beam_prep.config import PipelineConfig
 from tests.conftest import ROOT
 
 END = "<|im_end|>"
-SIDES = ("chosen", "rejected")
 COLUMN = re.compile(r"`(\w+)`")
 
 Record = dict[str, Any]
@@ -82,29 +81,6 @@ def test_what_the_assistant_says_is_trained_of_every_row(name: str, output: Outp
         assert np.array_equal(row["labels"][trained], row["input_ids"][trained])
 
 
-def test_shifted_labels_are_the_next_ids(output: Outputs) -> None:
-    dataset = output("sft_last_turn_shifted")
-    assert [column.shifted for column in dataset.schema] == [False, True]
-    assert dataset.tokenizer is not None
-    for row in dataset:
-        following = row["labels"][:-1] != -100
-        assert np.array_equal(row["labels"][:-1][following], row["input_ids"][1:][following])
-        assert row["labels"][-1] != -100  # the last id has left input_ids, and is what the last position predicts
-        first = int(np.argmax(row["labels"] != -100))
-        assert dataset.tokenizer.decode(row["input_ids"][: first + 1]).endswith("<|im_start|>assistant\n")
-
-
-def test_padding_is_never_trained(output: Outputs) -> None:
-    dataset = output("sft_padded")
-    assert dataset.tokenizer is not None
-    for row in dataset:
-        real = int(row["attention_mask"].sum())
-        assert [len(column) for column in row.values()] == [1024] * 3
-        assert row["attention_mask"].tolist() == [1] * real + [0] * (1024 - real)
-        assert set(row["input_ids"][real:].tolist()) == {dataset.tokenizer.pad_id}
-        assert set(row["labels"][real:].tolist()) == {-100}
-
-
 def test_packed_rows_hold_every_conversation_once(output: Outputs) -> None:
     dataset = output("sft_packed")
     assert dataset.tokenizer is not None
@@ -116,17 +92,6 @@ def test_packed_rows_hold_every_conversation_once(output: Outputs) -> None:
             found.append(dataset.tokenizer.decode(labels[labels != -100]))
     assert sorted(found) == sorted(map(answers, records("sft_packed")))
     assert len(dataset) < len(found) / 10
-
-
-def test_preference_rows_train_what_follows_their_common_beginning(output: Outputs) -> None:
-    dataset = output("dpo_conversation")
-    assert dataset.tokenizer is not None
-    trained = [
-        {side: dataset.tokenizer.decode(row[side][row[f"{side}_mask"] == 1]) for side in SIDES} for row in dataset
-    ]
-    assert trained == [
-        {side: f"{record[side][-1]['content']}{END}\n" for side in SIDES} for record in records("dpo_conversation")
-    ]
 
 
 def test_the_page_on_configs_lists_every_config_with_its_sample_and_columns() -> None:

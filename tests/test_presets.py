@@ -36,22 +36,8 @@ PACKED = {"packing_strategy": "bfd"}
     [
         (config("trl_sft"), config(None, storage_format="arrow", columns="labels")),
         (
-            config("trl_sft", preprocessing=PACKED),
-            config(
-                None,
-                preprocessing=PACKED,
-                storage_format="arrow",
-                columns="labels",
-                names={"seq_lens": "seq_lengths"},
-            ),
-        ),
-        (
             config("trl_kto", keep_fields={"id": "int64"}),
             config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool", "id": "int64"}),
-        ),
-        (
-            config("maxtext", TEXT),
-            config(None, TEXT, {"eos": "if_missing"}, storage_format="array_record"),
         ),
         (config("megatron"), config(None, storage_format="megatron")),
         (

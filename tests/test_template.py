@@ -8,7 +8,6 @@ from typing import Any
 
 import hcl2
 import pytest
-import yaml
 
 from beam_prep import cli, options
 from beam_prep.options import OPTIONS
@@ -107,15 +106,6 @@ def test_the_launch_without_the_template_has_options_that_exist() -> None:
     assert options.complete(given) is None
     assert cli.unknown_beam_options([*beams, *re.findall(r"`(--setup_file=\S+)", text)]) is None
     assert {"--runner=DataflowRunner", "--sdk_container_image=it"} <= {*beams}
-
-
-def test_cloud_build_names_files_that_are_there() -> None:
-    text = (FOLDER / "cloudbuild.yaml").read_text()
-    docker, _, gcloud = (step["args"] for step in yaml.safe_load(text)["steps"])
-    assert (ROOT / docker[docker.index("--file") + 1]).samefile(FOLDER / "Dockerfile")
-    file = next(word for word in gcloud if word.startswith("--metadata-file=")).partition("=")[2]
-    assert (ROOT / file).samefile(FOLDER / "metadata.json")
-    assert set(re.findall(r"\$(_\w+)", text)) == yaml.safe_load(text)["substitutions"].keys()
 
 
 def test_image_requirements_and_project_name_one_beam() -> None:

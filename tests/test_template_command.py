@@ -14,7 +14,6 @@ from beam_prep.cli import main
 from beam_prep.inspect.left_out import LeftOut
 from beam_prep.template import cases_of
 from tests.conftest import shared
-from tests.test_inspect_page import Page
 
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -133,23 +132,6 @@ def test_a_tokenizer_without_a_template_is_an_error_that_says_what_to_type(
     (folder / "chat_template.jinja").unlink()
     assert main(["template", str(folder)]) == 2
     assert f"{folder} has no chat template; give one: --chat_template FILE.jinja" in capsys.readouterr().err
-
-
-def test_the_page_has_each_conversation(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "chat.jinja").write_text(REFUSES)
-    words = ["template", tokenizer_path, "--chat_template", str(tmp_path / "chat.jinja")]
-    assert main([*words, "--html", str(tmp_path / "page.html")]) == 0
-    assert "20 conversations; open it in a browser" in capsys.readouterr().out
-    page = Page(tmp_path / "page.html")
-    assert [row["title"] for row in page.rows] == [f"chat.jinja · {case}" for case in CONVERSATIONS]
-    assert page.numbers == {"taken": 14, "not written": 5, "refused": 0, "raises": 1}
-    row = page.rows[[*CONVERSATIONS].index("call with words")]
-    assert "a run rejects the record" in row["notes"]
-    (part,) = row["parts"]
-    trained = [page.tokens[token][1] for token, kept in zip(part["t"], page.trained(part), strict=True) if kept]
-    assert "".join(trained) == "I look it up.<|im_end|>It leaves at 9:14.<|im_end|>Bye.<|im_end|>"
 
 
 def test_templates_of_models_are_shown() -> None:

@@ -98,13 +98,6 @@ def test_every_string_of_a_record_is_guarded() -> None:
     assert guard(given, "record") == {"role": escaped, "tools": [{escaped: {"a": [escaped * 2, 1, None]}}]}
 
 
-def test_tokens_that_overlap_are_all_escaped() -> None:
-    guard = Guard("escape", ("<<a>>", "<a>"))
-    text = guard("<<a>>", "text")
-    assert "<<a>>" not in text
-    assert "<a>" not in text
-
-
 THINKS = (
     "{% for m in messages %}{% set text = m.content %}"
     "{% if m.role == 'assistant' and '</think>' in text %}{% set text = text.split('</think>')[-1] %}{% endif %}"

@@ -92,14 +92,6 @@ def test_several_blocks_a_message() -> None:
     assert said(template, messages) == ["t", "a"]
 
 
-def test_what_the_template_does_not_mark_is_not_trained() -> None:
-    template = (
-        "{% for m in messages %}{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}"
-        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
-    )
-    assert said(template, talk("a", "b", "c", "d")) == ["d"]
-
-
 # Derived spans
 
 

@@ -20,32 +20,6 @@ OLD: list[dict[str, Any]] = [
 ]
 MARKS = ("<|im_user|>", "<|im_system|>", "<|im_assistant|>", "<|im_middle|>")
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|eot_id|>", "<|end|>", *MARKS)
-SCHEMA = '{"type": "function", "function": ' + json.dumps(TIDE) + "}"
-
-
-@pytest.mark.parametrize(
-    ("template", "trained", "written"),
-    [
-        (
-            "trl/qwen2_5.jinja",
-            ['<tool_call>\n{"name": "get_tide", "arguments": {"port": "Brest"}}\n</tool_call><|im_end|>'],
-            [f"<tools>\n{SCHEMA}\n</tools>", "<|im_start|>user\n<tool_response>\n09:00\n</tool_response><|im_end|>"],
-        ),
-        (
-            "models/hfjs-mistralai_Mistral-Nemo-Instruct-2407.jinja",
-            ['[TOOL_CALLS][{"name": "get_tide", "arguments": {"port": "Brest"}, "id": "call00001"}]</s>'],
-            [
-                f"[AVAILABLE_TOOLS][{SCHEMA}][/AVAILABLE_TOOLS]",
-                '[TOOL_RESULTS]{"content": 09:00, "call_id": "call00001"}[/TOOL_RESULTS]',
-            ],
-        ),
-    ],
-)
-def test_an_old_call_is_written_and_trained_as_a_call(template: str, trained: list[str], written: list[str]) -> None:
-    source = shared("templates", template).read_text(encoding="utf-8")
-    found = outcome(source, OLD, controls=CONTROLS, functions=[TIDE])
-    assert runs(found)[:-1] == trained
-    assert [text for text in written if text not in found[0]] == []
 
 
 def test_an_old_conversation_is_as_a_new_one() -> None:
@@ -58,7 +32,7 @@ def test_an_old_conversation_is_as_a_new_one() -> None:
     ]
     one = outcome(source, OLD, controls=CONTROLS, functions=json.dumps([TIDE]))
     assert one == outcome(source, new, controls=CONTROLS, tools=[{"type": "function", "function": TIDE}])
-    assert "get_tide" in runs(one)[0]
+    assert runs(one)[0].endswith('{"name": "get_tide", "arguments": {"port": "Brest"}}\n</tool_call><|im_end|>')
 
 
 def test_calls_and_results_are_numbered() -> None:

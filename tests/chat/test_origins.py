@@ -15,7 +15,6 @@ from beam_prep.chat.origins import (
     Text,
     concat,
     joined,
-    message_node,
     one,
     parts_of,
     text_of,
@@ -163,28 +162,3 @@ def marked() -> Text:
 )
 def test_marks_stay_where_they_are_or_move_to_the_border_of_what_is_trimmed(made: Text, wanted: Any) -> None:
     assert list(parts_of(made)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("path", "keys"),
-    [
-        (("reasoning_content",), ("reasoning",)),
-        (("thinking",), ("reasoning",)),
-        (("tool_calls", 0, "function", "name"), ("tool_calls[0].name",)),
-        (("tool_calls", 1, "function", "arguments", "q"), ("tool_calls[1].arguments",)),
-    ],
-)
-def test_each_value_of_a_message_knows_its_key(path: tuple[Any, ...], keys: tuple[str, ...]) -> None:
-    def call(place: int) -> dict[str, Any]:
-        return {"id": f"c{place}", "function": {"name": f"f{place}", "arguments": {"q": f"v{place}"}}}
-
-    value: Any = message_node(
-        {
-            "role": "assistant", "content": "text", "reasoning_content": "r", "thinking": "t", "name": "n",
-            "more": {"deep": [1, {"x": "y"}]}, "tool_calls": [call(0), call(1)],
-        },
-        3,
-    )  # fmt: skip
-    for key in path:
-        value = value[key]
-    assert list(parts_of(value)) == [(plain(value), Origin(3, keys))]

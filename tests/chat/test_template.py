@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.block import Reject
 from beam_prep.errors import TokenizerError
 from beam_prep.reading.adapters import template_kwargs
 from tests.conftest import ROOT, SHARED, shared
 from tests.reference import auto
-from tests.reference import ours as load
 
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "<a> & 'b' é", "n": 2}}}
 TEXT_CALL = {"function": {"name": "find", "arguments": '{"q": "x"}'}}
@@ -113,16 +111,6 @@ def test_every_template_writes_what_transformers_writes(folder: Path, name: str 
             assert ours(template, talk, **options) == wanted, about
             rendered += wanted is not None
     assert rendered >= len(TALKS)
-
-
-def test_what_is_loaded_is_the_tokenizers_own_template() -> None:
-    folder = shared("tokenizers", "mistral-v1-conversations")
-    loaded = load(folder)
-    assert loaded.chat_template is not None
-    assert loaded.chat_template == auto(folder).chat_template
-    talk = TALKS["system"]
-    alike = {**auto(folder).special_tokens_map, **loaded.special_tokens}
-    assert template_of(loaded).text(talk) == theirs(auto(folder), loaded.chat_template, talk, **alike)
 
 
 # What templates may use: each piece against transformers, on odd templates of our own.
