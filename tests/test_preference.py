@@ -1,11 +1,17 @@
 """Preference rows and rollouts that cannot teach anything are rejected, with the reason."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import beam_prep as bp
+from beam_prep.cli import main
+from beam_prep.errors import ConfigError, RunError
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT, prepared
 
@@ -84,3 +90,98 @@ def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
     assert rejects(batch) == {2: "equal_sides", 3: "equal_sides"}
     assert "all that differs is cut off" in batch.ledger.messages[1]
     assert "cut off" not in batch.ledger.messages[2]
+
+
+# `output.columns: "prompt_completion"`: a prompt and two completions, exactly as `chosen` and `rejected` hold them
+
+
+COLUMNS = ("chosen_ids", "rejected_ids", "prompt_ids")
+
+
+def make(folder: Path, name: str, source: Path, **changes: Any) -> bp.Dataset:
+    config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    for part, fields in changes.items():
+        config[part] = {**config.get(part, {}), **fields}
+    bp.Pipeline(
+        bp.PipelineConfig.from_dict(config), [str(source)], folder, ROOT / "examples" / "tokenizer", max_reject_rate=1
+    ).run(["--runner=FnApiRunner"])
+    return bp.open(folder)
+
+
+def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
+    source = ROOT / "examples/data/preference.jsonl"
+    sides = make(tmp_path / "sides", "dpo_conversation", source)
+    split = make(tmp_path / "split", "dpo_conversation", source, output={"preset": "trl_dpo"})
+    assert split.columns == COLUMNS
+    assert len(split) == len(sides) > 10
+    for one, other in zip(split, sides, strict=True):
+        for side in ("chosen", "rejected"):
+            assert [*one["prompt_ids"], *one[f"{side}_ids"]] == other[side].tolist()
+            assert other[f"{side}_mask"].tolist() == [0] * len(one["prompt_ids"]) + [1] * len(one[f"{side}_ids"])
+    assert main(["verify", str(split.path), "--inputs"]) == 0
+
+
+def test_rows_without_a_common_prompt_are_left_out(tmp_path: Path) -> None:
+    """Cut at their beginnings, the sides have other prompts."""
+    said = {"prompt": "word " * 90, "chosen": "Far.", "rejected": "No"}
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    record = {field: [{"role": roles[field], "content": text}] for field, text in said.items()}
+    (tmp_path / "in.jsonl").write_text(json.dumps(record) + "\n")
+    step = {"max_seq_len": 60, "truncation_mode": "keep_end"}
+    columns = {"columns": "prompt_completion"}
+    with pytest.raises(RunError, match=r"nothing is kept of 1 records \(1 prompt_differs\)"):
+        make(tmp_path / "out", "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
+    ids = st.lists(st.integers(1, 9), max_size=5)
+    return draw(st.lists(st.tuples(ids, ids, ids), min_size=1, max_size=6))
+
+
+def batch_of(rows: list[tuple[list[int], list[int], list[int]]]) -> Batch:
+    outputs = tuple(
+        bp.Output(side, "ids", (bp.Section(side, "train"),), f"{side}_mask") for side in ("chosen", "rejected")
+    )
+    records = bp.testing.records([{} for _ in rows])
+    columns, schema = {}, {}
+    for place, side in enumerate(("chosen", "rejected")):
+        columns[side] = bp.Ragged.from_lists([row[0] + row[place + 1] for row in rows])
+        masks = [[0] * len(row[0]) + [1] * len(row[place + 1]) for row in rows]
+        columns[f"{side}_mask"] = bp.Ragged.from_lists(masks, np.uint8)
+        schema[side] = bp.Column(side, "int32", 1, "ids")
+        schema[f"{side}_mask"] = bp.Column(f"{side}_mask", "int32", 1, "mask", side)
+    line = np.arange(len(rows), dtype=np.int32)
+    domain = ["__default__"] * len(rows)
+    return Batch(records.origin, records.ledger, line, None, outputs, domain, columns, schema)
+
+
+@given(pairs())
+def test_what_goes_in_comes_out(rows: list[tuple[list[int], list[int], list[int]]]) -> None:
+    kept = [row for row in rows if row[1] and row[2] and row[1] != row[2]]
+    split = bp.SplitPrompt().step()(batch_of(rows))
+    found = zip(*(split[name].to_lists() for name in ("prompt_ids", "chosen_ids", "rejected_ids")), strict=True)
+    assert list(found) == kept
+
+
+def test_a_mask_with_holes_is_refused() -> None:
+    batch = batch_of([([1, 2], [3, 4, 5], [6, 7])])
+    batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1]], np.uint8)
+    split = bp.SplitPrompt().step()(batch)
+    assert len(split) == 0
+    assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": {"sections": [{"field": "text", "action": "train"}]}}, "output.columns: found 'prompt_completion'"),
+        ({"output": {"preset": "trl_sft"}}, "output.preset: found 'trl_sft', which is for input.sections"),
+        ({"output": {"preset": "trl_dpo", "columns": "loss_mask"}}, "output.columns: found 'loss_mask', wanted"),
+    ],
+)
+def test_other_configs_are_refused(change: dict[str, Any], message: str) -> None:
+    config = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())
+    with pytest.raises(ConfigError) as caught:
+        bp.PipelineConfig.from_dict({**config, "output": {"columns": "prompt_completion"}, **change})
+    assert message in str(caught.value)
