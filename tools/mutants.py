@@ -101,7 +101,7 @@ MUTANTS = [
         "tokens/rows.py",
         "zip(PROMPT_COMPLETION[:2], SIDES, sizes, strict=True)",
         "zip(PROMPT_COMPLETION[:2], SIDES[::-1], sizes, strict=True)",
-        "tests/test_prompt_completion.py",
+        "tests/test_preference.py",
     ),
     Mutant(
         "a carriage return stays in the text of its line",
