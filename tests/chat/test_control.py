@@ -98,6 +98,12 @@ def test_every_string_of_a_record_is_guarded() -> None:
     assert guard(given, "record") == {"role": escaped, "tools": [{escaped: {"a": [escaped * 2, 1, None]}}]}
 
 
+def test_tokens_that_overlap_are_all_escaped() -> None:
+    text = Guard("escape", ("<<a>>", "<a>"))("<<a>>", "text")
+    assert "<<a>>" not in text
+    assert "<a>" not in text
+
+
 THINKS = (
     "{% for m in messages %}{% set text = m.content %}"
     "{% if m.role == 'assistant' and '</think>' in text %}{% set text = text.split('</think>')[-1] %}{% endif %}"
