@@ -14,6 +14,7 @@ from beam_prep.chat.origins import (
     Origin,
     Text,
     concat,
+    derived,
     joined,
     one,
     parts_of,
@@ -162,3 +163,13 @@ def marked() -> Text:
 )
 def test_marks_stay_where_they_are_or_move_to_the_border_of_what_is_trimmed(made: Text, wanted: Any) -> None:
     assert list(parts_of(made)) == wanted
+
+
+def test_a_derived_string_comes_from_its_sources() -> None:
+    for sources, origin in (
+        ((one("a", A), "b", 7, [one("c", A)]), A),
+        ((one("a", A), {"k": one("b", B)}), Origin(MIXED, ())),
+        ((one("a", A), one("b", Origin(0, ("name",)))), Origin(0, ("content", "name"))),
+        (("a", None, []), None),
+    ):
+        assert list(parts_of(derived("made", sources))) == [("made", origin)]
