@@ -37,6 +37,8 @@ SOURCES = {
     "characters": CHATML.replace("{{ m.content }}", "{% for c in m.content %}{{ c }}{% endfor %}"),
     "raises": CHATML.replace("{{ m.content }}", "{{ raise_exception('no') if 'no' == m.content else m.content }}"),
     "looks for it in a constant": CHATML.replace("m.content", "(m.content if m.content in 'x yz' else 'other')"),
+    "writes no question": CHATML.replace("m.content", "m.content if m.role != 'user'"),
+    "writes contents alone": each("{{ m.content }}"),
     "a half of a token": CHATML.replace("{{ m.content }}", "<|im_{{ m.content }}"),
 }
 SAID = [
@@ -61,7 +63,7 @@ def check(template: ChatTemplate, messages: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@settings(max_examples=settings().max_examples // 3)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     roles=ROLES,
     first=st.integers(0, 2),
@@ -93,7 +95,13 @@ def test_texts_that_are_not_plain_are_rendered() -> None:
         assert template.replay(talk(text, "answer")) is None
 
 
-@pytest.mark.parametrize("name", ["repeats the question", "characters", "looks for it in a constant"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("repeats the question", "characters", "looks for it in a constant", "a half of a token"),
+        *("writes no question", "writes contents alone"),
+    ],
+)
 def test_a_template_that_makes_something_of_texts_is_not_replayed(name: str) -> None:
     template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
     assert not any(check(template, talk("question", f"answer {n}")) for n in range(5))
