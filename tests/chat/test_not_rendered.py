@@ -49,6 +49,8 @@ def steps(source: str, record: dict[str, Any], **rules: Any) -> tuple[Any, dict[
 
 SAYS = "the chat template does not write the {} of 'messages[{}]' ({}): wanted a template that does"
 CALLS_ALONE = WHOLE.replace("m.content or ''", "'' if m.tool_calls else m.content")
+PARTS = [{"type": "text", "text": text} for text in ("Not", " far")]
+FIRST_PART = WHOLE.replace("m.content or ''", "m.content if m.content is string else m.content[0].text")
 NO_TOOLS = without("{{ tools | tojson if tools else '' }}")
 UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'developer' %}")
 
@@ -66,6 +68,9 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
             [ASKED, say("assistant", "", tool_calls=[CALL, CALL])],
             ("tool_calls[1].name", 1, "assistant"),
         ),
+        (FIRST_PART, [ASKED, say("assistant", PARTS)], ("content[1]", 1, "assistant")),
+        (FIRST_PART, [say("user", PARTS), ANSWERED], ("content[1]", 0, "user")),
+        (WHOLE, [ASKED, say("assistant", None, refusal="I won't.")], ("refusal", 1, "assistant")),
     ],
 )  # fmt: skip
 def test_a_content_or_a_call_that_is_not_written_rejects_its_record(

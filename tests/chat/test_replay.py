@@ -107,6 +107,28 @@ def test_a_template_that_makes_something_of_texts_is_not_replayed(name: str) -> 
     assert not any(check(template, talk("question", f"answer {n}")) for n in range(5))
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "(m.content | e) | length > 12",
+        "'&lt;' in (m.content | escape)",
+        "m.content | safe == 'yes'",
+        "m.content is escaped",
+        "messages | map(attribute='content') | unique | list | length == 1",
+        "messages | groupby('content') | list | length == 1",
+        "[m.content, 'yes'] | unique | list | length == 1",
+        "m.content | filesizeformat == '7 Bytes'",
+    ],
+)
+def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(asked: str) -> None:
+    source = CHATML.replace("{{ m.content }}", "{{ '[' if " + asked + " }}{{ m.content }}")
+    if "filesize" in asked:
+        source = source.replace("m.content |", "(m.content if m.content == '7' * 2 else '7') |")
+    template = ChatTemplate(source, TOKENS, CONTROLS)
+    for texts in (*(("ask", f"say {n}") for n in range(4)), ("yes", "yes"), ("a<b", "c<d>"), ("77", "yes")):
+        check(template, talk(*texts))
+
+
 def test_a_guard_that_does_not_hold_is_rendered() -> None:
     template = ChatTemplate(SOURCES["asks for a word"], TOKENS, CONTROLS)
     found = [check(template, talk("question", text)) for text in ("plain", "words", "again", "with an x", "without")]

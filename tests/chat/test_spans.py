@@ -316,3 +316,65 @@ def test_a_word_that_an_index_loop_writes_again_refuses_the_question() -> None:
     source += "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
     assert said(source, talk("Say where", "Here."), user="train") == "turn_apart"
     assert said(source, talk("Say where", "Here.")) == ["Here.</s>"]
+
+
+# Empty texts
+
+WITHIN = (  # the result of a tool stands in the model's turn, and the message of the tool writes nothing
+    "{% for m in messages if m.role != 'tool' %}"
+    "{{ '<|im_start|>' + m.role + '\n' if not (loop.previtem and loop.previtem.tool_calls) }}{{ m.content or '' }}"
+    "{% if m.tool_calls %}[call {{ m.tool_calls[0].function.name }}]</s>"
+    "{% if messages | length > 2 %}[result: '{{ messages[2].content }}']<s>{% endif %}"
+    "{% else %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("result", ["four", "", " \n", None])
+def test_an_empty_result_within_the_models_turn_is_not_trained(result: str | None) -> None:
+    calls = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+    messages = [say("user", "q"), say("assistant", "", tool_calls=calls), say("tool", result), say("assistant", "late")]
+    assert trained(WITHIN, messages) == ["[call now]</s>", "late<|im_end|>"]
+    assert trained(WITHIN, messages[:3]) == ["[call now]</s>"]
+
+
+def test_an_empty_answer_at_the_end_is_trained_up_to_its_end() -> None:
+    """Also where the template looked through all messages before."""
+    source = "{% set found = namespace(n=0) %}<s>{% for m in messages %}{% set found.n = found.n + 1 %}{% endfor %}"
+    source += CHATML.replace("{{ m.content }}", "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content }}")
+    for contents in (("q", "a", "r", ""), ("q", "", "r", "a")):
+        wanted = [f"<think></think>{content}<|im_end|>" for content in contents[1::2]]
+        assert trained(source, talk(*contents)) == wanted
+
+
+# Formatted texts
+
+
+@pytest.mark.parametrize(
+    "formatted",
+    [
+        "'<|im_start|>%s\n%s<|im_end|>\n' | format(m.role, m.content)",
+        "'<|im_start|>%s\n%s<|im_end|>\n' % (m.role, m.content)",
+        "'<|im_start|>%(r)s\n%(c)s<|im_end|>\n' | format(r=m.role, c=m.content)",
+        "'<|im_start|>{}\n{}<|im_end|>\n'.format(m.role, m.content)",
+        "'<|im_start|>{r}\n{c}<|im_end|>\n'.format(r=m.role, c=m.content)",
+        "'<|im_start|>' ~ m.role ~ '\n' ~ '%s<|im_end|>\n' % m.content",
+    ],
+)
+def test_a_turn_that_is_formatted_ends_with_its_end_token(formatted: str) -> None:
+    messages = [say("user", "q"), say("assistant", "a"), say("assistant", "b %s {}")]
+    assert trained(each("{{ " + formatted + " }}") + PROMPT, messages) == ["a<|im_end|>", "b %s {}<|im_end|>"]
+
+
+# A greeting
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n", "<think>\n\n</think>\n\n", "<|im_end|>\n"])
+def test_an_answer_before_the_first_question_is_trained(opening: str) -> None:
+    """The prompt cannot be rendered there, and may open a reasoning that history lacks."""
+    prompt = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' + opening }}{% endif %}"
+    source = "{% set first = messages[0].role %}" + CHATML.replace(PROMPT, prompt.replace("opening", repr(opening)))
+    if opening == "<|im_end|>\n":  # the end of what is before, as in vLLM's
+        source = "{% set first = messages[0].role %}" + CHATML
+    messages = [say("assistant", "hello"), say("user", "q"), say("assistant", "a")]
+    assert trained(source, messages)[0] == "hello<|im_end|>"
