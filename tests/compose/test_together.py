@@ -15,7 +15,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.output import inspect
-from beam_prep.readers.source import source_lines
+from beam_prep.readers.source import InputLines, source_lines
 from tests.conftest import ROOT
 from tests.test_sources import write
 
@@ -123,6 +123,8 @@ def test_inspect_prints_the_row_of_a_table_that_is_as_it_was(
     write(ROWS[:50], tmp_path / "in")
     with pytest.raises(BeamPrepError, match=r"row 99 is of .*in\.parquet \(row 100\): the file has \d+ bytes"):
         source_lines(dataset, 99)
+    place = {"file": str(tmp_path / "in.parquet"), "offset": 99}
+    assert InputLines(dataset.manifest["inputs"]).at(place).startswith("(its line cannot be read: the file has ")
 
 
 def of_records(rows: list[dict[str, Any]], evaluation: Path, output: Path) -> bp.Dataset:
