@@ -27,7 +27,7 @@ from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
 
-NAMES = ("bpe3k_nobos", "gpt2", "mistral-v3")
+NAMES = ("bpe3k_nobos", "mistral-v3")
 OURS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 CODE_LLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
 OUTPUT = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
@@ -128,7 +128,7 @@ def test_each_mode_of_a_sentencepiece_tokenizer() -> None:
 
 
 def test_code_llama_ends_the_middle_with_its_own_token() -> None:
-    tokenizer = changed("mistral-v1", CODE_LLAMA)
+    tokenizer = changed("mistral-v1", CODE_LLAMA, True)
     suffix = "▁<SUF> ▁a ▁+ ▁b <0x0A> ▁<MID>"
     found = tokens(tokenizer, ADD, eos="always")
     assert found == words(f"<s> ▁<PRE> ▁def ▁ {suffix} add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
@@ -137,8 +137,8 @@ def test_code_llama_ends_the_middle_with_its_own_token() -> None:
 
 
 def test_special_tokens_stand_around_all_parts() -> None:
-    tokenizer = changed("mistral-v1", CODE_LLAMA[:3], post_processor=AROUND)
-    assert tokens(tokenizer, "x=[1,2,3]", Fim(1.0, seed=1)) == words("<s> ▁<PRE> ▁<SUF> =[ 1 , 2 , 3 ] ▁<MID> ▁x </s>")
+    found = tokens(changed("ours", OURS, post_processor=AROUND), "x=[1,2,3]", Fim(1.0, seed=1))
+    assert found == words("<|im_start|> <|fim_prefix|> <|fim_suffix|> = [ 1 , 2 , 3 ] <|fim_middle|> x <|im_end|>")
 
 
 # Exact for all documents and tokenizers
@@ -163,7 +163,7 @@ BYTES = '{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "
 WAYS: dict[str, Callable[[], Tokenizer]] = {
     "first": lambda: changed("mistral-v3", normalizer="null", pre_tokenizer=METASPACE % ("first", "false")),
     "never": lambda: changed("mistral-v3", normalizer="null", pre_tokenizer=METASPACE % ("never", "true")),
-    "bytes": lambda: changed("gpt2", OURS, pre_tokenizer=BYTES),
+    "bytes": lambda: changed("bpe3k_nobos", OURS, pre_tokenizer=BYTES),
 }
 
 
@@ -182,7 +182,7 @@ def test_each_way_to_put_a_space_before_a_text(way: str) -> None:
 @pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
 def test_backends_give_the_same(backend: str) -> None:
     texts = [f"{' ' * (number % 3)}line {number}\n\tx = {number}" for number in range(40)]
-    for name in ("mistral-v3", "gpt2"):
+    for name in ("mistral-v3", "bpe3k_nobos"):
         tokenizer = with_sentinels(name)
         wanted = batch_of(tokenizer, texts, Fim(0.5, seed=1))["sequence"].to_lists()
         assert batch_of(tokenizer, texts, Fim(0.5, seed=1), backend)["sequence"].to_lists() == wanted
@@ -243,7 +243,7 @@ def test_an_escaped_sentinel_is_text(special: bool) -> None:
 @pytest.mark.parametrize("special", [True, False], ids=["special", "not special"])
 def test_the_end_token_is_a_sentinel_too(special: bool) -> None:
     """Tokens that are not special are looked for in the normalised text: there " <PRE>" is "▁<PRE>"."""
-    tokenizer = changed("mistral-v1", CODE_LLAMA, special=special)
+    tokenizer = changed("mistral-v1", CODE_LLAMA, special)
     text = "a ▁<EOT>" if special else "a <PRE> b"
     batch = batch_of(tokenizer, ["fine", text, "a<PRE>"])
     assert batch.line.tolist() == [0, 2]

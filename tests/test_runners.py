@@ -60,15 +60,12 @@ def test_what_was_asked_for_is_left_alone(flink: dict[str, Any]) -> None:
     assert how == "runner: FlinkRunner"
 
 
-def test_a_cluster_that_has_no_machines_yet_leaves_the_slots_to_the_user(flink: dict[str, Any]) -> None:
+def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Of a cluster that has no machines yet, or does not answer, which is said."""
     flink.update({"slots-total": 0, "taskmanagers": 0})
-    options, _ = told("--runner=FlinkRunner", f"--flink_master={flink['address']}")
-    assert options.keys().isdisjoint({"parallelism", "sdk_worker_parallelism"})
-
-
-def test_a_cluster_that_does_not_answer_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    options, _ = told("--runner=FlinkRunner", "--flink_master=localhost:1")
-    assert options.keys().isdisjoint({"parallelism", "sdk_worker_parallelism"})
+    for address in (flink["address"], "localhost:1"):
+        options, _ = told("--runner=FlinkRunner", f"--flink_master={address}")
+        assert options.keys().isdisjoint({"parallelism", "sdk_worker_parallelism"})
     assert "http://localhost:1/overview" in caplog.text
     assert "set --parallelism and --sdk_worker_parallelism" in caplog.text
 

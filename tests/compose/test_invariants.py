@@ -87,12 +87,14 @@ def test_a_larger_budget_holds_the_smaller_one(tmp_path: Path, monkeypatch: pyte
 @given(st.lists(st.tuples(NUMBERS, st.integers(0, 9)), max_size=30), st.integers(-1, 100))
 def test_a_cutoff_is_the_naive_one(rows: list[tuple[int, int]], wanted: int) -> None:
     keys, tokens = np.array([key for key, _ in rows], np.uint64), np.array([each for _, each in rows], np.int64)
-    left, last = wanted, None
-    for key, count in sorted(rows, key=lambda row: row[0]):
-        if left <= 0:
-            break
-        left, last = left - count, key
-    assert cutoff(keys, tokens, wanted) == last
+    drawn = sorted(rows, key=lambda row: row[0])
+    for some in (wanted, *np.cumsum([count for _, count in drawn]).tolist()):  # and those that are reached exactly
+        left, last = some, None
+        for key, count in drawn:
+            if left <= 0:
+                break
+            left, last = left - count, key
+        assert cutoff(keys, tokens, some) == last
 
 
 def test_what_is_kept_of_equal_records_does_not_depend_on_buckets(tmp_path: Path) -> None:

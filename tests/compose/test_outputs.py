@@ -12,10 +12,10 @@ import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.errors import BeamPrepError
-from beam_prep.formats.manifest import TOKENIZER
+from beam_prep.formats.manifest import TOKENIZER, UNLISTED
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tree
 from tests.test_verify import Told, manifest_of, told, write
 
 __all__ = ["told"]  # a fixture
@@ -200,16 +200,6 @@ def test_counts_that_do_not_add_up_are_told(
     assert any(line.startswith("manifest.json: ") and problem in line for line in found), found
 
 
-@pytest.mark.parametrize(
-    "preprocessing",
-    [{"packing_strategy": "bfd", "max_seq_len": 32}, {"truncation_mode": "chunk", "max_seq_len": 8, "max_items": 70}],
-    ids=["bfd", "chunk"],
-)
-def test_mixes_of_other_layouts_add_up(preprocessing: Row, tmp_path: Path, told: Told) -> None:
-    output = OUTPUT | {"storage_format": "bin"}
-    assert told(make(tmp_path, records(), output, DEDUPLICATE | preprocessing)) == []
-
-
 def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Callable[..., Any]) -> None:
     def chat(number: int) -> Row:
         return {
@@ -336,3 +326,19 @@ def test_shards_of_a_split_that_did_not_change_are_linked(tmp_path: Path, told: 
 
 def numbered(out: Path, split: str) -> list[list[int]]:
     return [row["sequence"].tolist() for row in bp.open(out, split=split)]
+
+
+@pytest.mark.parametrize(
+    "preprocessing",
+    [{"packing_strategy": "bfd", "max_seq_len": 32}, {"truncation_mode": "chunk", "max_seq_len": 8, "max_items": 70}],
+    ids=["bfd", "chunk"],
+)
+def test_mixes_of_other_layouts_add_up_and_know_no_blocks(preprocessing: Row, tmp_path: Path, told: Told) -> None:
+    rows = [{**row, "filler": "x" * 700} for row in records()]
+    output, rules = OUTPUT | {"storage_format": "bin"}, DEDUPLICATE | preprocessing
+    out = make(tmp_path, rows, output, rules)
+    assert told(out) == []
+    small = make(tmp_path / "small", rows, output, rules, block_bytes=65536)
+    assert bp.open(small, split="all").run["blocks"] > 1
+    leave_out = (*UNLISTED, "manifest.json")  # which names the input
+    assert tree(out, leave_out) == tree(small, leave_out)

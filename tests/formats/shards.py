@@ -88,6 +88,13 @@ def write_as(
     name: str, folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0, shards: int = 1
 ) -> Path:
     """Writes a shard; gives the path of its first file."""
+    return written_as(name, folder, columns, slices, shard, shards)[0]
+
+
+def written_as(
+    name: str, folder: Path, columns: Sequence[Column], slices: Slices, shard: int, shards: int
+) -> list[Path]:
+    """Writes a shard; gives the paths of its files."""
     paths: list[Path] = []
     with ExitStack() as opened:
 
@@ -100,7 +107,7 @@ def write_as(
         for rows in slices:
             writer.write(rows)
         writer.close()
-    return paths[0]
+    return paths
 
 
 def read_as(name: str, folder: Path, columns: Sequence[Column], shard: int = 0, shards: int = 1) -> Any:

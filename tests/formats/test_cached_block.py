@@ -36,14 +36,3 @@ def test_a_block_that_is_changed_or_cut_anywhere_is_refused() -> None:
     for each in [*changed, *(content[:size] for size in range(len(content)))]:
         with pytest.raises(FormatError, match="damaged"):
             check_whole(pa.BufferReader(each), "a block", ROWS)
-
-
-def test_labels_of_several_domains_come_back_in_the_order_of_their_domains() -> None:
-    ids, mask = [[1, 2, 3], [4, 5], [6], [7, 8]], [[0, 1, 1], [1, 0], [1], [0, 1]]
-    batch = store_as(to_labels(made_of(ids, mask), False), {})
-    batch.domain[:] = ["b", "a", "b", "a"]
-    receipt, files = encode_block(batch, batch.tokens, 100, "a block")
-    assert receipt.domains == [("b", 2, 4), ("a", 2, 4)]
-    data = pa.BufferReader(b"".join(files[ROWS]))
-    found = [read_rows(data, "a block", domain, 0, 2)[0]["labels"].to_lists() for domain in (0, 1)]
-    assert found == [[[-100, 2, 3], [6]], [[4, -100], [-100, 8]]]

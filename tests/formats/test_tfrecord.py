@@ -259,15 +259,6 @@ def test_what_is_no_example_of_a_row_is_refused(payload: bytes, column: Column, 
         decode_example(payload, [column])
 
 
-def test_a_record_that_is_no_example_names_file_and_record(tf: Any, tmp_path: Path) -> None:
-    with tf.io.TFRecordWriter(str(tmp_path / "shard_0000.tfrecord")) as writer:
-        writer.write(GOOD)
-        writer.write(b"hello")
-    reader = read(tmp_path, [SEQUENCE])
-    with pytest.raises(FormatError, match=r"shard_0000\.tfrecord: row 1 is damaged: not the tf\.train\.Example"):
-        reader.row(1)
-
-
 @given(st.binary(max_size=60), st.integers(0, len(GOOD)))
 def test_damaged_examples_only_ever_raise_value_errors(noise: bytes, at: int) -> None:
     for payload in (noise, GOOD[:at] + noise, GOOD[:at] + noise + GOOD[at:]):

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats import FORMATS
+from tests.formats.shards import written_as
 
 IDS = Column("input_ids", "int32", 1, "ids")
 MASK = Column("loss_mask", "bool", 1, "mask", of="input_ids")
@@ -32,18 +32,14 @@ def write(folder: Path, columns: Sequence[Column], shards: Mapping[str, Sequence
     entries = []
     for domain, parts in shards.items():
         for number, rows in enumerate(parts):
-            paths: list[Path] = []
-
-            def open_file(name: str, home: Path = folder / domain, paths: list[Path] = paths) -> BinaryIO:
-                paths.append(home / name)
-                paths[-1].parent.mkdir(parents=True, exist_ok=True)
-                return paths[-1].open("wb")
-
-            writer = FORMATS[formats].writer(open_file, columns, number, len(parts))
-            writer.write({c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype, c.levels) for c in columns})
-            writer.close()
+            made = {c.name: Ragged.from_lists([row[c.name] for row in rows], c.dtype, c.levels) for c in columns}
+            paths = written_as(formats, folder / domain, columns, [made], number, len(parts))
             files = [
-                {"path": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": _digest(path)}
+                {
+                    "path": str(path.relative_to(folder)),
+                    "bytes": path.stat().st_size,
+                    "sha256": sha256(path.read_bytes()).hexdigest(),
+                }
                 for path in paths
             ]
             entries.append({"domain": domain, "shard": number, "rows": len(rows), "tokens": {}, "trained": {}})
@@ -71,10 +67,6 @@ def split_up(folder: Path) -> None:
         manifest["splits"][shard["split"]]["rows"] += shard["rows"]
     manifest["domains"] = {shard["domain"]: shard["domain"] for shard in manifest["shards"]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def _digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 def documents(lengths: Sequence[int], first: int = 0) -> list[dict[str, list[Any]]]:

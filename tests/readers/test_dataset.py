@@ -72,6 +72,9 @@ def test_some_domains_are_opened(many: Path) -> None:
         bp.open(many, domains=["cookng"])
     with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
         whole.domain("cookng")
+    assert (whole.splits, whole.split_of(0), len(bp.open(many, split="all"))) == ((), None, len(whole))
+    with pytest.raises(BeamPrepError, match=r"has no splits, wanted 'train': leave out the split, or add output\."):
+        bp.open(many, split="train")
     with pytest.raises(BeamPrepError, match=r"domains is 'maths', wanted a list: domains=\['maths'\]"):
         bp.open(many, domains="maths")
 

@@ -96,10 +96,8 @@ def test_shard(tmp_path: Path) -> None:
     [
         lambda: bp.Truncate(0),
         lambda: bp.FilterByChars(5, 4),
-        lambda: bp.FilterRecords("no function"),
         lambda: bp.BuildMask({"user": "maybe"}),
         lambda: bp.Shard("out", formats=["zarr"]),
-        lambda: bp.Shard("out", max_tokens=0),
         lambda: bp.ReadJSONL([str(ROOT / "examples/data/chat.jsonl")], block_bytes=5),
         lambda: bp.Pad(0, 1),
     ],
