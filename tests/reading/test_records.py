@@ -105,6 +105,7 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 @given(data=CONTENT, block_bytes=st.integers(1, 70), sizes=SIZES)
 @example(data=BOM + b'{"a":1}', block_bytes=1, sizes=[1])
 @example(data=b"{}\r\n{}", block_bytes=3, sizes=[2])
+@example(data=(BOM + b'{"a":1}\n') * 3, block_bytes=11, sizes=[9])  # a mark at the start of every block
 def test_every_line_stands_exactly_once_at_any_block_size(data: bytes, block_bytes: int, sizes: list[int]) -> None:
     whole = account(data)
     assert [(offset, text) for offset, _, text, _ in whole] == lines_of(data)
