@@ -343,7 +343,7 @@ def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset, capsys: py
 def test_by_default_the_first_the_shortest_the_longest_and_some_drawn_rows_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    storage = {"storage_format": name, "max_tokens_per_shard": 4_000}
+    storage = {"storage_format": name, "max_tokens_per_shard": 2_000}
     output = make(tmp_path, "sft_chat", example("chat"), output=storage)
     assert len(output.manifest["shards"]) > 16
     assert main(["inspect", str(output.path)]) == 0

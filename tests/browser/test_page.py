@@ -192,18 +192,6 @@ def test_all_of_it_works_with_the_keyboard(before: Path, opened: Open) -> None:
     assert re.match(r"token (\d+) of \1 ", tip.inner_text())
     press("Escape")
     assert tip.is_hidden()
-    press("/")
-    page.keyboard.type("you")
-    press("Enter")
-    assert page.evaluate(where) is not None
-    press("/")
-    press("Escape")
-    assert page.input_value("#search") == "you"
-    for key, name in (("w", "spaces"), ("b", "borders"), ("i", "ids")):
-        before_ = page.get_attribute(f"#{name}", "aria-pressed")
-        press(key)
-        assert page.get_attribute(f"#{name}", "aria-pressed") != before_
-    assert page.locator(".ids .k").first.evaluate("one => getComputedStyle(one, '::before').content") != "none"
 
 
 def luminance(colour: str) -> float:
