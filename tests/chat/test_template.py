@@ -240,7 +240,7 @@ def test_whether_an_answer_follows_is_not_for_a_record_to_say() -> None:
     assert template.render([say("user", "x")], add_generation_prompt=True).text == "x"
     assert template.generation_prompt(add_generation_prompt=False) == ">"
     for name in ("messages", "add_generation_prompt"):
-        with pytest.raises(Reject, match=f"sets '{name}', which is not for a record to set"):
+        with pytest.raises(Reject, match=f"sets '{name}', which a record cannot set"):
             template_kwargs({"chat_template_kwargs": {name: True}})
 
 
