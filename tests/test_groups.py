@@ -343,7 +343,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         ),
         (
             config([A_TEXT, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "one section in input.sections: text that trains; this is of input.groups[1]",
+            "one section in input.sections: text that trains; this concerns input.groups[1]",
         ),
         (
             config([A_TEXT], preprocessing={"bos": "strip"}),
