@@ -131,6 +131,9 @@ def test_a_format_is_named_with_the_command_that_makes_jsonl_of_it() -> None:
         assert [*records.rows] == (CHATS if content in (PARQUET, FEATHER) or made[0] in "xwp" else PAIRS)
 
 
+GZIP = gzip.compress(b"", mtime=0)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -139,8 +142,8 @@ def test_a_format_is_named_with_the_command_that_makes_jsonl_of_it() -> None:
         ("x.zip", b"PK\x03\x04", "is a zip archive, wanted JSONL: unpack it, and name the files"),
         ("x.tar", b"\0" * 257 + b"ustar", "is a tar archive, wanted JSONL: unpack it, and name the files"),
         ("x.jsonl", b"\xfd7zXZ\0", "is compressed by xz, wanted JSONL: type: xz -dc x.jsonl > x.converted.jsonl"),
-        ("x.jsonl", gzip.compress(b"", mtime=0), "is compressed, but its name does not end in .gz: rename it: mv x.jsonl x"),
-        ("x.gz", gzip.compress(b"", mtime=0), "is compressed twice: type gzip -dk x.gz, and add .gz to the name of the result"),
+        ("x.jsonl", GZIP, "is compressed, but its name does not end in .gz: rename it: mv x.jsonl x"),
+        ("x.gz", GZIP, "is compressed twice: type gzip -dk x.gz, and add .gz to the name of the result"),
         ("x.jsonl", TEXT.encode("utf-16-le"), "is text in UTF-16LE, wanted JSONL in UTF-8: type: iconv -f UTF-16LE"),
         ("x.jsonl", b'{"a": "caf\xe9"}', "is no UTF-8 (byte 10), wanted JSONL in UTF-8: if it is Windows"),
         ("x.jsonl", b"\n<!DOCTYPE html>", "is an HTML page (the error page of a download?), wanted JSONL: down"),
