@@ -529,8 +529,8 @@ class Turns:
         if behind is not None:
             stop = self._end_before_others(index, place, at, behind, stop)
         tail, plain = text[at:stop], facts.plain_end or ""
-        silent = plain != "" and plain in tail and place.begin == place.end  # then the header may hold tokens, too
-        end = facts.end_in(tail, calls or silent, plain if calls or silent else None)
+        silent = place.begin == place.end  # then the header may hold tokens, too
+        end = facts.end_in(tail, calls or silent, plain)
         if end is not None:
             own_words = tokens.special.sub("", tail[:end])
             if not (facts.prompts or calls) and _SEVERAL_WORDS.search(own_words):  # the model may not write them

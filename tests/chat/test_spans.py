@@ -347,6 +347,13 @@ def test_an_empty_answer_at_the_end_is_trained_up_to_its_end() -> None:
         assert trained(source, talk(*contents)) == wanted
 
 
+def test_an_empty_answer_ends_with_its_end_token_where_its_header_goes_on_behind_the_prompt() -> None:
+    source = CHATML.replace("{{ m.content }}", "{{ '<s>final\n' + (m.content or '') }}")
+    source = source.replace("'<|im_end|>\n'", "'</s>' if loop.last and not add_generation_prompt else '<|im_end|>'")
+    wanted = ["<s>final\n<|im_end|>", "<s>final\nb</s>"]
+    assert trained(source, talk("q", "", "r", "b"), tokens={"eos_token": "</s>"}) == wanted
+
+
 # Formatted texts
 
 
