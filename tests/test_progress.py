@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,37 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
         "rejected": 0,
         "tokens": totals["tokens"]["input_ids"],
     }
+
+
+def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks() -> None:
+    jobs = [
+        {"name": "beamprep-1", "state": "FINISHED", "tasks": {"total": 9, "finished": 9}},
+        {"name": "beamprep-1", "state": "RUNNING", "tasks": {"total": 9, "finished": 4}},
+        {"name": "another", "state": "RUNNING", "tasks": {"total": 5, "finished": 5}},
+    ]
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/jobs/overview" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"jobs": jobs}).encode())
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    class Job:
+        """A job of Beam's job server, which answers no question about metrics before its end."""
+
+        job_id = "beamprep-1_0c2f"
+
+        def metrics(self) -> None:
+            raise NotImplementedError
+
+    with HTTPServer(("localhost", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master=localhost:{server.server_port}"])
+        assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
+        jobs.clear()
+        assert counters_of(Job(), options) == {}
+        server.shutdown()
+    assert counters_of(Job(), options) == {}  # it does not answer any more

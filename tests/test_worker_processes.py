@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -307,3 +308,16 @@ def test_cores_are_those_that_the_process_may_use() -> None:
     code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import runners; print(runners.cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.long
+def test_a_run_in_worker_processes_shows_its_progress(long_source: Path, tokenizer: Path, tmp_path: Path) -> None:
+    code = "import sys; from beam_prep import cli, progress; progress.FIRST_LOG = progress.EVERY_LOG = 0.2; "
+    code += "sys.exit(cli.main())"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TRAINED))
+    run = ["run", str(long_source), "-o", str(tmp_path / "out"), "-c", str(config), "--tokenizer_path", str(tokenizer)]
+    run += ["--direct_num_workers=2", "--block_bytes=262144"]
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^tokenise [1-9]\d*%: .+ records, .+ MB/s", done.stderr, re.MULTILINE), done.stderr
