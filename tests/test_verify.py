@@ -310,7 +310,7 @@ def test_a_shard_that_its_reader_cannot_read_is_named_in_every_format(output: Pa
         (output / paths[name]).write_bytes((output / paths[name]).read_bytes()[:-9])
     list_again(output)
     for (name, path), line in zip(paths.items(), told(output), strict=True):
-        assert line.startswith(f"far: shard 0 ({name}): {output / path}: ")
+        assert line.startswith(f"far: shard 0 ({name}): {output / path}")
 
 
 def test_rejects_are_counted_by_reason(output: Path, told: Told) -> None:

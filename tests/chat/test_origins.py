@@ -117,10 +117,21 @@ def test_joined_texts_keep_origins(separator: Text, values: list[str]) -> None:
     assert model(joined(separator, values)) == wanted
 
 
+@pytest.mark.parametrize(
+    "way",
+    ["'<%s|%d>' % (text, 1)", "'<%s|1>' | format(text)", "'<{}|{n}>'.format(text, n=1)", "'<{t}|1>'.format(t=text)"],
+)
+@given(text=TEXTS)
+def test_texts_that_are_put_into_a_format_as_they_are_keep_origins(way: str, text: Text) -> None:
+    made = compile_template(f"{{{{ {way} }}}}", None)
+    found = concat(made.root_render_func(made.new_context({"text": text})))
+    assert model(found) == [*model("<"), *model(text), *model("|1>")]
+
+
 WHOLE = [
     *("text.upper()", "text | lower", "text.title()", "text | title", "text.swapcase()", "text.center(9)", "text * 2"),
     *("text.partition('B') | join", "text.rsplit('a', 1) | join", "text.splitlines() | join"),
-    *("text.removeprefix('a')", "'%s.' % text", "'{}.'.format(text)", "'.'.replace('.', text)"),
+    *("text.removeprefix('a')", "'%9s.' % text", "'{!r}.'.format(text)", "'.'.replace('.', text)"),
 ]
 
 
