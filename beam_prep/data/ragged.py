@@ -276,13 +276,6 @@ def sizes(texts: Sequence[str]) -> Array:
     return np.fromiter((len(text) if text.isascii() else len(text.encode()) for text in texts), np.int64, len(texts))
 
 
-def utf8(texts: Sequence[str]) -> tuple[Array, Array]:
-    """(UTF-8 of all texts, uint8 [bytes]; the borders of the texts in it, int64 [texts + 1])."""
-    # One by one: a single wide character would make the whole joined text wide.
-    encoded = [text.encode() for text in texts]
-    return np.frombuffer(b"".join(encoded), np.uint8), offsets_of(np.fromiter(map(len, encoded), np.int64, len(texts)))
-
-
 def take(texts: Sequence[str], places: Array) -> list[str]:
     """The texts at these places, in that order."""
     return [texts[place] for place in places.tolist()]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take, utf8
+from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.token_bytes import normalisers, pre_tokenizers, token_bytes
@@ -302,14 +302,20 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     mine = np.flatnonzero(is_wide[spans.text])
     if not len(mine):
         return spans.start, spans.stop
-    picked = take(texts, places)
-    data, borders = utf8(picked)
-    # Bytes that begin a character (not 0b10xxxxxx), and the end.
-    begins = np.flatnonzero(np.append(data.view(np.int8), np.int8(0)) >= -64)
-    first, text = offsets_of(characters(picked)), np.searchsorted(places, spans.text[mine])
     start, stop = spans.start.copy(), spans.stop.copy()
-    for border in (start, stop):
-        border[mine] = begins[first[text] + border[mine]] - borders[text]
+    numbers = np.tile(spans.text[mine], 2)
+    characters_before = np.concatenate((start[mine], stop[mine]))
+    found = np.empty(len(numbers), np.int64)
+    order = np.lexsort((characters_before, numbers))
+    text, at, size, last = "", 0, 0, -1
+    for border in zip(order.tolist(), numbers[order].tolist(), characters_before[order].tolist(), strict=True):
+        place, number, character = border
+        if number != last:
+            text, at, size, last = texts[number], 0, 0, number
+        size += len(text[at:character].encode())
+        at = character
+        found[place] = size
+    start[mine], stop[mine] = np.split(found, 2)
     return start, stop
 
 
