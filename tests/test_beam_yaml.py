@@ -61,6 +61,7 @@ def test_the_example_of_files_gives_the_same_in_worker_processes(tmp_path: Path)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
+@pytest.mark.long
 def test_the_example_of_rows_trains_the_answers_that_the_filter_keeps(tmp_path: Path) -> None:
     launch("rows.yaml", tmp_path / "out")
     dataset = bp.open(tmp_path / "out")

@@ -299,10 +299,8 @@ def printed_by(name: str, folder: Path, modules: tuple[str, ...] = MODULES) -> s
 WITH_COMMANDS = [name for name in PAGES if name != "docs/training.md" and blocks("sh", name)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name != "docs/quickstart.md"), id=name) for name in WITH_COMMANDS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_COMMANDS)
 def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
     """Without those that need torch: see `IN_ONE_PIECE`."""
     printed = printed_by(name, tmp_path, modules=())

@@ -42,12 +42,14 @@ def texts_of(svg: str, trained: bool | None = None) -> list[str]:
     return [text.replace("\xa0", " ") for text in found if text.strip("\n")]
 
 
+@pytest.mark.long
 def test_the_pictures_in_the_docs_are_those_of_the_sample_data(tmp_path: Path) -> None:
     made = pictures.pictures(tmp_path)
     kept = {path.name: path.read_text(encoding="utf-8") for path in pictures.FOLDER.glob("*.svg")}
     assert kept == made, "make pictures"
 
 
+@pytest.mark.long
 def test_the_notebook_holds_what_its_cells_give(tmp_path: Path) -> None:
     pytest.importorskip("nbclient", reason="no nbclient here: pip install '.[dev]'")
     pytest.importorskip("ipykernel", reason="no ipykernel here: pip install '.[dev]'")

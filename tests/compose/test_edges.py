@@ -47,9 +47,8 @@ PLACES: dict[str, tuple[Any, str, int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "place", [each if each == "two shards" else pytest.param(each, marks=pytest.mark.long) for each in PLACES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("place", PLACES)
 def test_a_run_after_one_that_failed_publishes_the_same_bytes(place: str, tmp_path: Path, small: None) -> None:
     holder, name, times = PLACES[place]
     files = [write(tmp_path / "a.jsonl", records(300, filler=300)), write(tmp_path / "b.jsonl", records(200, 1))]

@@ -91,6 +91,7 @@ def values(dataset: bp.Dataset) -> list[dict[str, Any]]:
     return [{name: np.asarray(row[name]).tolist() for name in names} for row in dataset]
 
 
+@pytest.mark.long
 def test_every_kind_of_file_gives_the_same_rows_and_the_way_back(tmp_path: Path, evaluation: Path) -> None:
     given = config(evaluation, "drop", packing_strategy="bfd_split")
     wanted, listed = None, [(n + 1, "contaminated") for n in range(0, 200, 11)]
