@@ -204,7 +204,7 @@ def formatted(form: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Ca
     def mark(value: Any) -> Any:
         if type(value) is not Text:
             return value
-        texts[name := f"\ue000{len(texts)}\ue001"] = value
+        texts[name := _LONG + f"{len(texts)}\ue001"] = value
         return name
 
     marked = tuple(map(mark, args)), {key: mark(value) for key, value in kwargs.items()}
@@ -216,7 +216,9 @@ def formatted(form: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Ca
     return derived(made, (form, args, kwargs))
 
 
-_MARK = re.compile("(\ue000[0-9]+\ue001)")
+_LONG = "\ue000" * 40
+"""A width to which a text is filled up should not fill this up."""
+_MARK = re.compile(f"({_LONG}[0-9]+\ue001)")
 
 
 def _safe(text: str) -> Safe:
