@@ -212,6 +212,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 _MOST_ATTRIBUTES = 1000
+"""Attributes for which the sandbox's answer is kept."""
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

@@ -93,13 +93,14 @@ def contradict(text: str, turns: Sequence[Turn], messages: Sequence[Message], wr
 
 
 def not_in(text: str, messages: Sequence[Message]) -> list[Lost]:
-    """Contents that are missing in a text, and calls whose names are missing."""
+    """Contents and refusals that are missing in a text, and calls whose names are missing."""
     lost: list[Lost] = []
     for index, message in enumerate(messages):
         content = message.get("content")
         said = "".join(map(text_of_part, content)) if isinstance(content, list) else content
-        if isinstance(said, str) and said.strip() not in text:
-            lost.append((index, "content"))
+        for key, value in (("content", said), ("refusal", message.get("refusal"))):
+            if isinstance(value, str) and value.strip() not in text:
+                lost.append((index, key))
         for place, call in enumerate(message.get("tool_calls") or ()):
             function = call.get("function", call) if isinstance(call, dict) else {}
             if str(function.get("name", "")) not in text:

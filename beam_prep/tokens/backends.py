@@ -308,8 +308,8 @@ def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Ar
     found = np.empty(len(numbers), np.int64)
     order = np.lexsort((characters_before, numbers))
     text, at, size, last = "", 0, 0, -1
-    for border in zip(order.tolist(), numbers[order].tolist(), characters_before[order].tolist(), strict=True):
-        place, number, character = border
+    borders = zip(order.tolist(), numbers[order].tolist(), characters_before[order].tolist(), strict=True)
+    for place, number, character in borders:  # piece by piece: positions of all characters take 8 bytes each
         if number != last:
             text, at, size, last = texts[number], 0, 0, number
         size += len(text[at:character].encode())

@@ -7,6 +7,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import testing
+from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.schema import Output, Section, TextRules
 from tests.chat.trained import END, HEADER, PROMPT, say
 from tests.conftest import ROOT
@@ -136,3 +137,12 @@ def test_the_ids_of_a_record_with_a_call() -> None:
     ids = [TOKENIZER.encode([text], False).to_lists()[0] for text in (head, turn, "\n")]
     assert batch["sequence"].to_lists() == [[*ids[0], *ids[1], *ids[2]]]
     assert batch["loss_mask"].to_lists() == [[0] * len(ids[0]) + [1] * len(ids[1]) + [0] * len(ids[2])]
+
+
+def test_the_plain_way_misses_the_same_texts() -> None:
+    for source, message in ((FIRST_PART, say("assistant", PARTS)), (WHOLE, say("assistant", None, refusal="I won't."))):
+        template = ChatTemplate(source, {"eos_token": "<|im_end|>"}, ["<|im_end|>"])
+        found = (template.render([ASKED, message]), template.render_plainly([ASKED, message]))
+        assert [[(index, key.partition("[")[0]) for index, key in each.not_rendered] for each in found] == [
+            [(1, "content" if message["content"] else "refusal")]
+        ] * 2
