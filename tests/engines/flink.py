@@ -66,10 +66,12 @@ class Cluster:
             "classloader.resolve-order": "parent-first",
             # One that died is found out by calls that fail, soon; a busy machine is no reason to give one up.
             "heartbeat.interval": 1000,
-            # Only the cluster can say so: of a batch job's own options for it, Beam makes no use.
-            "restart-strategy.type": "fixed-delay",
-            "restart-strategy.fixed-delay.attempts": 3,
-            "restart-strategy.fixed-delay.delay": "1 s",
+            # Only the cluster can say so: of a batch job's own options for it, Beam makes no use. Of a lost TaskManager
+            # each task fails by itself, and then the readers of its results. This strategy counts what fails while a
+            # restart is awaited as one failure; fixed-delay counts each, and three attempts were too few.
+            "restart-strategy.type": "exponential-delay",
+            "restart-strategy.exponential-delay.initial-backoff": "1 s",
+            "restart-strategy.exponential-delay.attempts-before-reset-backoff": 4,
             "io.tmp.dirs": str(folder / "tmp"),
         }
         (conf / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))

@@ -58,7 +58,7 @@ def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(
 def test_a_killed_task_manager_costs_time_and_nothing_else(
     flink: Flink, process: list[str], folder: Path, source: Path, here: dict[str, str]
 ) -> None:
-    """One of two, with -9, in the middle of blocks: its SDK workers are halted first, so that it cannot be done."""
+    """One of two, with -9, in the middle of blocks; what its finished tasks had written is lost with it, too."""
     cluster = flink.cluster
     (survivor,) = cluster.names()
     victim = cluster.add_task_manager()
@@ -91,7 +91,7 @@ def test_a_killed_task_manager_costs_time_and_nothing_else(
             victim.stop()
             cluster.task_managers.remove(victim)
     lost = [index for index, task in enumerate(before) if task["taskmanager-id"] != survivor]
-    assert {before[index]["status"] for index in lost} == {"RUNNING"}
+    assert lost
     after = tokenising(cluster, number)
     assert {after[index]["taskmanager-id"] for index in lost} == {survivor}
     assert all(after[index]["attempt"] > before[index]["attempt"] for index in lost)
