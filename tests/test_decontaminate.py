@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli, recipe
+from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, RunError, StorageError
 from beam_prep.pipeline import Pipeline
@@ -205,23 +205,6 @@ def test_evaluation_data_that_cannot_be_used_is_an_error_before_the_run(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("rule", "at"),
-    [
-        ({}, ".against"),
-        ({"against": []}, ".against"),
-        ({"against": "a", "ngram": 0}, ".ngram"),
-        ({"against": "a", "field": []}, ".field"),
-        ({"against": "a", "mode": "keep"}, ".mode"),
-        ({"against": "a", "n": 3}, ".n"),
-    ],
-)
-def test_a_wrong_rule_is_refused_where_it_stands(rule: dict[str, Any], at: str) -> None:
-    given = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"decontaminate": rule}}
-    with pytest.raises(ConfigError, match=rf"\n  preprocessing\.decontaminate\{at}[:\[]"):
-        PipelineConfig.from_dict(given)
-
-
 def test_references_of_several_files_are_found_where_they_are_first(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('\n{"q": "one two three"}\n{"a": ["four five six", "x"]}\n')
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
@@ -248,13 +231,3 @@ def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
     damaged.write_bytes(content)
     with pytest.raises(StorageError, match="cannot be read on this worker"):
         IndexFile(str(damaged)).load()
-
-
-def test_the_pipeline_sends_a_path_and_not_the_index(tmp_path: Path, tokenizer_path: str) -> None:
-    given = PipelineConfig.from_dict(config(evaluation(tmp_path / "eval.jsonl")))
-    tokenizer = bp.Tokenizer.load(tokenizer_path)
-    source = IndexFile(str(tmp_path / "nowhere"))
-    steps = recipe.chain(given, tokenizer, check="full", references=source)
-    made: list[Any] = [step.step() for step in steps if isinstance(step, (bp.Decontaminate, recipe.CheckInFull))]
-    sources = [step.keywords["references"] for step in made]
-    assert sources == [source, source]

@@ -20,7 +20,7 @@ from beam_prep.chat.apply import render_records
 from beam_prep.config import PipelineConfig
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.schema import TextRules
-from beam_prep.errors import ConfigError, TokenizerError
+from beam_prep.errors import TokenizerError
 from beam_prep.sample.sample import prepare
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
@@ -33,20 +33,6 @@ CODE_LLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
 OUTPUT = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
 FIM = Fim(1.0, seed=5)
 ADD = "def add(a, b):\n    return a + b\n"  # is cut into "def ", "add ... return", " a + b"
-AROUND = json.dumps(
-    {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<s>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-            {"SpecialToken": {"id": "</s>", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            name: {"id": name, "ids": [number], "tokens": [name]} for number, name in enumerate(("<s>", "</s>"), 1)
-        },
-    }
-)
 
 
 @functools.cache
@@ -134,11 +120,6 @@ def test_code_llama_ends_the_middle_with_its_own_token() -> None:
     assert found == words(f"<s> ▁<PRE> ▁def ▁ {suffix} add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
     found = tokens(tokenizer, ADD, Fim(1.0, "spm", 5), eos="always")
     assert found == words(f"<s> ▁<PRE> {suffix} ▁def ▁add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
-
-
-def test_special_tokens_stand_around_all_parts() -> None:
-    found = tokens(changed("ours", OURS, post_processor=AROUND), "x=[1,2,3]", Fim(1.0, seed=1))
-    assert found == words("<|im_start|> <|fim_prefix|> <|fim_suffix|> = [ 1 , 2 , 3 ] <|fim_middle|> x <|im_end|>")
 
 
 # Exact for all documents and tokenizers
@@ -282,19 +263,3 @@ def test_a_tokenizer_without_sentinels_is_refused_before_anything_runs(tmp_path:
     with pytest.raises(TokenizerError, match="none of the known sentinels"):
         bp.Pipeline(given, [str(tmp_path / "in.jsonl")], tmp_path / "out", ROOT / "examples" / "tokenizer")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"input": {"sections": [{"field": "a", "action": "mask"}, {"field": "b", "action": "train"}]}}, "output.fim"),
-        ({"input": {"adapter": "tokenized"}}, "output.fim: found an object; it works only with one section"),
-        ({"output": {"fim": {"rate": 0.5, "mode": "pms"}}}, "output.fim.mode"),
-        ({"output": {"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}}}, "output.fim.sentinels"),
-        ({"output": {"fim": {"rate": 1.5}}}, "output.fim.rate"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        PipelineConfig.from_dict({**config({"rate": 0.5}), **change})
-    assert message in str(caught.value)
