@@ -81,6 +81,13 @@ def write_lines(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
+def checkout(folder: Path) -> Path:
+    """Makes a folder look like the root of the project, to write in."""
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
     """Runs a config over records (dicts, or the bytes of a file) or a path, or a tuple of some; gives the `Result`."""
