@@ -176,26 +176,20 @@ def test_a_tokenizer_that_loses_white_space_is_refused() -> None:
         batch_of(tokenizer, ["one two"], Fim(1.0, sentinels=named))
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ((OURS[0], OURS[0], OURS[2]), r"are not three different tokens, wanted \[prefix, middle, suffix\]"),
-        ((OURS[0], OURS[2], OURS[1]), r"are sentinels of a known family in another order: wanted \['<\|fim_prefix"),
-    ],
-    ids=["two equal ones", "another order"],
-)
-def test_sentinels_that_cannot_be_meant_are_refused(given: tuple[str, str, str], says: str) -> None:
-    with pytest.raises(TokenizerError, match=says):
-        batch_of(changed("ours", OURS), ["fine"], Fim(1.0, sentinels=given))
+def test_sentinels_that_cannot_be_meant_are_refused() -> None:
+    tokenizer = changed("ours", OURS)
+    with pytest.raises(TokenizerError, match=r"are not three different tokens, wanted \[prefix, middle, suffix\]"):
+        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=(OURS[0], OURS[0], OURS[2])))
+    with pytest.raises(TokenizerError, match=r"are sentinels of a known family in another order: wanted \['<\|fim_pre"):
+        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=(OURS[0], OURS[2], OURS[1])))
 
 
-@pytest.mark.parametrize("named", [None, OURS])
-def test_sentinels_that_take_white_space_are_refused(named: tuple[str, str, str] | None) -> None:
+def test_sentinels_that_take_white_space_are_refused() -> None:
     backend = tokenizers.Tokenizer.from_str(changed("ours").reference.to_str())
     backend.add_tokens([tokenizers.AddedToken(text, special=True, lstrip=True) for text in OURS])
     tokenizer = changed("ours", added_tokens=json.dumps(json.loads(backend.to_str())["added_tokens"]))
     with pytest.raises(TokenizerError, match=r"'<\|fim_prefix\|>' takes white space beside it"):
-        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=named))
+        batch_of(tokenizer, ["fine"], Fim(1.0))
 
 
 # Documents that hold a sentinel
@@ -234,32 +228,18 @@ def test_the_end_token_is_a_sentinel_too(special: bool) -> None:
 # Of a config
 
 
-def config(fim: dict[str, Any], **preprocessing: Any) -> dict[str, Any]:
-    return {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1, **preprocessing},
-        "output": {"fim": fim},
-    }
-
-
 @pytest.mark.parametrize(("mode", "encode"), [("psm", "separate"), ("spm", "joint")])
 def test_a_config_says_rate_mode_and_seed(mode: FimMode, encode: str) -> None:
     tokenizer = changed("ours", OURS)
     texts = [f"def f{number}(x):\n    return x + {number}  # größer\n" for number in range(60)]
     ends = [text + "<|im_end|>" * (number % 2) for number, text in enumerate(texts)]
-    given = PipelineConfig.from_dict(
-        config({"rate": 0.5, "mode": mode, "seed": 3}, eos="if_missing", encode=encode, control_tokens="keep")
-    )
-    batch = prepare(testing.records([{"text": text} for text in ends]), given, tokenizer)
+    given = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 1, "eos": "if_missing", "encode": encode, "control_tokens": "keep"},
+        "output": {"fim": {"rate": 0.5, "mode": mode, "seed": 3}},
+    }
+    batch = prepare(testing.records([{"text": text} for text in ends]), PipelineConfig.from_dict(given), tokenizer)
     wanted = batch_of(tokenizer, texts, Fim(0.5, mode, 3), eos="always")
     assert batch["sequence"].to_lists() == wanted["sequence"].to_lists()
     sentinel = tokenizer.reference.token_to_id(OURS[0])
     assert 15 < sum(sentinel in ids for ids in batch["sequence"].to_lists()) < 45
-
-
-def test_a_tokenizer_without_sentinels_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
-    given = PipelineConfig.from_dict(config({"rate": 0.5}))
-    with pytest.raises(TokenizerError, match="none of the known sentinels"):
-        bp.Pipeline(given, [str(tmp_path / "in.jsonl")], tmp_path / "out", ROOT / "examples" / "tokenizer")
-    assert not (tmp_path / "out").exists()
