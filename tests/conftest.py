@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +62,46 @@ def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Cal
     return _output
 
 
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    """A config of the project, with some settings of its parts changed."""
+    settings: dict[str, Any] = json.loads((ROOT / "configs" / f"{name}.json").read_text())
+    if template := settings["input"].get("chat_template"):
+        settings["input"]["chat_template"] = (ROOT / "configs" / template).read_text("utf-8")
+    return settings | {part: settings.get(part, {}) | values for part, values in changes.items()}
+
+
+def records_of(path: Path) -> list[Any]:
+    """The records of a file."""
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    """Writes records as JSONL; gives the path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def checkout(folder: Path) -> Path:
+    """Makes a folder look like the root of the project, to write in."""
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path: Path, tokenizer_path: str) -> Callable[..., Any]:
-    """Runs a config over records (dicts, or bytes of a file) in this process; gives the `Result`."""
+    """Runs a config over records (dicts, or the bytes of a file) or a path, or a tuple of some; gives the `Result`."""
 
     def _run(config: dict[str, Any], records: Any, name: str = "out", **options: Any) -> Any:
         from beam_prep.config import PipelineConfig
         from beam_prep.pipeline import Pipeline
 
-        source = tmp_path / "input.jsonl"
-        if isinstance(records, bytes):
-            source.write_bytes(records)
-        else:
-            source.write_text("".join(json.dumps(row) + "\n" for row in records), encoding="utf-8")
+        inputs = records
+        if not isinstance(records, Path | tuple | None):
+            inputs = tmp_path / "input.jsonl"
+            inputs.write_bytes(records) if isinstance(records, bytes) else write_lines(inputs, records)
         options.setdefault("tokenizer_path", tokenizer_path)
-        job = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=tmp_path / name, **options)
+        job = Pipeline(PipelineConfig.from_dict(config), inputs, output_dir=tmp_path / name, **options)
         return job.run(["--runner=FnApiRunner"])
 
     return _run

@@ -19,13 +19,9 @@ import beam_prep as bp
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import Ledger
 from beam_prep.errors import InputError, RunError
-from beam_prep.first_records import FirstRecords
-from beam_prep.pipeline import Pipeline, Result
 from beam_prep.sample.sample import prepare
-from beam_prep.storage.files import list_inputs
-from tests.conftest import ROOT, SHARED, shared
+from tests.conftest import ROOT, SHARED, config_of, records_of, shared
 from tests.reference import ours
 from tests.test_sources import blocks
 
@@ -142,33 +138,11 @@ def shown(line: bytes) -> str:
     return line.removesuffix(b"\r")[:4000].decode("utf-8", "replace")[:1000]
 
 
-@pytest.mark.usefixtures("material")
-def test_every_file_of_the_manifest_is_looked_at() -> None:
-    assert len(MANIFEST) == len(READABLE) + len(UNREADABLE) >= 64
-    assert {name for name, _ in EXCEPTIONS} <= set(READABLE)
-    assert sum(expected(name).count("kept") for name in READABLE) > 150
-
-
-def start(config: dict[str, Any], inputs: list[Path], output: Path, **options: Any) -> Result:
-    job = Pipeline(
-        PipelineConfig.from_dict(config),
-        [str(p) for p in inputs],
-        output,
-        ROOT / "examples" / "tokenizer",
-        **{"max_reject_rate": 1, "max_no_loss_rate": 1, **options},
-    )
-    return job.run(["--runner=FnApiRunner"])
-
-
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_file_that_cannot_be_read_ends_the_run_in_one_error_that_names_it(name: str) -> None:
-    def read() -> None:
-        FirstRecords(PipelineConfig.from_dict(CONFIGS["sft_chat"]), TOKENIZER, list_inputs(path)).check_files()
-        blocks(path)
-
     path = str(shared("data", "bad", name))
     with pytest.raises(InputError) as caught:
-        read()
+        blocks(path)
     assert str(caught.value).startswith(f"{path!r} {UNREADABLE[name]}")
     assert "\n" not in str(caught.value)
 
@@ -176,61 +150,44 @@ def test_a_file_that_cannot_be_read_ends_the_run_in_one_error_that_names_it(name
 # --- whole jobs
 
 
-def of_project(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    return found
-
-
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 SIDES = {side: {"sections": [{"field": side, "action": "train"}]} for side in ("chosen", "rejected")}
 CONFIGS = {
-    "sft_chat": of_project("sft_chat"),
-    "sft_instruction": of_project("sft_instruction"),
-    "pretrain": {**of_project("pretrain"), "preprocessing": {"min_chars": 1}},
-    "dpo": of_project("dpo"),
+    **{name: config_of(name) for name in ("sft_chat", "sft_instruction", "dpo", "grpo")},
+    "pretrain": {**config_of("pretrain"), "preprocessing": {"min_chars": 1}},
     "dpo_text": {"input": {"sources": SIDES}, "preprocessing": {"min_chars": 0}},
-    "grpo_text": of_project("grpo"),
 }
-CONFIGS["grpo_text"]["input"]["sources"]["prompts"]["sections"][0]["template"] = False
+CONFIGS["grpo"]["input"]["sources"]["prompts"]["sections"][0]["template"] = False
 
 
-def rejects_in(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for path in sorted((folder / "rejects").glob("*.jsonl"))
-        for line in path.read_text("utf-8").split("\n")[:-1]
-    ]
+def rejects_in(folder: Path) -> list[Any]:
+    return [reject for path in sorted((folder / "rejects").glob("*.jsonl")) for reject in records_of(path)]
 
 
 @pytest.mark.usefixtures("material")
-def test_the_ledger_of_all_bad_files_adds_up_and_every_reject_says_where_what_and_why(tmp_path: Path) -> None:
-    start(CONFIGS["sft_chat"], [FOLDER / name for name in READABLE], tmp_path / "out", block_bytes=65536)
-    manifest, rejects = bp.open(tmp_path / "out").manifest, rejects_in(tmp_path / "out")
+def test_the_ledger_of_all_bad_files_adds_up_and_every_reject_says_where_what_and_why(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    paths, options = tuple(FOLDER / name for name in READABLE), {"max_reject_rate": 1, "max_no_loss_rate": 1}
+    manifest, rejects = run(CONFIGS["sft_chat"], paths, **options).manifest, rejects_in(tmp_path / "out")
     ledger = manifest["ledger"]
     assert ledger["lines"] == sum(len(lines_of(name)) for name in READABLE)
     assert ledger["blank"] == sum(expected(name).count("blank") for name in READABLE)
-    dropped, rejected = sum(ledger["dropped"].values()), sum(ledger["rejected"].values())
-    assert ledger["lines"] == ledger["blank"] + ledger["kept"] + dropped + rejected
-    assert ledger["read"] == ledger["kept"] + dropped + rejected
+    assert ledger["read"] == ledger["kept"] + sum(ledger["dropped"].values()) + sum(ledger["rejected"].values())
+    assert ledger["lines"] == ledger["blank"] + ledger["read"]
     assert (ledger["not_read"], ledger["kept"]) == (0, manifest["totals"]["rows"])
     assert Counter(reject["reason"] for reject in rejects) == ledger["rejected"]
     for reject in rejects:
         name = os.path.basename(reject["file"])
-        assert reject["file"] == str(FOLDER / name)
         offset, line = lines_of(name)[reject["line"] - 1]
+        assert reject["file"] == str(FOLDER / name)
         assert reject["offset"] == offset + (3 if line.startswith(b"\xef\xbb\xbf") and offset == 0 else 0)
         assert reject["text"] == shown(line)
         assert 10 < len(reject["message"]) <= 1000
         assert [*reject] == ["file", "offset", "line", "reason", "message", "text"]
-        if reject["reason"] in ("wrong_type", "bad_message", "not_an_object"):
-            assert "wanted" in reject["message"]
+        assert expected(name)[reject["line"] - 1] in (reject["reason"], "kept")
     places = [(READABLE.index(os.path.basename(reject["file"])), reject["line"]) for reject in rejects]
     assert places == sorted(set(places))
-    found = dict(zip(places, (reject["reason"] for reject in rejects), strict=True))
-    for number, name in enumerate(READABLE):
-        for line, verdict in enumerate(expected(name), 1):
-            if verdict not in ("kept", "blank"):
-                assert found[number, line] == verdict
 
 
 # What becomes of each line: kept, the reason of its reject, or `-` and the reason for which it is dropped.
@@ -255,18 +212,14 @@ TABLE: dict[tuple[str, str], str] = {
     ("dpo_odd.jsonl", "dpo_text"): "equal_sides missing_source missing_source wrong_type wrong_type wrong_type kept",
     # two responses and one reward; no response; rewards of other types, responses that are no list; a
     # null response, which counts as an empty one
-    ("grpo_odd.jsonl", "grpo_text"): "count_mismatch missing_source" + " wrong_type" * 4 + " kept" * 3,
+    ("grpo_odd.jsonl", "grpo"): "count_mismatch missing_source" + " wrong_type" * 4 + " kept" * 3,
 }
-
-
-def ledger_of(name: str, config: str) -> Ledger:
-    (block,) = blocks(str(shared("data", "bad", name)))
-    return prepare(block, PipelineConfig.from_dict(CONFIGS[config]), TOKENIZER).ledger
 
 
 @pytest.mark.parametrize(("name", "config"), TABLE)
 def test_the_verdict_on_each_line(name: str, config: str) -> None:
-    ledger = ledger_of(name, config)
+    (block,) = blocks(str(shared("data", "bad", name)))
+    ledger = prepare(block, PipelineConfig.from_dict(CONFIGS[config]), TOKENIZER).ledger
     marks = {"rejected": "", "dropped": "-", "blank": ""}
     names = ["kept", *(marks[kind] + reason for kind, reason in ledger.outcomes)]
     wanted = TABLE[name, config].split()
@@ -275,66 +228,28 @@ def test_the_verdict_on_each_line(name: str, config: str) -> None:
     assert [line in ledger.messages for line in range(len(said))] == said
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "line", "message"),
-    [
-        ("missing_field.jsonl", "sft_chat", 3, "'messages[0]' has no role (keys: 'content'), wanted 'role' (a string)"),
-        ("missing_field.jsonl", "sft_chat", 4, "'messages[0]' has no content: the chat template raised: "),
-        ("wrong_types.jsonl", "sft_chat", 3, "'messages[0].content' is a number (5), wanted a string"),
-        ("wrong_types.jsonl", "sft_chat", 9, "field 'messages' is a string (\"a string\"), wanted a list of messages"),
-        ("wrong_types.jsonl", "sft_chat", 15, "'messages[0]' has a role that is a number (1), wanted a string"),
-        ("dpo_odd.jsonl", "dpo_text", 2, "nothing for 'rejected': 'rejected' absent or empty"),
-        ("grpo_odd.jsonl", "grpo_text", 1, "2 responses, 1 rewards: wanted as many of each"),
-        ("grpo_odd.jsonl", "grpo_text", 6, "field 'responses' is a string (\"a\"), wanted a list"),
-        ("duplicate_keys.jsonl", "sft_chat", 2, "the key 'role' is twice in one object"),
-        ("huge_numbers.jsonl", "pretrain", 1, "9999999999999999999999999999999999999999 is beyond a double"),
-    ],
-)
-def test_messages_say_what_was_found_and_what_was_wanted(name: str, config: str, line: int, message: str) -> None:
-    assert ledger_of(name, config).messages[line - 1].startswith(message)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_half_a_surrogate_pair_is_the_same_reject_wherever_it_stands() -> None:
+    lines = [
         rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
         rb'{"messages": [{"role": "user", "content": "a", "\udc00": 1}]}',
         # In JSON that a text of the line holds, Python's parser lets it pass.
         rb'{"messages": [{"role": "user", "content": "a"}], "tools": "[{\"name\": \"\\ud800\"}]"}',
-    ],
-)
-def test_half_a_surrogate_pair_is_the_same_reject_wherever_it_stands(line: bytes) -> None:
+    ]
     output = bp.Output("sequence", "ids", (bp.Section("messages", "train", "conversation"),), mask_name="loss_mask")
     rules = bp.TextRules(chat_template="{% for m in messages %}{{ m.content }}{{ tools | tojson }}{% endfor %}")
-    chat_format = chat_format_of((output,), TOKENIZER, rules)
-    assert bp.testing.rejects(apply_template(bp.testing.records([line]), (output,), chat_format)) == [(0, "bad_text")]
+    made = apply_template(bp.testing.records(lines), (output,), chat_format_of((output,), TOKENIZER, rules))
+    assert bp.testing.rejects(made) == [(number, "bad_text") for number in range(3)]
 
 
 # --- the ledger's files
 
 
-def many(count: int, every: int) -> bytes:
-    """Good lines of some 100 bytes; a bad one and a blank one every so often."""
-    lines = []
-    for n in range(count):
-        lines.append(json.dumps({"text": f"line {n} " + "x" * (n % 150)}))
-        if n % every == every - 1:
-            lines += ["", f"bad {n}"]
-    return "".join(line + "\n" for line in lines).encode()
-
-
 def test_reject_text_0_keeps_texts_and_messages_out(run: Callable[..., Any], tmp_path: Path) -> None:
     rows = b'{"text": "good"}\n{"text": {"name": "SECRET"}}\n{"SECRET": 1, "SECRET": 2}\nSECRET\n[]\n"SECRET"\n'
     run(TEXT, rows, max_reject_rate=1, max_reject_chars=0)
-    found = rejects_in(tmp_path / "out")
-    assert [(reject["line"], reject["reason"]) for reject in found] == [
-        (2, "wrong_type"),
-        (3, "duplicate_key"),
-        (4, "bad_json"),
-        (5, "not_an_object"),
-        (6, "not_an_object"),
-    ]
-    assert {reject["text"] for reject in found} == {None}
+    reasons = ["wrong_type", "duplicate_key", "bad_json", *["not_an_object"] * 2]
+    found = [(reject["line"], reject["reason"], reject["text"]) for reject in rejects_in(tmp_path / "out")]
+    assert found == [(number, reason, None) for number, reason in enumerate(reasons, 2)]
     for path in (tmp_path / "out").rglob("*"):
         assert path.is_dir() or b"SECRET" not in path.read_bytes(), path
 
@@ -356,15 +271,8 @@ def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(
     assert sorted(path.name for path in failed.iterdir()) == ["failure.json", "rejects"]
     assert [reject["line"] for reject in rejects_in(failed)] == [8, 9, 10]
     report = json.loads((failed / "failure.json").read_bytes())
-    assert report["ledger"] == {
-        "lines": 11,
-        "blank": 1,
-        "read": 10,
-        "kept": 7,
-        "dropped": {},
-        "rejected": {"bad_json": 3},
-        "not_read": 0,
-    }
+    wanted = {"lines": 11, "blank": 1, "read": 10, "kept": 7, "dropped": {}, "rejected": {"bad_json": 3}, "not_read": 0}
+    assert report["ledger"] == wanted
     assert report["inputs"][0]["path"] == str(tmp_path / "input.jsonl")
     # The rate itself is allowed. The run that succeeds takes the tokens of the one that failed, and clears up.
     rejects = (failed / "rejects" / "rejects-00000.jsonl").read_bytes()
@@ -386,29 +294,3 @@ def test_a_failed_run_keeps_the_output_that_is_there(run: Callable[..., Any], tm
         run(TEXT, b"bad\n", overwrite=True)
     assert (tmp_path / "out/manifest.json").read_bytes() == before
     assert [reject["text"] for reject in rejects_in(tmp_path / "out.failed")] == ["bad"]
-
-
-def test_what_lies_behind_max_items_is_not_read_whatever_the_blocks(run: Callable[..., Any], tmp_path: Path) -> None:
-    max_items = 1500
-    data = many(3000, 100)
-    lines = data.decode().splitlines()
-    good = [number for number, line in enumerate(lines) if line.startswith("{")]
-    read = lines[: good[max_items - 1] + 1]
-    config = {**TEXT, "preprocessing": {"min_chars": 1, "max_items": max_items}}
-    found = []
-    for block_bytes in (65536, 8 * 1024 * 1024):
-        result = run(config, data, f"out{block_bytes}", max_reject_rate=1, block_bytes=block_bytes)
-        found.append((result.manifest["ledger"], rejects_in(tmp_path / f"out{block_bytes}")))
-    ledger, rejects = found[0]
-    assert found[1] == found[0]
-    bad = [number for number, line in enumerate(read, 1) if line.startswith("bad")]
-    assert ledger == {
-        "lines": len(lines),
-        "blank": read.count(""),
-        "read": max_items + len(bad),
-        "kept": max_items,
-        "dropped": {},
-        "rejected": {"bad_json": len(bad)},
-        "not_read": len(lines) - len(read),
-    }
-    assert [reject["line"] for reject in rejects] == bad

@@ -8,7 +8,6 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.errors import ConfigError
 from tests.conftest import ROOT, prepared
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
@@ -77,23 +76,6 @@ def test_shifted_labels_lose_nothing_at_the_border_of_chunks(tmp_path: Path) -> 
     full = whole("sft_last_turn_shifted", CHATS)
     for name in ("input_ids", "labels"):
         assert [token for row in dataset for token in row[name].tolist()] == full[name].flat.tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "step", "message"),
-    [
-        ("sft_conversation", {"stride": 3}, "stride: found 3; it works only with truncation_mode: 'chunk'"),
-        (
-            "pretrain_chunks",
-            {"max_seq_len": 64, "stride": 64},
-            "stride: found 64; it must be less than a chunk",
-        ),
-        ("dpo", {"truncation_mode": "chunk"}, "truncation_mode: found 'chunk'; it works only with input.sections"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(name: str, step: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        bp.PipelineConfig.from_dict(config(name, **step))
 
 
 def test_a_preview_shows_every_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

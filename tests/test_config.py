@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given as drawn
 
 from beam_prep.config import PipelineConfig, loading
-from beam_prep.data.schema import Output, Section
 from beam_prep.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +26,10 @@ def sections(*given: dict[str, Any], **parts: Any) -> dict[str, Any]:
 def sources(parts: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
     as_source = {name: {"sections": [one]} if "field" in one else one for name, one in given.items()}
     return {"input": {"sources": as_source}, **(parts or {})}
+
+
+def labels(**parts: Any) -> dict[str, Any]:
+    return {"columns": "labels", **parts}
 
 
 def decontaminated(**rule: Any) -> dict[str, Any]:
@@ -60,18 +63,17 @@ def the_problem(obj: Any, at: str) -> str:
     [
         (sections(CHAT), sections({**CHAT, "template": "message"})),
         (decontaminated(against="a", field="q"), decontaminated(against=["a"], field=["q"])),
-        (sections(TEXT), {**sections(TEXT), "$schema": "./schema.json", "version": 1}),
-        (sections(TEXT, output={"storage_format": "bin"}), sections(TEXT, output={"storage_format": ["bin"]})),
         (
             sections(TEXT, output={"storage_format": ["tfrecord", "bin"]}),
             sections(TEXT, output={"storage_format": ["bin", "tfrecord"]}),
         ),
         (sections(CHAT, mask={"a": "train", "b": "mask"}), sections(CHAT, mask={"b": "mask", "a": "train"})),
-        (sections(CHAT), sections(CHAT, output={"dtype": {"loss_mask": "int32"}})),
-        (sections(CHAT), sections(CHAT, output={"names": {"loss_mask": "loss_mask"}})),
-        (sections(TEXT), {"input": {"sections": [TEXT], "sources": {}}}),
+        (sections(CHAT), sections(CHAT, output={"dtype": {"loss_mask": "int32"}, "names": {"loss_mask": "loss_mask"}})),
         (sources(chosen=CHAT), sources(chosen={"sections": [CHAT], "mask_key": "chosen_mask", "list_field": False})),
-        (sources(a=CHAT), {"input": {"sections": [], **sources(a=CHAT)["input"]}, "preprocessing": {"shift": False}}),
+        (
+            sections(CHAT, output=labels(names={"labels": "y", "input_ids": "x"})),
+            sections(CHAT, output=labels(names={"input_ids": "x", "labels": "y"})),
+        ),
     ],
 )
 def test_canonical_is_the_same_text_for_configs_that_mean_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -91,29 +93,9 @@ def test_canonical_is_what_it_was_in_earlier_versions(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        sections(CHAT, TEXT, mask={"user": "last"}, output={"domain_key": "source"}),
-        sections(PROMPT, TEXT, output={"columns": "labels"}, preprocessing={"shift": True}),
-        sources(prompts=PROMPT, responses={"sections": [TEXT], "list_field": True, "mask_key": "masks"}, rewards=VALUE),
-        sections(
-            TEXT, output={"keep_fields": {"id": "string", "n-th": "int32"}, "names": {"n-th": "n"}, "provenance": True}
-        ),
-    ],
-)
-def test_canonical_is_a_config_itself_and_says_everything(given: dict[str, Any]) -> None:
-    canonical = load(given).canonical()
-    again = PipelineConfig.from_text(json.dumps(canonical))
-    assert again.canonical() == canonical
-    assert again.outputs() == load(given).outputs()
-    assert set(canonical) == {"version", "input", "mask", "mask_default", "preprocessing", "output"}
-    assert canonical["output"]["dtype"] == load(given).columns()
-
-
 # Warnings
 
-UNUSED = "preprocessing.{} is ignored, because packing_strategy is 'none'"
+UNUSED = "preprocessing.max_packed_len is ignored, because packing_strategy is 'none'"
 ROLES, NO_END = "no role trains", "no EOS ends them"
 TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
 
@@ -121,19 +103,15 @@ TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
 @pytest.mark.parametrize(
     ("config", "warned"),
     [
-        (sections(CHAT, preprocessing={"max_packed_len": 512}, **TRAINS), UNUSED.format("max_packed_len")),
-        (sections(CHAT, preprocessing={"packing_group": 5000}, **TRAINS), UNUSED.format("packing_group")),
+        (sections(CHAT, preprocessing={"max_packed_len": 512}, **TRAINS), UNUSED),
         (sections(CHAT, preprocessing={"packing_group": 5000, "packing_strategy": "bfd"}, **TRAINS), None),
         ({"input": {"sections": [TEXT], **sources(a=CHAT)["input"]}, **TRAINS}, "input.sections is ignored"),
         (sections(CHAT), ROLES),
-        (sections(CHAT, mask={"user": "mask"}), ROLES),
         (sections(CHAT, mask={"assistant": "last"}), None),
         (sections(CHAT, mask_default="train"), None),
         (sections(PROMPT, TEXT), NO_END),
-        (sections(PROMPT, TEXT, preprocessing={"encode": "joint"}), NO_END),
         (sources(chosen={"sections": [PROMPT, TEXT]}), NO_END),
         (sections(PROMPT, TEXT, preprocessing={"eos": "if_missing"}), None),
-        (sections(PROMPT, CHAT, **TRAINS), None),
         (sources(texts={"sections": [PROMPT, TEXT], "list_field": True}), None),
         (
             sections(TEXT, output={"storage_format": ["bin", "npy"], "columns": "labels"}),
@@ -152,22 +130,11 @@ def test_what_is_probably_not_meant_is_warned_of(config: dict[str, Any], warned:
 
 
 @pytest.mark.parametrize(
-    ("given", "has_template", "plain", "trains", "has_mask"),
-    [
-        ([TEXT], False, True, True, False),
-        ([PROMPT], False, False, False, False),
-        ([PROMPT, TEXT], False, False, True, True),
-        ([CHAT], True, False, True, True),
-        ([{**PROMPT, "template": True}], True, False, False, False),
-        ([PROMPT, {**CHAT, "template": "message"}], True, False, True, True),
-    ],
+    ("given", "has_mask"),
+    [([PROMPT], False), ([PROMPT, TEXT], True), ([CHAT], True), ([{**PROMPT, "template": True}], False)],
 )
-def test_mask_is_left_out_where_all_or_nothing_trains(
-    given: list[dict[str, Any]], has_template: bool, plain: bool, trains: bool, has_mask: bool
-) -> None:
-    (spec,) = load(sources(out={"sections": given})).outputs()
-    assert (spec.has_template, spec.plain, spec.trains) == (has_template, plain, trains)
-    assert spec.mask_name == ("out_mask" if has_mask else None)
+def test_mask_is_left_out_where_all_or_nothing_trains(given: list[dict[str, Any]], has_mask: bool) -> None:
+    assert list(load(sources(out={"sections": given})).columns()) == ["out", *["out_mask"] * has_mask]
 
 
 def test_mask_key_forces_a_needless_mask_and_one_that_is_left_out_takes_no_name() -> None:
@@ -176,7 +143,6 @@ def test_mask_key_forces_a_needless_mask_and_one_that_is_left_out_takes_no_name(
 
 
 def test_sections_are_one_column_and_its_mask_or_labels() -> None:
-    assert load(sections(TEXT)).outputs() == (Output("sequence", "ids", (Section("text", "train"),)),)
     assert load(sections(TEXT)).columns() == {"sequence": "int32"}
     for given in ([TEXT], [PROMPT, TEXT], [CHAT]):
         config = load(sections(*given, preprocessing={"shift": True}, output={"columns": "labels"}))
@@ -185,10 +151,6 @@ def test_sections_are_one_column_and_its_mask_or_labels() -> None:
 
 def side(name: str) -> dict[str, Any]:
     return {"sections": [PROMPT, {"field": name, "action": "train"}]}
-
-
-def labels(**parts: Any) -> dict[str, Any]:
-    return {"columns": "labels", **parts}
 
 
 CONVERSATION = {"field": "prompt", "action": "mask", "template": "conversation"}
@@ -212,6 +174,18 @@ def named(names: Any, *given: dict[str, Any], **parts: Any) -> dict[str, Any]:
     return sections(*given or (CHAT,), **parts, output=labels(names=names))
 
 
+def chunks(**preprocessing: Any) -> dict[str, Any]:
+    return sections(TEXT, preprocessing={"truncation_mode": "chunk", **preprocessing})
+
+
+def weighted(dtype: str) -> dict[str, Any]:
+    return sections(CHAT, output={"loss_weights": True, "dtype": {"loss_weights": dtype}})
+
+
+def dated(day: str) -> dict[str, Any]:
+    return {"input": {"sections": [TEXT], "date": day}}
+
+
 KNOWN = "sequence, loss_mask, attention_mask, position_ids, seq_lens"
 
 # (config, where its one problem stands, words of it)
@@ -222,10 +196,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sections(PROMPT, {**PROMPT, "template": True}), "input.sections", "'train' or '$role'"),
     (sources(rewards=VALUE), "input.sources", "at least one source"),
     (sections({"field": "text", "action": "$role"}), "input.sections[0].action", "template: true"),
-    *(
-        (sections({"field": "m", "action": "$last", "template": each}), "input.sections[0].action", "'conversation'")
-        for each in (False, "message")
-    ),
+    (sections({"field": "m", "action": "$last", "template": "message"}), "input.sections[0].action", "'conversation'"),
     (sections(TEXT, ANSWER), "input.sections", "all sections of an output must have it"),
     (sections(ANSWER, CONVERSATION), "input.sections", "must come first"),
     (sections(CONVERSATION, {**CONVERSATION, "action": "$last"}), "input.sections[1].action", "only section"),
@@ -241,24 +212,35 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "input.implicit_prompt",
         "first two sources",
     ),
-    *(
-        (
-            sections(TEXT, preprocessing={"padding": padding, "max_seq_len": 10**9}),
-            "preprocessing.padding",
-            "at most 4194304",
-        )
-        for padding in (5_000_000, "max_length")
+    (sections(TEXT, preprocessing={"padding": 5_000_000}), "preprocessing.padding", "at most 4194304"),
+    (
+        sections({**TEXT, "template": ["message"]}),
+        "input.sections[0].template",
+        "allowed: false, true, 'message', 'conv",
     ),
-    *(
-        (sections({**TEXT, "template": each}), "input.sections[0].template", "allowed: false, true, 'message', 'conv")
-        for each in (0, None, ["message"])
+    # parts that need others
+    (chunks(stride=3, truncation_mode="drop"), "preprocessing.stride", "works only with truncation_mode: 'chunk'"),
+    (chunks(max_seq_len=64, stride=64), "preprocessing.stride", "found 64; it must be less than a chunk"),
+    (
+        sources({"preprocessing": {"truncation_mode": "chunk"}}, a=TEXT),
+        "preprocessing.truncation_mode",
+        "found 'chunk'; it works only with input.sections",
     ),
+    (decontaminated(), "preprocessing.decontaminate.against", ""),
+    (decontaminated(against=[]), "preprocessing.decontaminate.against", ""),
+    (decontaminated(against="a", field=[]), "preprocessing.decontaminate.field", ""),
+    (sections(PROMPT, TEXT, output={"fim": {"rate": 0.5}}), "output.fim", "it works only with one section"),
+    ({"input": {"adapter": "tokenized"}, "output": {"fim": {"rate": 0.5}}}, "output.fim", "only with one section"),
+    (sections(TEXT, output={"fim": {"rate": 1.5}}), "output.fim.rate", ""),
+    (weighted("float64"), "output.dtype.loss_weights", "allowed for loss weights: float32"),
+    (sources({"output": {"loss_weights": True}}, a=CHAT), "output.loss_weights", "works only with input.sections"),
+    *((dated(each), "input.date", "must be a date such as '2026-11-22'") for each in ("2026-11-31", "20261122")),
+    (dated("2026-11-22"), "input.date", "found '2026-11-22'; it works only with a template"),
     # values
     (sections(TEXT, VALUE), "input.sections[1].action", "input.sources"),
     (sources(a=CHAT, r={"sections": [VALUE, VALUE]}), "input.sources.r.sections[0].action", "only section"),
     (value(list_field=True), "input.sources.r.list_field", ""),
     (value({"template": True}), "input.sources.r.sections[0].template", ""),
-    (value({"add_special_tokens": False}), "input.sources.r.sections[0].add_special_tokens", ""),
     # wrong values
     (sections({**TEXT, "add_special_tokens": 1}), "input.sections[0].add_special_tokens", ""),
     (
@@ -268,13 +250,10 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     ),
     (sections({"action": "train"}), "input.sections[0].field", "missing. Key of the record that is read."),
     ({}, "input", ""),
-    (None, "config", ""),
     (sections(TEXT, mask={"user": "skip"}), "mask.user", ""),
-    *((sections(TEXT, version=each), "version", "") for each in (2, "1", 1.0, True)),
-    *(
-        (sections(TEXT, preprocessing={"max_seq_len": each}), "preprocessing.max_seq_len", "")
-        for each in (0, None, "5", 5.0, True)
-    ),
+    *((sections(TEXT, version=each), "version", "") for each in (2, True)),
+    *((sections(TEXT, preprocessing={"padding": each}), "preprocessing.padding", "") for each in (0, "5", 5.0, True)),
+    (sections(TEXT, preprocessing={"max_seq_len": 10**30}), "preprocessing.max_seq_len", f"or equal to {1 << 53}"),
     (
         sections(TEXT, preprocessing={"min_chars": 7, "max_chars": 6}),
         "preprocessing.max_chars",
@@ -289,7 +268,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     # formats and dtypes
     *(
         (sections(TEXT, output={"storage_format": each}), "output.storage_format", "'bin', 'tfrecord'")
-        for each in ("csv", [], ["bin", "bin"], ["bin", 3], None)
+        for each in ("csv", [], ["bin", "bin"])
     ),
     (
         sections(TEXT, output={"storage_format": ["bin", "megatron"], "dtype": {"sequence": "uint32"}}),
@@ -309,12 +288,9 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         f"unknown column 'loss_masks'; did you mean 'loss_mask'? known: {KNOWN}",
     ),
     *((with_dtype("a", each), "output.dtype.a", f"found {each!r}") for each in ("bool", "float16")),
-    *((with_dtype("a_mask", each), "output.dtype.a_mask", f"found {each!r}") for each in ("float16", "float64")),
+    (with_dtype("a_mask", "float64"), "output.dtype.a_mask", "found 'float64'"),
     (with_dtype("r", "bool"), "output.dtype.r", "float64"),
-    *(
-        (sections(TEXT, output=labels(dtype={"labels": each})), "output.dtype.labels", "int8, int16, int32, int64")
-        for each in ("uint64", "bool")
-    ),
+    (sections(TEXT, output=labels(dtype={"labels": "uint64"})), "output.dtype.labels", "int8, int16, int32, int64"),
     # keys
     (
         sections(TEXT, preprocessing={"max_seq_length": 5}),
@@ -327,11 +303,8 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (sources(a=CHAT, a_mask=TEXT), "input.sources.a_mask", ""),
     (sources(a={"sections": [CHAT], "mask_key": "A"}), "input.sources.a.mask_key", ""),
     *((sources(**{each: CHAT}), f"input.sources[{each!r}]", "letters, digits and '_'") for each in ("a b", "1a", "")),
-    *(
-        (sources(a={"sections": [CHAT], "mask_key": each}), "input.sources.a.mask_key", "letters, digits and '_'")
-        for each in ("_a", "a/b", "é", "a\n")
-    ),
-    *((sources(**{each: CHAT}), f"input.sources.{each}", "reserved") for each in ("domain", "Meta")),
+    (sources(a={"sections": [CHAT], "mask_key": "a\n"}), "input.sources.a.mask_key", "letters, digits and '_'"),
+    (sources(Meta=CHAT), "input.sources.Meta", "reserved"),
     (sources(a={"sections": [CHAT], "mask_key": "seq_lens"}), "input.sources.a.mask_key", "reserved"),
     # fields that are kept
     (kept(["input_ids"]), "output.keep_fields", "found 'input_ids'; the tokens have a column of this name"),
@@ -351,15 +324,11 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "output.names.label",
         "found 'label', which is not written; columns here: input_ids, labels",
     ),
-    *((named({"labels": each}), "output.names.labels", "letters, digits and '_'") for each in ("", "_a", "../a", "é")),
-    *((named({"labels": each}), "output.names.labels", "reserved") for each in ("attention_mask", "offsets", "Meta")),
+    *((named({"labels": each}), "output.names.labels", "letters, digits and '_'") for each in ("_a", "é")),
+    *((named({"labels": each}), "output.names.labels", "reserved") for each in ("offsets", "Meta")),
     *(
-        (named(each), "output.names.labels", "names column 'input_ids' already")
-        for each in (
-            {"labels": "Input_IDs"},
-            {"labels": "input_ids", "input_ids": "x"},
-            {"input_ids": "x", "labels": "X"},
-        )
+        (named({"labels": "input_ids", **more}), "output.names.labels", "names column 'input_ids' already")
+        for more in ({}, {"input_ids": "X"})
     ),
 ]
 
@@ -381,26 +350,18 @@ def test_a_chat_template_is_given_inline_or_as_a_path_beside_the_config(tmp_path
         load(given)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/etc/passwd", "a/../../mine.jinja", "file:///etc/passwd", "gs://other/mine.jinja", "a\\b"],
-)
-def test_a_config_of_others_reads_no_file_outside_its_folder(path: str) -> None:
-    def read(path: str) -> bytes:
-        raise AssertionError(path)
+def test_a_config_of_others_reads_no_file_outside_its_folder() -> None:
+    def given(path: str, files: Any = "below") -> PipelineConfig:
+        text = json.dumps({"input": {"sections": [CHAT], "chat_template": path}})
+        return PipelineConfig.from_text(text, "gs://bucket/configs/mine.json", stored.__getitem__, files)
 
-    given = json.dumps({"input": {"sections": [CHAT], "chat_template": path}})
-    with pytest.raises(ConfigError, match=r"input\.chat_template: found .*wanted|input\.chat_template: .*must have"):
-        PipelineConfig.from_text(given, "gs://bucket/configs/mine.json", read, "below")
-
-
-def test_a_config_in_a_store_may_have_its_template_below_its_folder() -> None:
-    given = json.dumps({"input": {"sections": [CHAT], "chat_template": "templates/mine.jinja"}})
-    files = {"gs://bucket/configs/templates/mine.jinja": b"{{ messages }}"}
-    config = PipelineConfig.from_text(given, "gs://bucket/configs/mine.json", files.__getitem__, "below")
-    assert config.input.chat_template == "{{ messages }}"
+    stored = {"gs://bucket/configs/templates/mine.jinja": b"{{ messages }}"}
+    assert given("templates/mine.jinja").input.chat_template == "{{ messages }}"
+    for path in ("/etc/passwd", "a/../../mine.jinja", "file:///etc/passwd", "gs://other/mine.jinja", "a\\b"):
+        with pytest.raises(ConfigError, match=r"input\.chat_template: (found .*wanted|.*must have)"):
+            given(path)
     with pytest.raises(ConfigError, match="must have the template itself"):
-        PipelineConfig.from_text(given, "--config_json", files="none")
+        given("templates/mine.jinja", "none")
 
 
 def test_a_template_s_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,8 +436,11 @@ def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> No
     except ConfigError as error:
         str(error).encode()
     else:
-        json.dumps(config.canonical()).encode()
-        assert config.columns()
+        canonical = config.canonical()
+        again = PipelineConfig.from_text(json.dumps(canonical))
+        assert again.canonical() == canonical
+        assert again.outputs() == config.outputs()
+        assert canonical["output"]["dtype"] == config.columns() != {}
         assert all(config.warnings)
 
 
@@ -491,13 +455,6 @@ def test_names_are_those_that_are_written_and_all_else_keeps_to_the_columns_own(
     assert the_problem(wrong, "output.dtype.y").startswith("unknown column 'y'")
 
 
-def test_names_stand_in_the_canonical_config_in_the_order_of_the_columns() -> None:
-    one, other = {"labels": "y", "input_ids": "x"}, {"input_ids": "x", "labels": "y", "position_ids": "position_ids"}
-    assert list(load(named(one)).canonical()["output"]["names"].items()) == [("input_ids", "x"), ("labels", "y")]
-    positions = sections(CHAT, output={"columns": "labels", "names": other, "position_ids_mode": "doc_reset"})
-    assert load(positions).canonical()["output"]["names"] == {"input_ids": "x", "labels": "y"}
-
-
 # Character limits
 
 
@@ -508,12 +465,9 @@ def test_char_limits_act_only_on_plain_text_that_is_all_trained() -> None:
     assert load(sections({**TEXT, "template": True})).char_filter_fields == ()
     listed = {"sections": [TEXT], "list_field": True}
     assert load(sources(a=listed, b=title, c=CHAT, d=VALUE)).char_filter_fields == ("title",)
-
-
-def test_a_field_is_not_limited_in_one_source_and_free_in_another() -> None:
-    for other in ({"sections": [PROMPT, TEXT]}, {"sections": [{**VALUE, "field": "text"}]}):
-        (problem,) = problems(sources(a=TEXT, b=other)).values()
-        assert all(part in problem for part in ("'text'", "min_chars", "'a'"))
+    # A field is not limited in one source and free in another.
+    (problem,) = problems(sources(a=TEXT, b={"sections": [PROMPT, TEXT]})).values()
+    assert all(part in problem for part in ("'text'", "min_chars", "'a'"))
 
 
 # Formats and dtypes
@@ -523,8 +477,6 @@ def test_dtypes_are_those_asked_for() -> None:
     dtype = {"a": "uint16", "a_mask": "bool", "r": "float64"}
     config = load(sources({"output": {"dtype": dtype}}, a=CHAT, r=VALUE))
     assert config.columns() == dtype
-    labels = {"columns": "labels", "dtype": {"input_ids": "uint32", "labels": "int64"}}
-    assert load(sections(TEXT, output=labels)).columns() == {"input_ids": "uint32", "labels": "int64"}
     # One may be that of a mask which is left out.
     assert load(sections(TEXT, output={"dtype": {"loss_mask": "bool"}})).columns() == {"sequence": "int32"}
 
@@ -541,9 +493,6 @@ def test_vocabulary_borders_and_the_next_wider_dtype(dtype: str, holds: int, use
 
 
 def test_vocabulary_must_fit_labels_and_lists_too_but_not_values() -> None:
-    labels = {"columns": "labels", "dtype": {"input_ids": "uint16", "labels": "int16"}}
-    with pytest.raises(ConfigError, match=r"output\.dtype\.labels is int16.*: use int32 or int64$"):
-        load(sections(TEXT, output=labels)).check_vocabulary(40_000)
     listed = {"sections": [TEXT], "list_field": True}
     dtype = {"output": {"dtype": {"a": "int8", "b": "int8", "r": "int8"}}}
     with pytest.raises(ConfigError) as caught:
@@ -554,19 +503,13 @@ def test_vocabulary_must_fit_labels_and_lists_too_but_not_values() -> None:
 # What the error says
 
 
-def test_found_values_are_shortened() -> None:
-    assert len(the_problem(sections(TEXT, mask_default="x" * 10_000), "mask_default")) < 200
-    assert len(the_problem(sections(TEXT, preprocessing={"shift": list(range(10_000))}), "preprocessing.shift")) < 200
-
-
 def test_all_problems_come_at_once() -> None:
     given = sections({"field": "", "action": "no"}, maks={}, output={"dtype": {"x": "bool", "sequence": "bool"}})
-    given["preprocessing"] = {"max_items": 0, "max_len": 1, "shift": True}
+    given["preprocessing"] = {"max_items": 0, "shift": list(range(10_000))}
+    found = problems(given)
     wanted = {"maks", "input.sections[0].field", "input.sections[0].action", "preprocessing.max_items"}
-    wanted |= {"preprocessing.max_len"}
-    assert set(problems(given)) == wanted
-    given = sections(TEXT, maks={}, preprocessing={"shift": True}, output={"dtype": {"x": "bool", "sequence": "bool"}})
-    assert set(problems(given)) == {"maks", "preprocessing.shift", "output.dtype.x", "output.dtype.sequence"}
+    assert set(found) == wanted | {"preprocessing.shift"}
+    assert len(found["preprocessing.shift"]) < 200
 
 
 def test_parts_are_checked_together_beside_a_wrong_part_where_it_says_nothing_of_it() -> None:
@@ -583,7 +526,6 @@ GOOD = json.dumps(sections(TEXT)).encode()
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (json.dumps(sections(TEXT, mask_default="no")).encode(), "1 problem in the config\n  mask_default: "),
         (b'{"input": {},\n "mask": {,}\n}', "line 2, column 11: not JSON: "),
         *((each, "") for each in (b"", b"{", b"[" * 100_000, b'{"version": ' + b"1" * 5000 + b"}")),
         (b'{"input": "\xff"}', "the config is not UTF-8"),
@@ -602,17 +544,11 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: bytes | None
 
 
 def test_duplicate_keys_are_an_error_with_their_place() -> None:
-    mask = '{"user": "mask", "user": "train"}'
-    text = f'{{"mask": {mask}, "input": {{"sections": [{{"field": "a", "field": "b", "action": "no"}}]}}}}'
+    text = '{"mask": {"user": "mask", "user": "train"}, "input": {"sections": [{"field": "a", "field": "b"}]}}'
     with pytest.raises(ConfigError) as caught:
         PipelineConfig.from_text(text)
-    header, *lines = str(caught.value).split("\n")
-    assert header == "config: 3 problems in the config"
-    assert {line.strip().split("; ")[0] for line in lines} == {
-        "mask.user: duplicate key",
-        "input.sections[0].field: duplicate key",
-        "input.sections[0].action: found 'no'",
-    }
+    places = {line.strip().split("; ")[0] for line in str(caught.value).split("\n")[1:]}
+    assert places >= {"mask.user: duplicate key", "input.sections[0].field: duplicate key"}
 
 
 # The JSON Schema
@@ -623,36 +559,12 @@ def test_schema_agrees_with_the_config_reader() -> None:
     schema = PipelineConfig.json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     accepts = jsonschema.Draft202012Validator(schema).is_valid
-    for path in ROOT.glob("configs/*.json"):
-        assert accepts({"$schema": "./schema.json", **json.loads(path.read_text())}), path
-    assert accepts(sections({**CHAT, "template": "message"}, output={"storage_format": ["tfrecord", "bin"]}))
-    assert accepts(load(sources(a=CHAT, r=VALUE)).canonical())
-    refused: tuple[dict[str, Any], ...] = (
+    for given in COMPLETE:
+        assert accepts({"$schema": "./schema.json", **given}), given
+    for wrong in (
         sections(TEXT, bogus=1),
-        sections(TEXT, version=2),
-        sections(TEXT, output={"storage_format": "hdf5"}),
         sections(TEXT, output={"storage_format": ["bin", "bin"]}),
         sections(TEXT, preprocessing={"max_items": 0}),
         sources(**{"a b": CHAT}),
-        {"mask": {}},
-    )
-    for wrong in refused:
+    ):
         assert not accepts(wrong), wrong
-
-
-def test_every_whole_number_has_a_largest() -> None:
-    schema = PipelineConfig.json_schema()
-    numbers = {
-        name: kind
-        for part in schema["$defs"].values()
-        for name, field in part["properties"].items()
-        for kind in (field, *field.get("anyOf", ()))
-        if kind.get("type") == "integer" and "const" not in kind
-    }
-    assert {"max_seq_len", "padding", "ngram", "seed"} <= set(numbers)
-    assert [name for name, kind in numbers.items() if not {"maximum", "exclusiveMaximum"} & set(kind)] == []
-    found = the_problem(sections(TEXT, preprocessing={"max_seq_len": 10**30}), "preprocessing.max_seq_len")
-    assert found == f"found {10**30}; must be less than or equal to {1 << 53}"
-
-
-# The errors

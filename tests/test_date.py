@@ -11,7 +11,7 @@ import pytest
 import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.cli import main
-from beam_prep.errors import ConfigError, TokenizerError
+from beam_prep.errors import TokenizerError
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ strftime_now('%d %B') }}{{ m.content }}<|im_end|>\n"
@@ -79,21 +79,3 @@ def test_the_date_names_the_blocks_of_a_cache(run: Callable[..., Any], tmp_path:
     plain = {"input": {"sections": [{"field": "messages", "action": "train", "template": True}]}}
     facts = recipe.facts(bp.PipelineConfig.from_dict(plain), tokenizer, 0)
     assert "date" not in facts["config"]["input"]  # as before there was such a field
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["2026-11-31", "22.11.2026", "20261122", "2026-11-22T00:00", "0026-11-22", 20261122],
-)
-def test_a_date_that_is_none_is_refused(wrong: Any) -> None:
-    given = config(None)
-    given["input"]["date"] = wrong
-    with pytest.raises(ConfigError, match=r"input\.date: found .*; must be a date such as '2026-11-22'"):
-        bp.PipelineConfig.from_dict(given)
-
-
-def test_a_date_that_nothing_asks_for_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"input\.date: found '2026-11-22'; it works only with a template"):
-        bp.PipelineConfig.from_dict(
-            {"input": {"sections": [{"field": "text", "action": "train"}], "date": "2026-11-22"}}
-        )

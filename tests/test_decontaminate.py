@@ -2,7 +2,6 @@
 
 import functools
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,24 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli, recipe
+from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, InputError, RunError, StorageError
-from beam_prep.pipeline import Pipeline
 from beam_prep.replay import Replay
 from beam_prep.storage.references import IndexFile, read_references, ship
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT, records_of, tree, write_lines
 
-CHATS = [json.loads(line) for line in (ROOT / "examples/data/chat.jsonl").read_text("utf-8").splitlines()[:120]]
+CHATS = records_of(ROOT / "examples/data/chat.jsonl")[:120]
+TEXTS = [[message["content"] or "" for message in chat["messages"]] for chat in CHATS]
 LEAKED = (3, 40, 41, 100)
+
+
+Run = Callable[..., Any]
 
 
 def evaluation(path: Path, places: tuple[int, ...] = LEAKED, change: Callable[[str], str] = str) -> Path:
     """A file of evaluation data: the last answers of some chats."""
-    rows = [{"id": place, "answer": change(CHATS[place]["messages"][-1]["content"])} for place in places]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return path
+    return write_lines(path, [{"id": place, "answer": change(TEXTS[place][-1])} for place in places])
 
 
 def config(against: Any, **rule: Any) -> dict[str, Any]:
@@ -48,132 +48,87 @@ def leaked() -> list[int]:
         plain = "".join(each if each.isalnum() else " " for each in text.casefold()).split()
         return {tuple(plain[first : first + 8]) for first in range(len(plain) - 7)}
 
-    known = set.union(*(ngrams(CHATS[place]["messages"][-1]["content"]) for place in LEAKED))
-    return [
-        place
-        for place, chat in enumerate(CHATS)
-        if any(
-            known & ngrams(message["content"]) for message in chat["messages"] if isinstance(message["content"], str)
-        )
-    ]
+    known = set.union(*(ngrams(TEXTS[place][-1]) for place in LEAKED))
+    return [place for place, texts in enumerate(TEXTS) if any(known & ngrams(text) for text in texts)]
 
 
-def job(tmp_path: Path, tokenizer_path: str, name: str, given: dict[str, Any], **options: Any) -> Pipeline:
-    source = tmp_path / "chats.jsonl"
-    source.write_text("".join(json.dumps(chat) + "\n" for chat in CHATS), "utf-8")
-    return Pipeline(PipelineConfig.from_dict(given), source, tmp_path / name, tokenizer_path, **options)
-
-
-def test_contaminated_records_are_dropped_counted_and_listed(tmp_path: Path, tokenizer_path: str, capsys: Any) -> None:
+@pytest.mark.parametrize("mode", ["drop", "mark"])
+def test_contaminated_records_are_counted_and_listed(mode: str, run: Run, tmp_path: Path, capsys: Any) -> None:
+    """And dropped: the rest is what is made of the other records; or kept: all is what is made without a rule."""
     against = evaluation(tmp_path / "eval.jsonl", change=str.upper)
     against.write_text(against.read_text("utf-8") + '{"answer": "yes"}\n{"answer": null}\n', "utf-8")
-    result = job(tmp_path, tokenizer_path, "out", config(against)).run(["--runner=FnApiRunner"])
-    assert result.manifest is not None
-    assert result.manifest["ledger"]["dropped"] == {"contaminated": len(leaked())}
-    found = bp.open(result.output).drops()
-    assert [drop["line"] - 1 for drop in found] == leaked()
-    said = "2 of 6 records of preprocessing.decontaminate.against have no text of 8 words, and are not looked for"
-    assert any(said in warning for warning in bp.open(result.output).run["warnings"])
-    first = "".join(each if each.isalnum() else " " for each in CHATS[3]["messages"][-1]["content"].casefold()).split()
+    result = run(config(against, mode=mode), CHATS)
+    made = bp.open(result.output)
+    counts = made.manifest["ledger"]["dropped"] if mode == "drop" else made.manifest["counters"]
+    assert counts["contaminated"] == len(leaked())
+    found, others = (made.drops(), made.marked())[:: 1 if mode == "drop" else -1]
+    assert [each["line"] - 1 for each in found] == leaked()
+    assert others == []
+    first = "".join(each if each.isalnum() else " " for each in TEXTS[3][-1].casefold()).split()
     assert found[0]["note"] == f"shares {' '.join(first[:8])!r} with {against}, line 1"
-    assert cli.main(["inspect", str(result.output), "--reason", "contaminated"]) == 0
+    said = "2 of 6 records of preprocessing.decontaminate.against have no text of 8 words, and are not looked for"
+    assert any(said in warning for warning in made.run["warnings"])
+    assert cli.main(["inspect", result.output, "--reason", "contaminated"]) == 0
     assert found[0]["note"] in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["verify", str(result.output)]) == 0
-
-    rest = tmp_path / "rest.jsonl"
-    rest.write_text("".join(json.dumps(chat) + "\n" for n, chat in enumerate(CHATS) if n not in leaked()), "utf-8")
+    assert cli.main(["verify", result.output]) == 0
+    rest = [chat for place, chat in enumerate(CHATS) if mode == "mark" or place not in leaked()]
     given = config(against)
     del given["preprocessing"]["decontaminate"]
-    alone = Pipeline(PipelineConfig.from_dict(given), rest, tmp_path / "alone", tokenizer_path)
-    assert content(result.output) == content(alone.run(["--runner=FnApiRunner"]).output)
+    assert content(result.output) == content(run(given, rest, "alone").output)
 
 
 def content(output: str) -> list[list[Any]]:
     return [[column.tolist() for column in row.values()] for row in bp.open(output)]
 
 
-def test_marked_records_are_kept_counted_and_listed(tmp_path: Path, tokenizer_path: str, capsys: Any) -> None:
-    against = evaluation(tmp_path / "eval.jsonl")
-    made = functools.partial(job, tmp_path, tokenizer_path)
-    result = made("out", config(against, mode="mark")).run(["--runner=FnApiRunner"])
-    assert result.manifest is not None
-    assert result.manifest["counters"]["contaminated"] == len(leaked())
-    assert result.manifest["ledger"]["kept"] == len(CHATS)
-    found = bp.open(result.output).marked()
-    assert [mark["line"] - 1 for mark in found] == leaked()
-    assert str(against) in found[0]["note"]
-    assert bp.open(result.output).drops() == []
-    assert cli.main(["inspect", str(result.output), "--reason", "contaminated"]) == 0
-    assert "marked: contaminated" in capsys.readouterr().out
-    assert cli.main(["verify", str(result.output)]) == 0
-    given = config(against)
-    del given["preprocessing"]["decontaminate"]
-    assert content(result.output) == content(made("plain", given).run(["--runner=FnApiRunner"]).output)
-
-
-def test_texts_are_not_kept_where_none_are_wanted(tmp_path: Path, tokenizer_path: str) -> None:
+def test_texts_are_not_kept_where_none_are_wanted(run: Run, tmp_path: Path) -> None:
     given = config(evaluation(tmp_path / "eval.jsonl"), mode="mark")
     given["preprocessing"]["max_items"] = 41
-    result = job(tmp_path, tokenizer_path, "out", given, max_reject_chars=0).run(["--runner=FnApiRunner"])
-    listed = bp.open(result.output).marked()
+    listed = bp.open(run(given, CHATS, max_reject_chars=0).output).marked()
     assert [(each["line"] - 1, each["text"], "note" in each) for each in listed] == [(3, "", False), (40, "", False)]
 
 
-def test_a_changed_evaluation_makes_another_output_and_new_blocks(tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_changed_evaluation_makes_another_output_and_new_blocks(run: Run, tmp_path: Path) -> None:
     against = evaluation(tmp_path / "eval.jsonl")
-    cache_dir = str(tmp_path / "token_cache")
-    made = functools.partial(job, tmp_path, tokenizer_path, "out", config(against), cache_dir=cache_dir, overwrite=True)
-    first = made().run(["--runner=FnApiRunner"])
-    assert made().run(["--runner=FnApiRunner"]).up_to_date
+    made = functools.partial(run, config(against), CHATS, cache_dir=str(tmp_path / "token_cache"), overwrite=True)
+    first = made()
+    assert made().up_to_date
     evaluation(against, LEAKED[:1])
-    second = made().run(["--runner=FnApiRunner"])
-    assert not second.up_to_date
-    assert first.manifest is not None
-    assert second.manifest is not None
+    second = made()
     assert second.manifest["ledger"]["dropped"]["contaminated"] < first.manifest["ledger"]["dropped"]["contaminated"]
     assert bp.open(second.output).run["blocks_reused"] == 0
     assert second.manifest["references"]["files"] != first.manifest["references"]["files"]
 
 
-def test_a_replay_is_what_a_run_from_scratch_makes(tmp_path: Path, tokenizer_path: str) -> None:
+def test_a_replay_is_what_a_run_from_scratch_makes(run: Run, tmp_path: Path) -> None:
     against = evaluation(tmp_path / "eval.jsonl")
-    given = config(against, mode="mark")
-    given |= {"mask": {"system": "train"}}  # most chats have none
-    narrow, wide = (
-        {**given, "preprocessing": {**given["preprocessing"], "rows_without_loss": rows_without_loss}}
-        for rows_without_loss in ("reject", "keep")
-    )
-    cache_dir = str(tmp_path / "token_cache")
-    options: dict[str, Any] = {"max_reject_rate": 1.0, "cache_dir": cache_dir}
-    job(tmp_path, tokenizer_path, "out", narrow, **options).run(["--runner=FnApiRunner"])
+    narrow, wide = (config(against, mode="mark") | {"mask": {"system": "train"}} for _ in "ab")  # most chats have none
+    narrow["preprocessing"]["rows_without_loss"] = "reject"
+    wide["preprocessing"]["rows_without_loss"] = "keep"
+    options: dict[str, Any] = {"max_reject_rate": 1.0, "cache_dir": str(tmp_path / "token_cache")}
+    run(narrow, CHATS, **options)
     evaluation(against, (0, 7))
-    replay = Replay(
-        tmp_path / "out",
-        PipelineConfig.from_dict(wide),
-        output_dir=tmp_path / "again",
-        cache_dir=cache_dir,
-        max_reject_rate=1.0,
-    )
+    replay = Replay(tmp_path / "out", PipelineConfig.from_dict(wide), output_dir=tmp_path / "again", **options)
     replay.run(["--runner=FnApiRunner"])
-    job(tmp_path, tokenizer_path, "scratch", wide, max_reject_rate=1.0).run(["--runner=FnApiRunner"])
+    run(wide, CHATS, "scratch", max_reject_rate=1.0)
     again, scratch = bp.open(tmp_path / "again"), bp.open(tmp_path / "scratch")
     assert tree(tmp_path / "again") == tree(tmp_path / "scratch")
     assert (again.drops(), again.marked()) == (scratch.drops(), scratch.marked())
 
 
-def test_an_input_that_is_the_evaluation_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_input_that_is_the_evaluation_is_said(run: Run, tmp_path: Path) -> None:
     rows = [{"text": f"These are the nine words of record number {number}."} for number in range(3)]
     against = tmp_path / "input.jsonl"
     given = {
         "input": {"sections": [{"field": "text", "action": "train"}]},
         "preprocessing": {"min_chars": 0, "decontaminate": {"against": [str(against)], "ngram": 9}},
     }
-    against.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(against, rows)
     with pytest.raises(RunError, match=r"nothing is kept of 3 records \(3 contaminated\): .*against names what the in"):
         run(given, rows)
 
 
-def test_fields_that_no_section_reads_can_be_compared(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_fields_that_no_section_reads_can_be_compared(run: Run, tmp_path: Path) -> None:
     (tmp_path / "eval.jsonl").write_text('{"q": "How far is it?"}\n')
     rows = [{"input_ids": [1, 2], "text": "How far is it"}, {"input_ids": [3], "text": "Not far"}]
     rule = {"against": str(tmp_path / "eval.jsonl"), "ngram": 4, "fields": "text"}
@@ -195,31 +150,14 @@ def test_fields_that_no_section_reads_can_be_compared(run: Callable[..., Any], t
     ],
 )
 def test_evaluation_data_that_cannot_be_used_is_an_error_before_the_run(
-    lines: bytes | None, rule: dict[str, Any], message: str, tmp_path: Path, tokenizer_path: str
+    lines: bytes | None, rule: dict[str, Any], message: str, run: Run, tmp_path: Path
 ) -> None:
     against = tmp_path / "eval.jsonl"
     if lines is not None:
         against.write_bytes(lines)
     with pytest.raises(InputError, match=message):
-        job(tmp_path, tokenizer_path, "out", config(against, **rule))
+        run(config(against, **rule), CHATS)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("rule", "at"),
-    [
-        ({}, ".against"),
-        ({"against": []}, ".against"),
-        ({"against": "a", "ngram": 0}, ".ngram"),
-        ({"against": "a", "field": []}, ".field"),
-        ({"against": "a", "mode": "keep"}, ".mode"),
-        ({"against": "a", "n": 3}, ".n"),
-    ],
-)
-def test_a_wrong_rule_is_refused_where_it_stands(rule: dict[str, Any], at: str) -> None:
-    given = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"decontaminate": rule}}
-    with pytest.raises(ConfigError, match=rf"\n  preprocessing\.decontaminate\{at}[:\[]"):
-        PipelineConfig.from_dict(given)
 
 
 def test_references_of_several_files_are_found_where_they_are_first(tmp_path: Path) -> None:
@@ -237,9 +175,7 @@ def test_references_of_several_files_are_found_where_they_are_first(tmp_path: Pa
 
 def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
     found = read_references([str(evaluation(tmp_path / "eval.jsonl"))], ["answer"], 8)
-    texts = [
-        message["content"] for chat in CHATS for message in chat["messages"] if isinstance(message["content"], str)
-    ]
+    texts = [text for each in TEXTS for text in each]
     source = ship(found, str(tmp_path / "staging"))
     assert source.load().find(texts) == found.index.find(texts) != {}
     damaged = Path(source.path).with_name("0" * 32)
@@ -248,13 +184,3 @@ def test_an_index_that_is_sent_to_workers_is_the_same(tmp_path: Path) -> None:
     damaged.write_bytes(content)
     with pytest.raises(StorageError, match="cannot be read on this worker"):
         IndexFile(str(damaged)).load()
-
-
-def test_the_pipeline_sends_a_path_and_not_the_index(tmp_path: Path, tokenizer_path: str) -> None:
-    given = PipelineConfig.from_dict(config(evaluation(tmp_path / "eval.jsonl")))
-    tokenizer = bp.Tokenizer.load(tokenizer_path)
-    source = IndexFile(str(tmp_path / "nowhere"))
-    steps = recipe.chain(given, tokenizer, check="full", references=source)
-    made: list[Any] = [step.step() for step in steps if isinstance(step, (bp.Decontaminate, recipe.CheckInFull))]
-    sources = [step.keywords["references"] for step in made]
-    assert sources == [source, source]

@@ -16,17 +16,14 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from tests.conftest import ROOT
+from tests.conftest import checkout
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like the root of the project, to write in."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("configs", "examples"):
-        (folder / name).symlink_to(ROOT / name)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = checkout(tmp_path_factory.mktemp("checkout"))
     # What examples read; of `out/pipeline` one finds that it is there, as it may run in another process than others.
     with pytest.MonkeyPatch.context() as there:
         there.chdir(folder)  # with the paths of the examples
@@ -38,9 +35,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", [*bp.__all__, "inspect.picture.picture"])
 def test_the_example_of_a_public_name_gives_what_it_says(
-    name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(checkout)
+    monkeypatch.chdir(folder)
     names = {"beam": beam, "bp": bp, "np": np}
     # The docstring of the name itself comes first, those of its methods and functions follow.
     tests = doctest.DocTestFinder().find(pydoc.locate(f"beam_prep.{name}"), name, globs=names)

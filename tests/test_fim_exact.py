@@ -20,7 +20,7 @@ from beam_prep.chat.apply import render_records
 from beam_prep.config import PipelineConfig
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.schema import TextRules
-from beam_prep.errors import ConfigError, TokenizerError
+from beam_prep.errors import TokenizerError
 from beam_prep.sample.sample import prepare
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
@@ -33,20 +33,6 @@ CODE_LLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
 OUTPUT = bp.Output("sequence", "ids", (bp.Section("text", "train"),), mask_name="loss_mask")
 FIM = Fim(1.0, seed=5)
 ADD = "def add(a, b):\n    return a + b\n"  # is cut into "def ", "add ... return", " a + b"
-AROUND = json.dumps(
-    {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<s>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-            {"SpecialToken": {"id": "</s>", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            name: {"id": name, "ids": [number], "tokens": [name]} for number, name in enumerate(("<s>", "</s>"), 1)
-        },
-    }
-)
 
 
 @functools.cache
@@ -136,11 +122,6 @@ def test_code_llama_ends_the_middle_with_its_own_token() -> None:
     assert found == words(f"<s> ▁<PRE> {suffix} ▁def ▁add ( a , ▁b ): <0x0A> ▁▁▁ ▁return ▁<EOT> </s>")
 
 
-def test_special_tokens_stand_around_all_parts() -> None:
-    found = tokens(changed("ours", OURS, post_processor=AROUND), "x=[1,2,3]", Fim(1.0, seed=1))
-    assert found == words("<|im_start|> <|fim_prefix|> <|fim_suffix|> = [ 1 , 2 , 3 ] <|fim_middle|> x <|im_end|>")
-
-
 # Exact for all documents and tokenizers
 
 
@@ -195,26 +176,20 @@ def test_a_tokenizer_that_loses_white_space_is_refused() -> None:
         batch_of(tokenizer, ["one two"], Fim(1.0, sentinels=named))
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ((OURS[0], OURS[0], OURS[2]), r"are not three different tokens, wanted \[prefix, middle, suffix\]"),
-        ((OURS[0], OURS[2], OURS[1]), r"are sentinels of a known family in another order: wanted \['<\|fim_prefix"),
-    ],
-    ids=["two equal ones", "another order"],
-)
-def test_sentinels_that_cannot_be_meant_are_refused(given: tuple[str, str, str], says: str) -> None:
-    with pytest.raises(TokenizerError, match=says):
-        batch_of(changed("ours", OURS), ["fine"], Fim(1.0, sentinels=given))
+def test_sentinels_that_cannot_be_meant_are_refused() -> None:
+    tokenizer = changed("ours", OURS)
+    with pytest.raises(TokenizerError, match=r"are not three different tokens, wanted \[prefix, middle, suffix\]"):
+        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=(OURS[0], OURS[0], OURS[2])))
+    with pytest.raises(TokenizerError, match=r"are sentinels of a known family in another order: wanted \['<\|fim_pre"):
+        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=(OURS[0], OURS[2], OURS[1])))
 
 
-@pytest.mark.parametrize("named", [None, OURS])
-def test_sentinels_that_take_white_space_are_refused(named: tuple[str, str, str] | None) -> None:
+def test_sentinels_that_take_white_space_are_refused() -> None:
     backend = tokenizers.Tokenizer.from_str(changed("ours").reference.to_str())
     backend.add_tokens([tokenizers.AddedToken(text, special=True, lstrip=True) for text in OURS])
     tokenizer = changed("ours", added_tokens=json.dumps(json.loads(backend.to_str())["added_tokens"]))
     with pytest.raises(TokenizerError, match=r"'<\|fim_prefix\|>' takes white space beside it"):
-        batch_of(tokenizer, ["fine"], Fim(1.0, sentinels=named))
+        batch_of(tokenizer, ["fine"], Fim(1.0))
 
 
 # Documents that hold a sentinel
@@ -253,48 +228,18 @@ def test_the_end_token_is_a_sentinel_too(special: bool) -> None:
 # Of a config
 
 
-def config(fim: dict[str, Any], **preprocessing: Any) -> dict[str, Any]:
-    return {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"min_chars": 1, **preprocessing},
-        "output": {"fim": fim},
-    }
-
-
 @pytest.mark.parametrize(("mode", "encode"), [("psm", "separate"), ("spm", "joint")])
 def test_a_config_says_rate_mode_and_seed(mode: FimMode, encode: str) -> None:
     tokenizer = changed("ours", OURS)
     texts = [f"def f{number}(x):\n    return x + {number}  # größer\n" for number in range(60)]
     ends = [text + "<|im_end|>" * (number % 2) for number, text in enumerate(texts)]
-    given = PipelineConfig.from_dict(
-        config({"rate": 0.5, "mode": mode, "seed": 3}, eos="if_missing", encode=encode, control_tokens="keep")
-    )
-    batch = prepare(testing.records([{"text": text} for text in ends]), given, tokenizer)
+    given = {
+        "input": {"sections": [{"field": "text", "action": "train"}]},
+        "preprocessing": {"min_chars": 1, "eos": "if_missing", "encode": encode, "control_tokens": "keep"},
+        "output": {"fim": {"rate": 0.5, "mode": mode, "seed": 3}},
+    }
+    batch = prepare(testing.records([{"text": text} for text in ends]), PipelineConfig.from_dict(given), tokenizer)
     wanted = batch_of(tokenizer, texts, Fim(0.5, mode, 3), eos="always")
     assert batch["sequence"].to_lists() == wanted["sequence"].to_lists()
     sentinel = tokenizer.reference.token_to_id(OURS[0])
     assert 15 < sum(sentinel in ids for ids in batch["sequence"].to_lists()) < 45
-
-
-def test_a_tokenizer_without_sentinels_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
-    given = PipelineConfig.from_dict(config({"rate": 0.5}))
-    with pytest.raises(TokenizerError, match="none of the known sentinels"):
-        bp.Pipeline(given, [str(tmp_path / "in.jsonl")], tmp_path / "out", ROOT / "examples" / "tokenizer")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"input": {"sections": [{"field": "a", "action": "mask"}, {"field": "b", "action": "train"}]}}, "output.fim"),
-        ({"input": {"adapter": "tokenized"}}, "output.fim: found an object; it works only with one section"),
-        ({"output": {"fim": {"rate": 0.5, "mode": "pms"}}}, "output.fim.mode"),
-        ({"output": {"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}}}, "output.fim.sentinels"),
-        ({"output": {"fim": {"rate": 1.5}}}, "output.fim.rate"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        PipelineConfig.from_dict({**config({"rate": 0.5}), **change})
-    assert message in str(caught.value)

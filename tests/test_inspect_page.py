@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +19,14 @@ from beam_prep.inspect.page import Head, write_page
 from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_of, records_of, write_lines
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
 Run = Callable[..., Any]
 
 
-def config(name: str, **changes: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads((ROOT / "configs" / f"{name}.json").read_text())
-    if template := settings["input"].get("chat_template"):
-        settings["input"]["chat_template"] = str(ROOT / "configs" / template)
-    for part, values in changes.items():
-        settings[part] = settings.get(part, {}) | values
-    return settings
-
-
 def examples(name: str, count: int = 20) -> list[dict[str, Any]]:
-    lines = (ROOT / "examples" / "data" / f"{name}.jsonl").read_text("utf-8").split("\n")
-    return [json.loads(line) for line in lines[:count]]
-
-
-class Scripts(HTMLParser):
-    """The tags of a page, and the texts of its scripts by id."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.found: dict[str, str] = {}
-        self._id: str | None = None
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self._id = str(dict(attrs).get("id", "code")) if tag == "script" else None
-
-    def handle_data(self, data: str) -> None:
-        if self._id is not None:
-            self.found[self._id] = self.found.get(self._id, "") + data
-
-    def handle_endtag(self, tag: str) -> None:
-        self._id = None
+    return records_of(ROOT / "examples" / "data" / f"{name}.jsonl")[:count]
 
 
 class Page:
@@ -68,9 +34,8 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_bytes().decode("utf-8")
-        scripts = Scripts(self.text).found
+        scripts = dict(re.findall(r'<script[^>]* id="([\w-]+)"[^>]*>(.*?)</script>', self.text, re.S))
         self.head, self.rows, self.tokens = (json.loads(scripts[name]) for name in ("head", "row-data", "tokens"))
-        self.numbers = {key: value for key, _, value, _ in self.head["numbers"]}
 
     def of(self, kind: str | None) -> list[dict[str, Any]]:
         return [row for row in self.rows if row.get("kind") == kind]
@@ -84,14 +49,10 @@ class Page:
     def trained(self, part: dict[str, Any]) -> list[int]:
         return [value for value, size in part["m"] for _ in range(size)]
 
-    def by_role(self, part: dict[str, Any]) -> Iterator[tuple[str | None, str]]:
-        """(role, text) of each run."""
-        at = 0
-        for role, size in part["r"]:
-            text = "".join(self.tokens[token][1] for token in part["t"][at : at + size])
-            at += size
-            yield (None if role < 0 else self.head["roles"][role]), text
-        assert at == len(part["t"])
+    def roles(self, part: dict[str, Any]) -> list[str | None]:
+        """The role of each token."""
+        known = [*self.head["roles"], None]  # -1 is none
+        return [known[role] for role, size in part["r"] for _ in range(size)]
 
 
 @pytest.fixture
@@ -107,15 +68,14 @@ def paged(run: Run, tmp_path: Path) -> Callable[..., tuple[Dataset, Page]]:
 
 
 def previewed(settings: dict[str, Any], records: list[Any], folder: Path, **options: Any) -> Page:
-    source = folder / "before.jsonl"
-    source.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    source = write_lines(folder / "before.jsonl", records)
     preview(str(source), bp.PipelineConfig.from_dict(settings), TOKENIZER, html=folder / "before.html", **options)
     return Page(folder / "before.html")
 
 
 def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[..., Any]) -> None:
     records = [*examples("chat"), {"messages": 3}, {"messages": []}]
-    output, page = paged(config("sft_conversation", output={"columns": "loss_mask"}), records)
+    output, page = paged(config_of("sft_conversation", output={"columns": "loss_mask"}), records)
     rows = page.of(None)
     assert len(rows) == len(output) == 20
     for number, (row, shown) in enumerate(zip(output, rows, strict=True)):
@@ -126,7 +86,7 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
         assert (shown["tokens"], shown["trained"]) == (len(row["sequence"]), int(row["loss_mask"].sum()))
         assert "roles" not in shown
     totals, ledger = output.manifest["totals"], output.manifest["ledger"]
-    assert page.numbers == {
+    assert {key: value for key, _, value, _ in page.head["numbers"]} == {
         "rows": totals["rows"],
         "tokens.sequence": totals["tokens"]["sequence"],
         "trained.loss_mask": totals["trained"]["loss_mask"],
@@ -151,7 +111,7 @@ def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, t
     for row, text in zip(page.rows, texts, strict=True):
         assert {row[name] for name in ("title", "reason", "message", "text")} == {text.translate(VISIBLE)}
     assert page.head["lines"] == [text.translate(VISIBLE) for text in texts]
-    assert set(Scripts(page.text).tags) == set(Scripts(_empty(path)).tags)
+    assert page.text.count("<") == _empty(path).count("<")
 
 
 def _empty(path: Path) -> str:
@@ -166,87 +126,74 @@ def test_the_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
 
 
 CHAT = [
-    {"role": "system", "content": "Be short, with times first."},
-    {"role": "user", "content": "How long?"},
-    {"role": "assistant", "content": "Nine minutes."},
-    {"role": "user", "content": "And for small ones?"},
-    {"role": "assistant", "content": "Eight minutes."},
+    {"role": role, "content": text}
+    for role, text in (
+        ("system", "Be short, with times first."),
+        ("user", "How long?"),
+        ("assistant", "Nine minutes."),
+        ("user", "And for small ones?"),
+        ("assistant", "Eight minutes."),
+    )
 ]
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "preprocessing",
     [
-        {"preprocessing": {"padding": 64, "shift": True}},
-        {"preprocessing": {"max_seq_len": 40, "truncation_mode": "keep_end"}},
-        {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 30}},
-        {"preprocessing": {"packing_strategy": "bfd", "max_packed_len": 100}},
+        {"padding": 64, "shift": True},
+        {"max_seq_len": 40, "truncation_mode": "keep_end"},
+        {"truncation_mode": "chunk", "max_seq_len": 30},
+        {"packing_strategy": "bfd", "max_packed_len": 100},
     ],
 )
-def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, preprocessing: dict[str, Any]) -> None:
     records = [{"messages": 3}, {"messages": CHAT}, {"messages": CHAT[1:3]}]
-    page = previewed(config("sft_conversation", **changes), records, tmp_path)
-    parts = [part for row in page.of(None) for part in row["parts"] if "t" in part]
-    text = "".join(page.text_of(part) for part in parts)
+    page = previewed(config_of("sft_conversation", preprocessing=preprocessing), records, tmp_path)
     told: dict[str | None, str] = {}
-    for part in parts:
-        for role, piece in page.by_role(part):
-            told[role] = told.get(role, "") + piece
-        roles = [role for role, size in part["r"] for _ in range(size)]
-        # Only answers are trained here: every trained token is an assistant's.
-        trained = [token for token, is_trained in enumerate(page.trained(part)) if is_trained]
-        assert {page.head["roles"][roles[token]] for token in trained} <= {"assistant"}
+    for part in [part for row in page.of(None) for part in row["parts"] if "t" in part]:
+        for token, role, is_trained in zip(part["t"], page.roles(part), page.trained(part), strict=True):
+            told[role] = told.get(role, "") + page.tokens[token][1]
+            assert not is_trained or role == "assistant"
     assert "Eight minutes.<|im_end|>" in told["assistant"]
     assert "And for small ones?" in told["user"]
     assert "Nine" not in told["user"]
     assert "minutes" not in told.get(None, "")
-    assert sum(map(len, told.values())) == len(text)
     assert [row["reason"] for row in page.of("rejected")] == ["wrong_type"]
     assert page.of(None)[0]["roles"]
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "changes"),
+    ("name", "data", "preprocessing"),
     [
-        ("sft_padded", "chat", {"preprocessing": {"padding": 64, "shift": True, "max_seq_len": 60}}),
-        ("sft_conversation", "chat", {"preprocessing": {"truncation_mode": "chunk", "max_seq_len": 50, "stride": 9}}),
-        ("dpo_conversation", "preference", {"preprocessing": {"max_seq_len": 40}}),
+        ("sft_conversation", "chat", {"truncation_mode": "chunk", "max_seq_len": 50, "stride": 9}),
+        ("dpo_conversation", "preference", {"max_seq_len": 40}),
     ],
 )
 def test_a_preview_with_roles_has_the_rows_of_a_run(
-    paged: Callable[..., Any], tmp_path: Path, name: str, data: str, changes: dict[str, Any]
+    paged: Callable[..., Any], tmp_path: Path, name: str, data: str, preprocessing: dict[str, Any]
 ) -> None:
     records = [*examples(data), {}, {"messages": 3, "chosen": 3}]
-    settings = config(name, **changes)
+    settings = config_of(name, preprocessing=preprocessing)
     _, after = paged(settings, records)
     before = previewed(settings, records, tmp_path)
     assert len(before.of(None)) == len(after.of(None)) > 0
     for one, other in zip(before.of(None), after.of(None), strict=True):
-        assert [part["name"] for part in one["parts"]] == [part["name"] for part in other["parts"]]
         for mine, theirs in zip(one["parts"], other["parts"], strict=True):
             assert before.ids_of(mine) == after.ids_of(theirs)
-            assert mine["m"] == theirs["m"]
-            # A run does not know the roles; the preview knows one for each token, or says that there is none.
-            assert "r" not in theirs
-            assert sum(size for _, size in mine["r"]) == len(mine["t"]) if "r" in mine else name == "dpo_conversation"
-    assert any("roles" in row for row in before.rows)
+            assert (mine["name"], mine["m"]) == (theirs["name"], theirs["m"])
+            assert "r" not in theirs  # a run does not know the roles
 
 
-def test_chosen_stands_beside_rejected(paged: Callable[..., Any], tmp_path: Path) -> None:
-    settings = config("dpo_conversation", output={"columns": "prompt_completion"})
+def test_chosen_stands_beside_rejected(paged: Callable[..., Any]) -> None:
+    settings = config_of("dpo_conversation", output={"columns": "prompt_completion"})
     output, page = paged(settings, examples("preference"))
+    assert len(page.rows) == len(output)
     for row in page.rows:
         left, right = (row["parts"][row["pair"][side]] for side in ("left", "right"))
         common = row["pair"]["common"]
-        assert left["name"].startswith("chosen")
-        assert right["name"].startswith("rejected")
+        assert (left["name"][:6], right["name"][:8]) == ("chosen", "rejected")
         assert left["t"][:common] == right["t"][:common]
         assert left["t"] != right["t"]
-    assert len(page.rows) == len(output)
-    before = previewed(settings, examples("preference"), tmp_path)
-    sides = [part for row in before.rows for part in row["parts"] if not part["name"].startswith("prompt")]
-    assert sides
-    assert all("assistant" in dict(before.by_role(part)) for part in sides)
 
 
 def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(
@@ -257,8 +204,7 @@ def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(
     for row, shown in zip(packed[:10], Page(tmp_path / "page.html").rows, strict=True):
         sizes = [len(part["t"]) for part in shown["parts"] if "t" in part]
         assert shown["packed"]
-        (lengths,) = (column.name for column in packed.schema if column.role == "lengths")
-        assert sizes == row[lengths].tolist()
+        assert sizes == row["seq_lengths"].tolist()
     inspect(rollouts.path, html=tmp_path / "page.html")
     parts = [part["name"] for part in Page(tmp_path / "page.html").rows[0]["parts"]]
     assert parts == ["prompts", "responses[0]", "responses[1]", "responses[2]"]
@@ -267,12 +213,11 @@ def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(
 def test_only_pages_are_replaced_and_only_when_they_are_whole(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = run(config("sft_conversation"), examples("chat", 2)).output
+    output = run(config_of("sft_conversation"), examples("chat", 2)).output
     page, other = tmp_path / "page.html", tmp_path / "notes.txt"
     other.write_text("mine")
-    for path, message in ((other, "is no page of beam-prep inspect"), (tmp_path / "none" / "page.html", "mkdir -p")):
-        assert main(["inspect", output, "--html", str(path)]) == 2
-        assert message in capsys.readouterr().err
+    assert main(["inspect", output, "--html", str(other)]) == 2
+    assert "is no page of beam-prep inspect" in capsys.readouterr().err
     assert other.read_text() == "mine"
     inspect(output, html=page)
 

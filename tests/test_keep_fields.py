@@ -20,6 +20,7 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.source import source_lines
+from tests.conftest import write_lines
 from tests.test_configs import DIGESTS, digest
 
 HOLD = tuple(name for name in FORMAT_NAMES if name != "megatron")
@@ -46,16 +47,11 @@ def records(count: int = 120, shift: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Callable[[dict[str, Any]], Path]:
     """The output of a config, of three files of which two are equal; each is made once, and only read."""
     folder = tmp_path_factory.mktemp("outputs")
-    files = [written(folder / "a.jsonl", records()), written(folder / "b.jsonl", records(30, 7))]
+    files = [write_lines(folder / "a.jsonl", records()), write_lines(folder / "b.jsonl", records(30, 7))]
     files.append(Path(shutil.copy(files[0], folder / "c.jsonl")))
     made: dict[str, Path] = {}
 
@@ -67,20 +63,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Ca
         return made[key]
 
     return output
-
-
-@pytest.fixture
-def made(tmp_path: Path, tokenizer_path: str) -> Callable[..., Path]:
-    """Makes an output of files."""
-
-    def make(given: dict[str, Any], name: str = "out", **options: Any) -> Path:
-        inputs = [str(file) for file in options.pop("inputs")]
-        bp.Pipeline(bp.PipelineConfig.from_dict(given), inputs, str(tmp_path / name), tokenizer_path, **options).run(
-            LOCAL
-        )
-        return tmp_path / name
-
-    return make
 
 
 def documents(out: Path) -> list[dict[str, Any]]:
@@ -159,26 +141,21 @@ def test_readers_of_others_find_strings_and_numbers(outputs: Callable[..., Path]
     assert table.to_pylist() == wanted
 
 
-@pytest.mark.parametrize("shape", ["rows", "packed"])
-def test_tensorflow_parses_strings_by_features_json(outputs: Callable[..., Path], shape: str) -> None:
+def test_tensorflow_parses_strings_by_features_json(outputs: Callable[..., Path]) -> None:
     tf = pytest.importorskip("tensorflow")
-    out = outputs(config(formats_of(shape), **SHAPES[shape]))
-    about = json.loads((out / "features.json").read_text())
-    assert about["id"]["type"] == "string"
+    out = outputs(config(formats_of("packed"), **SHAPES["packed"]))
     spec = {
         key: tf.io.RaggedFeature(tf.as_dtype(each["type"]), value_key=key, row_splits_dtype=tf.int64)
-        for key, each in about.items()
+        for key, each in json.loads((out / "features.json").read_text()).items()
     }
     lines = tf.data.TFRecordDataset(sorted(map(str, (out / "__default__").glob("*.tfrecord"))))
     ds = bp.open(out)
     for line, row in zip(lines, ds, strict=True):
         found = tf.io.parse_single_example(line, spec)
-        ids = [each.decode() for each in found["id"].numpy()]
-        assert ids == (row["id"] if shape == "packed" else [row["id"]])
-        assert found["turn"].numpy().tolist() == np.atleast_1d(row["turn"]).tolist()
+        assert [each.decode() for each in found["id"].numpy()] == row["id"]
+        assert found["turn"].numpy().tolist() == row["turn"].tolist()
     first = next(iter(ds.tf()))
-    assert first["id"].dtype == tf.string
-    assert first["id"].shape.rank == (1 if shape == "packed" else 0)
+    assert (first["id"].dtype, first["id"].shape.rank) == (tf.string, 1)
 
 
 def test_h5_has_bytes_and_their_borders(outputs: Callable[..., Path]) -> None:
@@ -192,17 +169,11 @@ def test_h5_has_bytes_and_their_borders(outputs: Callable[..., Path]) -> None:
     assert found == [row["id"] for row in bp.open(out)]
 
 
-def test_a_value_that_cannot_be_carried_is_a_reject(made: Callable[..., Path], tmp_path: Path) -> None:
-    rows: list[dict[str, Any]]
-    rows = [{"text": "a b c", "id": "x", "n": 1}, {"text": "d", "id": {}, "n": 1}, {"text": "e", "n": 2}, {"text": "f"}]
-    odd = written(tmp_path / "odd.jsonl", rows)
-    given = config(keep_fields={"id": "string", "n": "int32"})
-    ds = bp.open(made(given, inputs=[odd], max_reject_rate=1.0))
-    assert [(row["id"], row["n"], row["offset"]) for row in ds][1] == ("", 2, odd.read_bytes().index(b'{"text": "e"'))
-    assert [reject["message"] for reject in ds.rejects()] == [
-        "field 'id' is an object, wanted a string or a number",
-        "field 'n' is absent or null, wanted a number (int32)",
-    ]
+def test_a_value_that_cannot_be_carried_is_a_reject(run: Callable[..., Any]) -> None:
+    rows = [{"text": "a", "id": "x", "n": 1}, {"text": "d", "id": {}, "n": 1}, {"text": "e", "n": 2}, {"text": "f"}]
+    ds = bp.open(run(config(keep_fields={"id": "string", "n": "int32"}), rows, max_reject_rate=1.0).output)
+    assert [(row["id"], row["n"]) for row in ds] == [("x", 1), ("", 2)]
+    assert [reject["line"] for reject in ds.rejects()] == [2, 4]
     assert ds.manifest["ledger"]["rejected"] == {"keep_fields": 2}
     assert ds.manifest["counters"]["keep_fields_missing"] == 1
 
@@ -215,28 +186,21 @@ TWO_SOURCES = {
 
 
 @pytest.mark.parametrize(
-    ("given", "record", "preprocessing"),
+    ("given", "record"),
     [
         (
             {"rollouts": {"rewards": "rewards"}},
             {"prompt_ids": [5], "response_ids": [[6, 7], [8]], "rewards": [0.5, 1]},
-            {"truncation_mode": "drop"},
         ),
-        ({"sources": TWO_SOURCES}, {"prompt": "q", "responses": ["a b", "c"], "rewards": [0.5, 1]}, {}),
+        ({"sources": TWO_SOURCES}, {"prompt": "q", "responses": ["a b", "c"], "rewards": [0.5, 1]}),
     ],
     ids=["rollouts", "lists"],
 )
-def test_every_kind_of_input_carries_its_ids(
-    made: Callable[..., Path], tmp_path: Path, given: Any, record: dict[str, Any], preprocessing: dict[str, Any]
-) -> None:
+def test_every_kind_of_input_carries_its_ids(run: Callable[..., Any], given: Any, record: dict[str, Any]) -> None:
     rows = [{**record, "uid": f"u{n}", "n": n} for n in range(5)]
-    whole = {
-        "input": given,
-        "preprocessing": {"min_chars": 1, **preprocessing},
-        "output": {"keep_fields": {"uid": "string", "n": "int32"}, "provenance": True, "storage_format": list(HOLD)},
-    }
-    out = made(whole, inputs=[written(tmp_path / "rows.jsonl", rows)])
-    ds = bp.open(out)
+    output = {"keep_fields": {"uid": "string", "n": "int32"}, "provenance": True, "storage_format": list(HOLD)}
+    whole = {"input": given, "preprocessing": {"min_chars": 1, "truncation_mode": "drop"}, "output": output}
+    ds = bp.open(run(whole, rows).output)
     ds.verify()
     assert [(row["uid"], row["n"]) for row in ds] == [(f"u{n}", n) for n in range(5)]
     assert [json.loads(source_lines(ds, index)[0].text) for index in range(5)] == rows
@@ -258,7 +222,7 @@ def test_batches_have_strings_as_lists(outputs: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".json"])
 def test_the_line_of_a_row_is_printed(
-    made: Callable[..., Path], tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Any], tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = records(40)
     path = tmp_path / f"in{ending}"
@@ -267,7 +231,7 @@ def test_the_line_of_a_row_is_printed(
     else:
         data = "".join(json.dumps(row) + "\r\n" for row in rows).encode()
         path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + data))
-    ds = bp.open(made(config(), inputs=[path]))
+    ds = bp.open(run(config(), path).output)
     for index in (0, 1, 39):
         (line,) = source_lines(ds, index)
         assert json.loads(line.text)["id"] == ds[index]["id"] == rows[index]["id"]
@@ -285,24 +249,22 @@ def test_the_lines_of_all_documents_of_a_packed_row_are_found(outputs: Callable[
     assert [json.loads(line.text)["id"] for line in lines] == ds[index]["id"]
 
 
-def test_why_a_line_is_not_found(made: Callable[..., Path], outputs: Callable[..., Path], tmp_path: Path) -> None:
-    path = written(tmp_path / "in.jsonl", records(10))
-    ds = bp.open(made(config(), inputs=[path]))
+def test_why_a_line_is_not_found(run: Callable[..., Any], outputs: Callable[..., Path]) -> None:
+    ds = bp.open(run(config(), records(10)).output)
+    path = Path(ds.manifest["inputs"][0]["path"])
     content = path.read_bytes()
-    path.write_bytes(content.replace(b"word", b"WORD"))
-    with pytest.raises(BeamPrepError, match="other content than when the output was made"):
-        source_lines(ds, 3)
-    path.write_bytes(content + b"\n")
-    with pytest.raises(BeamPrepError, match="bytes, and had"):
-        source_lines(ds, 3)
-    path.unlink()
-    with pytest.raises(BeamPrepError, match=r"row 3 is of .*in\.jsonl \(byte offset \d+\): no such input"):
-        source_lines(ds, 3)
+    for other, says in (
+        (content.replace(b"word", b"WORD"), "other content than when the output was made"),
+        (content + b"\n", "bytes, and had"),
+        (None, r"row 3 is of .*input\.jsonl \(byte offset \d+\): no such input"),
+    ):
+        path.unlink() if other is None else path.write_bytes(other)
+        with pytest.raises(BeamPrepError, match=says):
+            source_lines(ds, 3)
     with pytest.raises(BeamPrepError, match="type: --record N --source"):
         inspect(ds.path, source=True)
-    bare = bp.open(outputs(config(keep_fields={}, provenance=False)))
     with pytest.raises(BeamPrepError, match="put provenance: true into `output`"):
-        source_lines(bare, 0)
+        source_lines(bp.open(outputs(config(keep_fields={}, provenance=False))), 0)
 
 
 def test_a_format_refuses_what_it_cannot_hold() -> None:

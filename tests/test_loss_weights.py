@@ -1,6 +1,5 @@
 """`output.loss_weights`: a weight for each token, from the weights of its message and its record."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.data.schema import Output, Section
-from beam_prep.errors import ConfigError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.tokenized import from_tokens
@@ -131,16 +129,23 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("of", ["record", "message"])
+def reject_of(batch: Batch) -> tuple[str, str]:
+    """The reason and the message of its only line."""
+    ((_, reason),) = batch.ledger.outcomes
+    return reason, batch.ledger.messages[0]
+
+
+def talk(**own: Any) -> dict[str, Any]:
+    return {"prompt": [said("user", "q")], "messages": [said("user", "b"), said("assistant", "c", **own)]}
+
+
 @pytest.mark.parametrize(("weight", "reason", "message"), BAD)
-def test_what_is_no_weight_is_a_reject(weight: Any, reason: str, message: str, of: str) -> None:
-    own = {"weight": weight}
-    record = {**BEFORE, "messages": [said("user", "b"), said("assistant", "c", **(own if of == "message" else {}))]}
-    ledger = masked("role", record | (own if of == "record" else {})).ledger
-    assert ledger.outcomes[ledger.status[0] - 1] == ("rejected", reason)
-    assert message in ledger.messages[0]
-    if reason != "bad_number":
-        assert ledger.messages[0].startswith("'weight' is" if of == "record" else "'messages[1].weight' is")
+def test_what_is_no_weight_is_a_reject(weight: Any, reason: str, message: str) -> None:
+    of_message, of_record = masked("role", talk(weight=weight)), masked("role", {**talk(), "weight": weight})
+    for batch, place in ((of_message, "'messages[1].weight' "), (of_record, "'weight' ")):
+        found = reject_of(batch)
+        assert found[0] == reason
+        assert message in found[1] if reason == "bad_number" else found[1].startswith(place + message)
 
 
 # Text, and rows that are tokenised already
@@ -173,27 +178,13 @@ def test_rows_of_ids_have_the_weights_of_record_and_token() -> None:
     assert batch["loss_mask"].to_lists() == [[1, 0, 1], [0, 0, 1], [0, 1], [0], [1]]
 
 
-@pytest.mark.parametrize(
-    ("weights", "reason"),
-    [
-        ([1], "count_mismatch"),
-        ([1, [1]], "wrong_type"),
-        ([1, -1], "bad_weight"),
-        ([1, 1e13], "bad_weight"),
-        ([1, 1e-300], "bad_weight"),
-    ],
-)
-def test_rows_of_ids_with_bad_weights_are_rejects(weights: Any, reason: str) -> None:
-    assert outcomes(tokens({"input_ids": [5, 6], "loss_weights": weights})) == [reason]
+def test_rows_of_ids_with_bad_weights_are_rejects() -> None:
+    bad: list[Any] = [[1], [1, [1]], [1, -1], [1, 1e13], [1, 1e-300]]
+    found = tokens(*({"input_ids": [5, 6], "loss_weights": weights} for weights in bad))
+    assert outcomes(found) == ["count_mismatch", "wrong_type", *["bad_weight"] * 3]
 
 
 # Runs
-
-
-@pytest.fixture
-def run(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Samples in which many rows train nothing."""
-    return functools.partial(run, max_no_loss_rate=1)
 
 
 LONG = [
@@ -201,16 +192,6 @@ LONG = [
     {"input_ids": [21, 22, 23], "weight": 0.25},
     {"input_ids": [31, 32], "labels": [-100, 32], "weight": 0},
 ]
-
-
-def rows(result: Any) -> list[dict[str, list[Any]]]:
-    found = bp.open(result.output)
-    found.verify()
-    assert {column.name: (column.dtype, column.role) for column in found.schema}["loss_weights"] == (
-        "float32",
-        "weights",
-    )
-    return [{name: values.tolist() for name, values in row.items()} for row in found]
 
 
 def config(**preprocessing: Any) -> dict[str, Any]:
@@ -236,41 +217,21 @@ PACKED = [[*START[0], *START[1]]]
     ],
 )
 def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: Any, run: Callable[..., Any]) -> None:
-    result = run(config(**preprocessing), LONG)
-    found = rows(result)
-    assert [row["loss_weights"] for row in found] == weights
-    assert found[0]["labels"] == labels
+    result = run(config(**preprocessing), LONG, max_no_loss_rate=1)
+    found = bp.open(result.output)
+    found.verify()
+    assert [row["loss_weights"].tolist() for row in found] == weights
+    assert found[0]["labels"].tolist() == labels
     assert result.manifest["ledger"]["dropped"] == {"rows_without_loss": 1}
 
 
-SECTIONS = [{"field": "messages", "action": "$role", "template": "conversation"}]
 CHAT = {
-    "input": {"sections": SECTIONS},
+    "input": {"sections": [{"field": "messages", "action": "$role", "template": "conversation"}]},
     "mask": {"assistant": "train"},
 }
 
 
-def test_ids_and_masks_are_those_without_weights() -> None:
-    records = [
-        {"messages": [said("user", "hi"), said("assistant", "one two"), said("user", "d"), said("assistant", "three")]},
-        {"messages": [said("user", "hi", weight=0), said("assistant", "a b", weight=1)], "weight": 0.5},
-        {"messages": [said("user", "b"), said("assistant", "c", weight=0)]},
-    ]
-    plain, weighted = (prepared({**CHAT, "output": output}, records) for output in ({}, {"loss_weights": True}))
-    rows = zip(bp.testing.to_rows(plain), bp.testing.to_rows(weighted), (1, 0.5), strict=True)
-    for one, other, weight in rows:
-        assert other["loss_weights"] == [weight * is_trained for is_trained in one["loss_mask"]]
-        assert {**one, "loss_weights": other["loss_weights"]} == other
-
-
-def test_an_adapter_keeps_the_weights() -> None:
-    record = {"conversations": [{"from": "human", "value": "b"}, {"from": "gpt", "value": "c", "weight": 0.5}]}
-    given = {"sections": SECTIONS, "adapter": "sharegpt"}
-    batch = prepared({**CHAT, "input": given, "output": {"loss_weights": True}}, [record])
-    assert set(batch["loss_weights"].flat.tolist()) == {0, 0.5}
-
-
-def test_weights_of_conversations_that_come_again_are_their_own() -> None:
+def test_ids_and_masks_are_those_without_weights_and_conversations_that_come_again_have_their_own() -> None:
     own: list[tuple[dict[str, Any], dict[str, Any], float]] = [
         ({}, {}, 1),
         ({"weight": 0.5}, {}, 0.5),
@@ -283,25 +244,10 @@ def test_weights_of_conversations_that_come_again_are_their_own() -> None:
         for n in range(20)
         for message, record, _ in own
     ]
-    rows = prepared({**CHAT, "output": {"loss_weights": True}}, records)["loss_weights"].to_lists()
-    assert [set(row) for row in rows] == [{0.0, float(weight)} for _ in range(20) for *_, weight in own]
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"output": {"loss_weights": 1}}, "output.loss_weights: found 1; must be true or false"),
-        ({"output": {"loss_weights": True, "dtype": {"loss_weights": "float64"}}}, "allowed for loss weights: float32"),
-        (
-            {"input": {"sources": {"a": CHAT["input"]}}, "output": {"loss_weights": True}},
-            "works only with input.sections",
-        ),
-    ],
-)
-def test_configs_that_are_refused(changes: Any, problem: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        bp.PipelineConfig.from_dict({**CHAT, **changes})
-    assert problem in str(error.value)
+    bare = [{"messages": [said(each["role"], each["content"]) for each in record["messages"]]} for record in records]
+    plain, weighted = prepared(CHAT, bare), prepared({**CHAT, "output": {"loss_weights": True}}, records)
+    for one, other, (*_, weight) in zip(bp.testing.to_rows(plain), bp.testing.to_rows(weighted), own * 20, strict=True):
+        assert other == {**one, "loss_weights": [weight * is_trained for is_trained in one["loss_mask"]]}
 
 
 # OpenAI's `weight` of a message: 0 and 1 are its `train`; other numbers are rejects
@@ -346,15 +292,6 @@ BAD_WEIGHTS: list[tuple[Any, str, str]] = [
 
 @pytest.mark.parametrize(("own", "reason", "message"), BAD_WEIGHTS)
 def test_weights_that_cannot_be_honoured_are_rejects(own: Any, reason: str, message: str) -> None:
-    output = Output("sequence", "ids", tuple(OUTPUTS["role"]), "loss_mask")
-    record = {"prompt": [said("system", "q")], "messages": [said("user", "b"), said("assistant", "c", **own)]}
-    ledger = batch_of([record], output, template=TEMPLATE).ledger
-    assert ledger.outcomes[ledger.status[0] - 1] == ("rejected", reason)
-    assert ledger.messages[0].startswith(message)
-
-
-def test_part_of_a_completion_is_not_trained() -> None:
-    messages = [said("assistant", "b", weight=0), said("user", "c"), said("assistant", "d")]
-    ((text,), (shown,)) = trained_of("prompt", messages)[1:]
-    assert text == "u:q;a:b;u:c;a:d;"
-    assert [letter for letter in shown if letter.isalpha() and letter not in "ua"] == ["c", "d"]
+    found = reject_of(batch_of([talk(**own)], Output("sequence", "ids", tuple(OUTPUTS["role"])), template=TEMPLATE))
+    assert found[0] == reason
+    assert found[1].startswith(message)
