@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
-from beam_prep.errors import ConfigError, RunError
+from beam_prep.errors import ConfigError
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.shards.layout import finalize_columns
 from beam_prep.tokens.batch import Batch
@@ -69,20 +69,6 @@ def test_columns_by_hand() -> None:
             "answer": list("zwölf".encode()),
         }
     ]
-    found = {name: (column.dtype, column.depth, column.role, column.of) for name, column in batch.schema.items()}
-    assert found == {
-        "response_ids": ("int32", 2, "ids", None),
-        "loss_mask": ("int32", 2, "mask", "response_ids"),
-        "logprobs": ("float32", 2, "token_value", "response_ids"),
-        "prompt_ids": ("int32", 1, "ids", None),
-        "rewards": ("float32", 1, "value", None),
-        "policy_version": ("int64", 1, "value", None),
-        "advantages": ("float32", 1, "value", None),
-        "answer": ("uint8", 1, "text", None),
-    }
-    assert {name: rows.flat.dtype.name for name, rows in batch.columns.items()} == {
-        name: column.dtype for name, column in batch.schema.items()
-    }
 
 
 def test_a_record_of_one_response() -> None:
@@ -139,20 +125,11 @@ def test_a_group_in_which_nothing_is_trained() -> None:
         assert outcomes(finalize_columns(batch_of(bare, part), rows_without_loss, {})) == [wanted, ""]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("length", "wanted"), [(3, [""]), (2, ["too_long"]), (1, ["too_long"])])
-def test_long_rollouts_are_dropped_with_their_group(length: int, wanted: list[str]) -> None:
-    assert outcomes(truncate(batch_of(GROUP), length, "drop")) == wanted
-    if wanted != [""]:
-        with pytest.raises(RunError, match="a sequence is"):
-            truncate(batch_of(GROUP), length, "error")
-
-
-def test_a_chain_of_ones_own_cuts_masks_and_log_probabilities_with_the_ids() -> None:
-    rows = bp.testing.to_rows(truncate(batch_of(GROUP), 2, "keep_end"))
-    assert rows[0]["response_ids"] == [[8, 9], [], [10]]
-    assert rows[0]["loss_mask"] == [[0, 1], [], [1]]
-    assert rows[0]["logprobs"] == [[0, -1.25], [], [-2.0]]
-    assert (rows[0]["prompt_ids"], rows[0]["rewards"]) == ([5, 6], [1, 0, 0.5])
+def test_long_rollouts_are_dropped_with_their_group() -> None:
+    assert [*outcomes(truncate(batch_of(GROUP), 3, "drop")), *outcomes(truncate(batch_of(GROUP), 2, "drop"))] == [
+        "",
+        "too_long",
+    ]
 
 
 # Properties
@@ -262,11 +239,8 @@ def test_every_format_holds_the_groups_as_they_were(run: Callable[..., Any]) -> 
     [
         ({"preprocessing": {}}, "preprocessing.truncation_mode: found 'keep_start'; rollouts are not cut"),
         ({"preprocessing": {"truncation_mode": "drop", "packing_strategy": "bfd"}}, "works only with input.sections"),
-        ({"output": {"columns": "labels"}}, "output.columns: found 'labels'; it works only with input.sections"),
         ({"output": {"dtype": {"logprobs": "int32"}}}, "allowed for numbers of tokens: float16, float32, float64"),
         ({"input": {"rollouts": {"response_ids": None, "rewards": "r"}}}, "found 'r' with response_ids: null"),
-        ({"input": {"rollouts": {"texts": {"Rewards": "r"}}}}, "found column 'Rewards', which is reserved or there"),
-        ({"input": {"rollouts": {"reward": "x"}}}, "unknown key 'reward'; did you mean 'rewards'?"),
     ],
 )
 def test_configs_that_are_refused(changes: dict[str, Any], problem: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,15 @@ import pytest
 import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
-from beam_prep.dry_run import dry_run
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.reading.records import Records, parse
-from beam_prep.replay import Replay
 from beam_prep.sample.sample import prepare
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import blocks_of, split_file
-from tests.conftest import ROOT, shared, tree
+from tests.conftest import ROOT, shared
 from tests.reference import ours
 from tests.test_configs import CONFIGS, sample
 from tests.test_goldens_sections import EXACT
-from tests.test_replay import MENDED, config, talk
 
 RUNNER = ["--runner=FnApiRunner"]
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples/tokenizer")
@@ -67,20 +63,6 @@ def write(rows: pa.Table | list[dict[str, Any]], path: Path, kind: str = "parque
         return str(folder / names[0])
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
     return str(folder)
-
-
-def outcome(output: Path) -> tuple[dict[str, bytes], dict[str, Any], list[dict[str, Any]]]:
-    """(shards, manifest, rejects) of an output, without what says which file it was made of."""
-    files = tree(output)
-    manifest = json.loads(files.pop("manifest.json"))
-    rejects = []
-    for name in [name for name in files if name.startswith("rejects/")]:
-        for line in files.pop(name).decode().splitlines():
-            reject = json.loads(line)
-            rejects.append({key: reject[key] for key in ("line", "reason", "message")})
-    for key in ("inputs", "rejects"):
-        manifest.pop(key, None)
-    return files, manifest, rejects
 
 
 def blocks(path: str) -> list[Records]:
@@ -127,51 +109,11 @@ def test_so_do_the_inputs_of_goldens(case: str, tmp_path: Path) -> None:
         assert tokens_of(write(rows_of(folder / name), tmp_path / "x"), given, tokenizer) == wanted
 
 
-def test_a_table_gives_what_the_same_records_give_as_jsonl(
-    output: Callable[[str], bp.Dataset], tmp_path: Path, tokenizer_path: str
-) -> None:
-    path = write(rows_of(sample("sft_conversation")), tmp_path / "x", "folder")
-    made(ROOT / "configs/sft_conversation.json", path, tmp_path / "table", tokenizer_path, check="full")
-    assert outcome(tmp_path / "table") == outcome(Path(output("sft_conversation").path))
-    run = bp.open(tmp_path / "table").run
-    assert run["blocks_checked_in_full"] == run["blocks"]
-
-
-def test_neither_blocks_nor_row_groups_change_a_byte(tmp_path: Path, tokenizer_path: str) -> None:
-    given = ROOT / "configs/sft_packed.json"
-    path = write(rows_of(sample("sft_packed")), tmp_path / "x", group=1)
-    made(given, path, tmp_path / "large", tokenizer_path)
-    made(given, path, tmp_path / "small", tokenizer_path, block_bytes=65536)
-    assert bp.open(tmp_path / "small").run["blocks"] > 1
-    assert tree(tmp_path / "large") == tree(tmp_path / "small")
-
-
-def test_members_that_other_messages_have_are_not_there(tmp_path: Path) -> None:
-    # Arrow fills `tool_calls` of every message with null, and a template may ask whether a message has it.
-    template = (
-        "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if 'tool_calls' in message %}CALL "
-        "{{ message.tool_calls | tojson }}{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    )
-    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": "1"}}}]
-    one = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    other = [{"role": "user", "content": "c"}, {"role": "assistant", "content": None, "tool_calls": calls}, one[1]]
-    rows = [{"messages": one}, {"messages": other}]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = {"field": "messages", "action": "$role", "template": "conversation"}
-    given = {"input": {"sections": [section], "chat_template": template}, "mask": {"assistant": "train"}}
-    wanted = tokens_of(str(tmp_path / "x.jsonl"), given)
-    assert tokens_of(write(rows, tmp_path / "x"), given) == wanted
-    assert len(wanted[0]) == 2
-
-
 def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str) -> None:
     texts: list[Any] = [f"text {number} " * 400 for number in range(60)]
     texts[7], texts[9] = None, "b" * 9000
-    columns = {
-        "text": pa.array(texts),
-        "meta": pa.array(["{" if row in (3, 50) else "{}" for row in range(60)], pa.json_()),
-    }
-    path = write(pa.table(columns), tmp_path / "x", group=9)
+    meta = pa.array(["{" if row in (3, 50) else "{}" for row in range(60)], pa.json_())
+    path = write(pa.table({"text": texts, "meta": meta}), tmp_path / "x", group=9)
     options = {"block_bytes": 65536, "max_line_bytes": 8000, **LOOSE}
     result = made(TEXTS, path, tmp_path / "out", tokenizer_path, **options)
     assert result.manifest is not None
@@ -184,24 +126,6 @@ def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str
     assert rejects[0]["text"].startswith('{"text":"text 3 ')
     (drop,) = bp.open(tmp_path / "out").drops()
     assert (drop["file"], drop["line"], drop["offset"]) == (path, 8, 7)
-
-
-def test_reused_blocks_and_a_changed_table(tmp_path: Path, tokenizer_path: str) -> None:
-    rows = rows_of(sample("sft_chat"))
-    given = ROOT / "configs/sft_chat.json"
-    path = write(rows, tmp_path / "x", group=10**6)
-    options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "block_bytes": 65536, "overwrite": True}
-    first = made(given, path, tmp_path / "out", tokenizer_path, **options)
-    assert made(given, path, tmp_path / "out", tokenizer_path, **options).up_to_date
-    write(rows[:-1], tmp_path / "x", group=10**6)
-    job = Pipeline(given, path, tmp_path / "out", tokenizer_path, **options)
-    said = dry_run(job)
-    assert (said.state, said.blocks - said.reused, said.reasons) == ("replaced", 1, {"new content": 1})
-    second = job.run(RUNNER)
-    assert first.manifest is not None
-    assert second.manifest is not None
-    assert second.manifest["inputs"][0]["digest"] != first.manifest["inputs"][0]["digest"]
-    assert second.manifest["totals"]["rows"] == first.manifest["totals"]["rows"] - 1
 
 
 def test_commands_read_tables(
@@ -231,22 +155,6 @@ def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Pa
     assert not (tmp_path / "token_cache").exists()
 
 
-def test_a_replay_of_a_table_is_a_run_from_scratch(tmp_path: Path, tokenizer_path: str) -> None:
-    rows = [{**talk(number, "tool" if number in (3, 59) else "user"), "uid": f"é{number}"} for number in range(80)]
-    path = write(rows, tmp_path / "x", group=13)
-    beside = {"keep_fields": {"uid": "string"}, "provenance": True}
-    texts = [{**text, "output": {**text["output"], **beside}} for text in (config(), config(MENDED))]
-    old, new = (PipelineConfig.from_dict(text) for text in texts)
-    cache_dir = str(tmp_path / "token_cache")
-    Pipeline(old, path, tmp_path / "out", tokenizer_path, cache_dir=cache_dir, **LOOSE).run(RUNNER)
-    Replay(str(tmp_path / "out"), new, cache_dir=cache_dir, overwrite=True, **LOOSE).run(RUNNER)
-    Pipeline(new, path, tmp_path / "scratch", tokenizer_path, **LOOSE).run(RUNNER)
-    assert tree(tmp_path / "out") == tree(tmp_path / "scratch")
-    places = {row["offset"]: row["uid"] for row in bp.open(tmp_path / "out")}
-    assert 3 in places
-    assert places == {place: f"é{place}" for place in places}
-
-
 @pytest.fixture
 def chats(tmp_path: Path) -> str:
     return write(rows_of(sample("sft_conversation")), tmp_path / "chats", group=50)
@@ -260,12 +168,3 @@ def test_verify_reads_the_inputs_of_tables_again(
     shutil.copy(write(rows_of(sample("sft_conversation"))[:-1], tmp_path / "other"), chats)
     assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 1
     assert "chats.parquet: found" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_worker_processes_give_the_same_bytes(chats: str, tmp_path: Path, tokenizer_path: str) -> None:
-    given = ROOT / "configs/sft_conversation.json"
-    made(given, chats, tmp_path / "one", tokenizer_path, block_bytes=65536)
-    two = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
-    Pipeline(given, chats, tmp_path / "two", tokenizer_path, block_bytes=65536).run(two)
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")

@@ -16,10 +16,7 @@ from tests.conftest import ROOT
 
 FOLDER = ROOT / "pipelines" / "dataflow"
 PARAMETERS = {entry["name"]: entry for entry in json.loads((FOLDER / "metadata.json").read_text())["parameters"]}
-BY_NAME = {option.name: option for option in OPTIONS}
 # The types of the API that this template uses: github.com/googleapis, dataflow v1beta3, ParameterType.
-TYPES = {"TEXT", "BOOLEAN", "ENUM", "NUMBER", "GCS_READ_FILE", "GCS_READ_FOLDER", "GCS_WRITE_FOLDER"}
-FIELDS = {"name", "label", "helpText", "isOptional", "regexes", "paramType", "defaultValue", "enumOptions", "groupName"}
 
 
 def terraform(name: str) -> Any:
@@ -40,42 +37,6 @@ def test_generated_files_are_up_to_date(path: Path) -> None:
 def test_every_option_is_a_parameter_or_left_out_with_a_reason() -> None:
     assert PARAMETERS.keys() == {option.name for option in OPTIONS if not option.not_in_template}
     assert {option.name for option in OPTIONS if option.not_in_template} == {"dry_run", "wait", "verbose"}
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_a_parameter_is_its_option(name: str) -> None:
-    parameter, option = PARAMETERS[name], BY_NAME[name]
-    assert parameter.keys() <= FIELDS
-    assert parameter["paramType"] in TYPES
-    assert parameter["isOptional"] is not option.required
-    if option.default is None:
-        assert "defaultValue" not in parameter
-    else:
-        assert option.parse(parameter["defaultValue"]) == option.default
-    values = [entry["value"] for entry in parameter.get("enumOptions", [])]
-    assert values == [value for value, _ in option.choices]
-    assert (parameter["paramType"] == "ENUM") is bool(values)
-    assert (parameter["paramType"] == "BOOLEAN") is isinstance(option.default, bool)
-    _, _, example = parameter["helpText"].partition("Example: ")
-    for value in filter(None, [example, parameter.get("defaultValue")]):
-        assert all(re.search(regex, value) for regex in parameter.get("regexes", []))
-        option.parse(value)
-
-
-def test_terraform_has_a_variable_for_every_parameter_and_gives_them_to_the_job() -> None:
-    found = variables("parameters.tf")
-    assert found.keys() == PARAMETERS.keys()
-    for name, variable in found.items():
-        parameter = PARAMETERS[name]
-        assert variable["type"] == "string"
-        assert ("default" in variable) is parameter["isOptional"]
-        assert variable["description"].replace('\\"', '"') == parameter["helpText"]
-        condition = variable["validation"][0]["condition"].replace("\\\\", "\\")
-        values = "|".join(entry["value"] for entry in parameter.get("enumOptions", []))
-        for regex in parameter.get("regexes", [f"^({values})$"]):
-            assert f'regex("{regex}", var.{name})' in condition
-    given = terraform("parameters.tf")["locals"][0]["parameters"]
-    assert re.findall(r"(\w+) = var\.(\w+)", given) == [(name, name) for name in PARAMETERS]
 
 
 def test_every_terraform_variable_is_used_and_every_used_one_is_there() -> None:
@@ -112,9 +73,6 @@ def test_image_requirements_and_project_name_one_beam() -> None:
     dockerfile = (FOLDER / "Dockerfile").read_text()
     (version,) = re.findall(r"^apache-beam(?:\[\w+\])?==(\S+)", (FOLDER / "requirements.txt").read_text(), re.M)
     assert re.findall(r"apache/beam_python3\.11_sdk:(\S+)", dockerfile) == [version]
-    assert "FROM python:3.11-slim" in dockerfile
-    assert "FLEX_TEMPLATE_PYTHON_PY_FILE=/template/launcher.py" in dockerfile
-    assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in dockerfile
     # Either would install at every launch what the image has.
     instructions = "\n".join(line for line in dockerfile.splitlines() if not line.startswith("#"))
     assert not re.search("REQUIREMENTS_FILE|SETUP_FILE", instructions)

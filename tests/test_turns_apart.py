@@ -1,9 +1,7 @@
 """`input.turns`: a conversation becomes a row for each trained turn, rendered as at inference."""
 
 import itertools
-import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,13 +10,13 @@ import pytest
 from hypothesis import given
 
 import beam_prep as bp
-from beam_prep import cli
 from beam_prep.chat.apply import render_records
 from beam_prep.data.schema import TurnsApart
 from beam_prep.errors import ConfigError
 from tests.conftest import ROOT, prepared
 from tests.reference import auto
 
+Run = Callable[..., Any]
 OURS = ROOT / "examples/tokenizer"
 TOKENIZER = bp.Tokenizer.load(OURS)
 TEMPLATE = (
@@ -40,27 +38,6 @@ def say(role: str, content: str, thinking: str | None = None, **more: Any) -> di
 
 CHAT = [say("user", "one"), say("assistant", "first", "hm"), say("user", "two"), say("assistant", "second", "so")]
 CALLS = [say("user", "one"), say("assistant", "look", "hm"), say("tool", "seen"), say("assistant", "done", "ah")]
-
-
-@pytest.fixture
-def made(tmp_path: Path, tokenizer_path: str) -> Any:
-    def make(chats: list[Any], turns: str, name: str = "out", output: Any = None, **options: Any) -> bp.Dataset:
-        path = tmp_path / "in.jsonl"
-        path.write_text(
-            "".join(json.dumps(each if isinstance(each, dict) else {"messages": each}) + "\n" for each in chats)
-        )
-        config = config_of(
-            turns,
-            mask=options.pop("mask", {"assistant": "train"}),
-            preprocessing=options.pop("preprocessing", {}),
-            output={"storage_format": "bin", **(output or {})},
-        )
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        job = bp.Pipeline(bp.PipelineConfig.from_dict(config), path, tmp_path / name, tokenizer_path, **options)
-        job.run(["--direct_running_mode=in_memory"])
-        return bp.open(tmp_path / name, split="all" if "splits" in (output or {}) else None)
-
-    return make
 
 
 def shown(rows: Iterable[Any]) -> list[tuple[str, str]]:
@@ -116,14 +93,6 @@ def test_auto_begins_a_row_where_history_changes() -> None:
     assert [trained for _, trained in found] == ["(hm)look<|im_end|>(ah)done<|im_end|>", "(ok)end<|im_end|>"]
 
 
-def test_what_stands_behind_the_last_trained_turn_is_in_no_row() -> None:
-    assert rows([[*CHAT, say("user", "three")]], "apart") == [FIRST, SECOND]
-
-
-def test_the_last_turn_alone_where_the_mask_says_so() -> None:
-    assert rows([CHAT], "apart", mask={"assistant": "last"}) == [SECOND]
-
-
 @pytest.mark.parametrize("turns", ["apart", "auto"])
 def test_the_last_of_a_role_is_that_of_the_conversation(turns: str) -> None:
     trained = [trained for _, trained in rows([CHAT], turns, mask={"assistant": "train", "user": "last"})]
@@ -135,8 +104,9 @@ def test_a_turn_that_says_train_false_has_no_row() -> None:
     assert rows([chat], "apart") == [SECOND]
 
 
-def test_rows_have_the_place_and_the_fields_of_their_record_and_are_counted(made: Any) -> None:
-    ds = made([{"messages": CHAT, "id": f"r{n}"} for n in range(3)], "apart", output={"keep_fields": ["id"]})
+def test_rows_have_the_place_and_the_fields_of_their_record_and_are_counted(run: Run) -> None:
+    config = config_of("apart", output={"keep_fields": ["id"]})
+    ds = bp.open(run(config, [{"messages": CHAT, "id": f"r{n}"} for n in range(3)]).output)
     assert [row["id"] for row in ds] == ["r0", "r0", "r1", "r1", "r2", "r2"]
     assert ds.manifest["ledger"]["kept"] == 3
     assert (ds.manifest["totals"]["rows"], ds.manifest["totals"]["turns"]) == (6, {"rows": 3, "turns": 6})
@@ -144,11 +114,11 @@ def test_rows_have_the_place_and_the_fields_of_their_record_and_are_counted(made
     ds.verify()
 
 
-def test_a_row_that_is_too_long_is_left_out_alone_and_a_record_without_any_is_dropped(made: Any) -> None:
+def test_a_row_that_is_too_long_is_left_out_alone_and_a_record_without_any_is_dropped(run: Run) -> None:
     question = say("user", "two " * 100)
-    chats = [[*CHAT[:2], question, CHAT[3]], [question, *CHAT[1:]]]
-    cut = {"max_seq_len": 64, "truncation_mode": "drop"}
-    ds = made(chats, "apart", preprocessing=cut, max_no_loss_rate=1)
+    chats = [{"messages": chat} for chat in ([*CHAT[:2], question, CHAT[3]], [question, *CHAT[1:]])]
+    config = config_of("apart", preprocessing={"max_seq_len": 64, "truncation_mode": "drop"})
+    ds = bp.open(run(config, chats, max_no_loss_rate=1).output)
     assert shown(ds) == [FIRST]
     assert ds.manifest["counters"]["rows_dropped"] == 1
     assert ds.manifest["ledger"]["dropped"] == {"too_long": 1}
@@ -161,27 +131,23 @@ def test_a_record_with_a_turn_that_cannot_be_used_is_rejected_whole() -> None:
     assert rows([CHAT, [*CHAT[:3], say("assistant", "x", weight=3)]], "apart") == [FIRST, SECOND]
 
 
-def test_splits_and_copies_take_a_records_rows_together(made: Any) -> None:
+def test_splits_and_copies_take_a_records_rows_together(run: Run) -> None:
     chats = [{"messages": [say("user", f"q{n // 2}"), *CHAT[1:]], "id": f"r{n}"} for n in range(60)]
     output = {"keep_fields": ["id"], "splits": {"train": 0.5, "test": 0.5}, "shuffle": {"seed": 3}}
-    ds = made(chats, "apart", output=output, preprocessing={"deduplicate": {"by": ["messages"]}})
-    found = {split: [row["id"] for row in bp.open(ds.path, split=split)] for split in ("train", "test")}
+    made = run(config_of("apart", output=output, preprocessing={"deduplicate": {"by": ["messages"]}}), chats)
+    found = {split: [row["id"] for row in bp.open(made.output, split=split)] for split in ("train", "test")}
     assert not {*found["train"]} & {*found["test"]}
     ids = found["train"] + found["test"]
     assert sorted(ids) == sorted(2 * [f"r{n}" for n in range(0, 60, 2)])
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        [{"field": "text", "action": "train"}],
-        [{"field": "messages", "action": "$last", "template": "conversation"}],
-        [{"field": "messages", "action": "$role", "template": "message"}],
-    ],
-)
-def test_other_sections_are_refused_before_anything_runs(sections: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("action", "template"), [("$last", "conversation"), ("$role", "message")])
+def test_other_sections_are_refused_before_anything_runs(action: str, template: str) -> None:
+    section = {"field": "messages", "action": action, "template": template}
     with pytest.raises(ConfigError, match=r"input\.turns: found 'apart'; it works only with sections"):
-        bp.PipelineConfig.from_dict({"input": {"sections": sections, "turns": "apart"}, "mask": {"assistant": "train"}})
+        bp.PipelineConfig.from_dict(
+            {"input": {"sections": [section], "turns": "apart"}, "mask": {"assistant": "train"}}
+        )
 
 
 WORDS = st.text("abc xyz", min_size=1, max_size=8).filter(str.strip)
@@ -217,14 +183,3 @@ def test_each_turn_is_trained_once_in_what_transformers_renders(
         mine = pieces.segments[pieces.borders[place] : pieces.borders[place + 1]]
         found += [int(turn) for turn in mine["turn"] if messages[int(turn)]["role"] == "assistant"]
     assert sorted(found) == answers
-
-
-def test_a_preview_shows_each_row_of_a_record(
-    made: Any, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made([[say("user", f"q{n}"), *CHAT[1:]] for n in range(20)], "apart")
-    given = [str(tmp_path / "in.jsonl"), "-c", str(tmp_path / "config.json"), "--tokenizer_path", tokenizer_path]
-    cli.main(["inspect", *given])
-    said = "".join(capsys.readouterr())
-    assert "row 1 of 2" in said
-    assert "row 2 of 2" in said

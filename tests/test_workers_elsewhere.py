@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -148,43 +147,6 @@ def test_encoders_get_one_thread_unless_the_user_says_otherwise(
     monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
     ship(Tokenizer.load(tokenizer_path), str(tmp_path)).encode(["Hello"], True)
     assert (os.environ.pop("TOKENIZERS_PARALLELISM"), os.environ["RAYON_NUM_THREADS"]) == ("false", "3")
-
-
-def test_what_an_earlier_launch_left_damaged_in_a_shared_folder_is_replaced(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = Tokenizer.load(tokenizer_path)
-    left = Path(tmp_path, "tokenizers", tokenizer.fingerprint, "tokenizer.json")
-    ship(tokenizer, str(tmp_path))
-    left.write_bytes(left.read_bytes()[:1000])
-    shipped = ship(tokenizer, str(tmp_path))
-    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    assert tree(shipped.folder) == tree(tokenizer.folder)
-
-
-@pytest.mark.parametrize("damage", [b"{}", None])
-def test_a_planted_file_gives_no_worker_other_ids(
-    damage: bytes | None, tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mark beside it is the right one."""
-    tokenizer = Tokenizer.load(tokenizer_path)
-    planted = tmp_path / "worker" / tokenizer.fingerprint
-    shutil.copytree(tokenizer.folder, planted)
-    source = (planted / "tokenizer.json").read_bytes()
-    (planted / "tokenizer.json").write_bytes(source.replace(b'"Hello"', b'"Hallo"') if damage is None else damage)
-    monkeypatch.setattr(resolve, "bundles", lambda: tmp_path / "worker")
-    here = pickle.loads(pickle.dumps(ship(tokenizer, str(tmp_path))))
-    assert here.encode(["Hello"], True).to_lists() == tokenizer.encode(["Hello"], True).to_lists()
-    assert tree(planted) == tree(tokenizer.folder)
-
-
-def test_a_worker_without_a_place_to_fetch_from_refuses_a_damaged_folder(tmp_path: Path, tokenizer_path: str) -> None:
-    saved = Tokenizer.load(tokenizer_path).save(tmp_path / "saved")
-    sent = pickle.dumps(saved)
-    path = tmp_path / "saved" / "tokenizer.json"
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(TokenizerError, match=r"the tokenizer in .+saved changed.+run again"):
-        pickle.loads(sent).encode(["Hello"], True)
 
 
 def test_a_folder_with_another_tokenizer_is_refused(
