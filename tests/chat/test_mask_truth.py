@@ -33,7 +33,7 @@ def assert_right(report: Report) -> None:
 def test_no_generated_template_gets_a_wrong_span() -> None:
     report = Report()
     for number in range(40):
-        report.add(judged(list(draw_cases(Seeded(f"test/{number}"), 24))))
+        report.add(judged(list(draw_cases(Seeded(f"quick/{number}"), 24))))
     assert_right(report)
     assert report.pairs == 960
     assert report.counts["decided"] > 700
