@@ -133,12 +133,6 @@ def consts(*texts: str, label: str = CONST) -> list[Part]:
     return [const(text, label) for text in texts if text]
 
 
-def spaced(text: str, label: str) -> list[Part]:
-    """A token, with the blanks before it as constants of their own."""
-    core = text.lstrip()
-    return [*consts(text[: len(text) - len(core)]), const(core, label)]
-
-
 ROLE_FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
     "as is": ("m.role", lambda role: role),
     "upper": ("m.role.upper()", str.upper),
@@ -360,7 +354,7 @@ def calls(opening: str, closing: str, form: str) -> Part:
     def run(now: Now) -> list[Run]:
         runs = []
         for call in now.m.get("tool_calls") or []:
-            text = shown(**call["function"])
+            text = shown(call["function"]["name"], call["function"]["arguments"])
             runs += [Run(opening, WRAP, now.i), Run(text, OWN, now.i), Run(closing, WRAP, now.i)]
         return runs
 
@@ -830,11 +824,13 @@ def _constant(t: Template, draw: Choices) -> str:
     """A constant at some place: always, or by where the turn stands."""
     place = draw.choice(["lead", "before", "header", "between", "between", "suffix", "tail", "separator", "preamble"])
     end = "".join(part.constant for part in t.answer.end)
-    turn = f"{_begin(t)}system\nStay polite.{end}\n"
-    said = ["Answer: ", " Bye.", "22 Nov 2026\n", THINK, turn if place == "tail" else THINK, *t.turn_tokens[:2]]
+    a_turn = f"{_begin(t)}system\nStay polite.{end}\n"
+    said = ["Answer: ", " Bye.", "22 Nov 2026\n", THINK, a_turn if place == "tail" else THINK, *t.turn_tokens[:2]]
     blanks = ("\n", " ", "\n\n")
-    kinds = {"lead": [blanks], "separator": [blanks, ("---\n",)]}
-    text = draw.choice(draw.choice(kinds.get(place, [blanks, said, said, (".", ";", "x", "---\n")])))
+    kinds: list[Sequence[str]] = [blanks, said, said, (".", ";", "x", "---\n")]
+    if place in ("lead", "separator"):
+        kinds = [blanks, ("---\n",)] if place == "separator" else [blanks]
+    text = draw.choice(draw.choice(kinds))
     if place in ("separator", "preamble"):
         getattr(t, place).append(const(text))
     else:
@@ -944,33 +940,23 @@ def _ended(t: Template, draw: Choices) -> str:
     kind = draw.choice(
         ["word", "none", "blank before", "eos behind", "eos behind a line", "twice", "at next", "eos after all"]
     )
-    turns = (t.answer, t.other)
-    if kind == "word":
-        text = draw.choice(["###", "\n###", "|"])
-        for turn in turns:
-            turn.end = spaced(text, SOFT)
-    elif kind == "none":
-        for turn in turns:
-            turn.end = []
-    elif kind == "blank before":
-        for turn in turns:
-            turn.end[:0] = [const(draw.choice(["\n", " "]))]
-    elif kind == "eos behind":
+    word = [*consts(draw.choice(["", "\n"])), const(draw.choice(["###", "|"]), SOFT)]
+    ends: dict[str, list[Part]] = {"none": [], "at next": [], "word": word}
+    late = "".join(part.constant for part in t.answer.end).strip()
+    for turn in (t.answer, t.other):
+        if kind == "blank before":
+            turn.end.insert(0, const(draw.choice(["\n", " "])))
+        turn.end = [*ends.get(kind, turn.end)]
+    if kind == "eos behind":
         t.answer.end.append(const(t.eos, EOS))
     elif kind == "eos behind a line":
         t.answer.tail += [const("\n"), const(t.eos)]
     elif kind == "twice":
-        t.answer.tail = [*t.answer.tail, *consts(*(p.constant for p in t.answer.end))]
+        t.answer.tail += consts(*(part.constant for part in t.answer.end))
     elif kind == "at next":
-        late = "".join(part.constant for part in t.answer.end) or "<|end|>"
-        if late.strip() not in t.controls:
-            late = t.eos
-        for turn in turns:
-            turn.end = []
-        t.separator[:0] = [const(late, LATE)]
-    else:
-        if draw.choice([True, False]):
-            t.answer.end = []
+        t.separator.insert(0, const(late if late in t.controls else t.eos, LATE))
+    elif kind == "eos after all":
+        t.answer.end = draw.choice([[], t.answer.end])
         t.after.append(const(t.eos, AFTER))
     return f"end {kind}"
 
