@@ -133,20 +133,17 @@ def consts(*texts: str, label: str = CONST) -> list[Part]:
     return [const(text, label) for text in texts if text]
 
 
-def spaced(text: str, label: str) -> list[Part]:
-    """A token, with the blanks before it as constants of their own."""
-    core = text.lstrip()
-    return [*consts(text[: len(text) - len(core)]), const(core, label)]
-
-
 ROLE_FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
     "as is": ("m.role", lambda role: role),
-    "capitalised": ("m.role | capitalize", str.capitalize),
     "upper": ("m.role.upper()", str.upper),
     "model": ("('model' if m.role == 'assistant' else m.role)", lambda r: "model" if r == "assistant" else r),
     "gpt": (
         "{'user': 'human', 'assistant': 'gpt'}.get(m.role, m.role)",
         lambda r: {"user": "human", "assistant": "gpt"}.get(r, r),
+    ),
+    "alpaca": (
+        "('Response' if m.role == 'assistant' else 'Instruction')",
+        lambda r: "Response" if r == "assistant" else "Instruction",
     ),
 }
 
@@ -160,6 +157,10 @@ def _text(message: Message) -> str:
     return message.get("content") or ""
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 SOURCES: dict[str, tuple[str, Callable[[Now], str]]] = {
     "own": ("(m.content or '')", lambda now: _text(now.m)),
     "before": ("((messages[i - 1].content or '') if i > 0 else '')", lambda n: _text(n.messages[n.i - 1]) * (n.i > 0)),
@@ -170,12 +171,15 @@ SOURCES: dict[str, tuple[str, Callable[[Now], str]]] = {
         lambda now: _text(now.messages[now.i + 1]) if now.i + 1 < len(now.messages) else "",
     ),
     "question": ("ns.q", lambda now: _text(now.messages[now.question]) if now.question >= 0 else ""),
-}
-PLAIN_SOURCES = {
-    "own": "m.content",
-    "first": "messages[0].content",
-    "before": "messages[i - 1].content",
-    "final": "messages[-1].content",
+    "name": (
+        "(('name=' ~ m.name ~ '\\n') if m.name else '')",
+        lambda now: f"name={now.m['name']}\n" if "name" in now.m else "",
+    ),
+    "own message": ("(m | tojson)", lambda now: _json(now.m)),
+    "message before": (
+        "((messages[i - 1] | tojson) if i > 0 else '')",
+        lambda now: _json(now.messages[now.i - 1]) if now.i > 0 else "",
+    ),
 }
 FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
     "as is": ("{}", lambda x: x),
@@ -184,69 +188,40 @@ FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
     "rstrip": ("{}.rstrip()", str.rstrip),
     "lstrip": ("{}.lstrip()", str.lstrip),
     "upper": ("({} | upper)", str.upper),
-    "lower": ("({} | lower)", str.lower),
-    "title": ("{}.title()", str.title),
-    "capitalize": ("({} | capitalize)", str.capitalize),
-    "first 1": ("{}[:1]", lambda x: x[:1]),
     "first 8": ("{}[:8]", lambda x: x[:8]),
     "last 6": ("{}[-6:]", lambda x: x[-6:]),
-    "middle": ("{}[2:7]", lambda x: x[2:7]),
     "first word": ("{}.split(' ')[0]", lambda x: x.split(" ")[0]),
-    "last word": ("{}.split(' ')[-1]", lambda x: x.split(" ")[-1]),
     "reversed": ("{}[::-1]", lambda x: x[::-1]),
     "replaced": ("({} | replace('a', '4'))", lambda x: x.replace("a", "4")),
     "length": ("({} | length | string)", lambda x: str(len(x))),
-    "json": ("({} | tojson)", lambda x: json.dumps(x, ensure_ascii=False)),
+    "json": ("({} | tojson)", _json),
     "doubled": ("({} * 2)", lambda x: x * 2),
 }
-WHOLE_MESSAGES: dict[str, tuple[str, Callable[[Now], Any]]] = {
-    "own message": ("(m | tojson)", lambda now: now.m),
-    "message before": ("((messages[i - 1] | tojson) if i > 0 else '')", lambda n: n.messages[n.i - 1] if n.i else None),
-}
 
 
-def echo(source: str, form: str) -> Part:
-    """What some message says, in some form, where it is not the message's own text."""
-    if source in WHOLE_MESSAGES:
-        expr, found = WHOLE_MESSAGES[source]
-
-        def whole(now: Now) -> list[Run]:
-            value = found(now)
-            label = AGAIN if value is now.m else OTHER
-            return [Run("" if value is None else json.dumps(value, ensure_ascii=False), label, now.i)]
-
-        return Part(expr, whole)
+def echo(source: str, form: str, bare: bool = False) -> Part:
+    """What some message says, in some form, where it is not the message's own text; `bare`: as most templates do."""
     expr, say = SOURCES[source]
     pattern, change = FORMS[form]
 
-    def part(now: Now) -> list[Run]:
-        # Where there is no such message, the text is the same whatever any message says.
-        there = {"before": now.i > 0, "next": now.i + 1 < len(now.messages), "question": now.question >= 0}
-        if not there.get(source, True):
-            return [Run(change(say(now)), HEADER)]
-        if form == "length" or not say(now):  # a number, or a constant, by what it says
-            return [Run(change(say(now)), COND)]
-        mine = {"own": True, "first": now.i == 0, "final": now.i + 1 == len(now.messages)}
-        return [Run(change(say(now)), AGAIN if mine.get(source) else OTHER, now.i)]
-
-    return Part(pattern.format(expr), part)
-
-
-def name_part(before: str, after: str) -> Part:
-    expr = f"(({quote(before)} ~ m.name ~ {quote(after)}) if m.name else '')"
-
     def run(now: Now) -> list[Run]:
-        name = now.m.get("name")
-        return [Run(before + name + after if name else "", AGAIN, now.i)]
+        said, text = say(now), change(say(now))
+        # Where there is no such message, the text is the same whatever any message says.
+        there = {"before": now.i > 0, "message before": now.i > 0, "question": now.question >= 0}
+        if not there.get(source, now.i + 1 < len(now.messages) or source != "next"):
+            return [Run(text, HEADER)]
+        if form == "length" or not said:  # a number, or a constant, by what it says
+            return [Run(text, COND)]
+        mine = {"first": now.i == 0, "final": now.i + 1 == len(now.messages)}
+        is_mine = mine.get(source, source in ("own", "name", "own message"))
+        return [Run(text, AGAIN if is_mine else OTHER, now.i)]
 
-    return Part(expr, run)
+    return Part(pattern.format(expr.replace(" or ''", "") if bare else expr), run)
 
 
 CONDITIONS: dict[str, tuple[str, Callable[[Now], bool]]] = {
     "x in own": ("'x' in (m.content or '')", lambda now: "x" in _text(now.m)),
     "e in first": ("'e' in (messages[0].content or '')", lambda now: "e" in _text(now.messages[0])),
-    "own begins": ("(m.content or '').startswith('a')", lambda now: _text(now.m).startswith("a")),
-    "own is long": ("(m.content or '') | length > 9", lambda now: len(_text(now.m)) > 9),
     "final is long": ("(messages[-1].content or '') | length > 9", lambda now: len(_text(now.messages[-1])) > 9),
     "before asks": (
         "(i > 0 and '?' in (messages[i - 1].content or ''))",
@@ -336,16 +311,12 @@ def reasoning(opening: str, closing: str, when: str, form: str) -> Part:
 
 def split_content(opening: str, closing: str, old: str) -> Part:
     """A content with reasoning in it, written apart: the reasoning is kept, or dropped in old turns, or always."""
-    think, rest = "m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n')", ""
+    think = "m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n')"
     rest = "m.content.split('</think>')[-1].lstrip('\\n')"
     kept = {"kept": "true", "dropped": "i > ns.last", "never": "false"}[old]
     written = (
         f"{{% if '</think>' in m.content %}}{{% if {kept} %}}{{{{ {quote(opening)} + {think} + {quote(closing)} }}}}"
         f"{{% endif %}}{{{{ {rest} }}}}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
-    )
-    expr = (
-        f"(((({quote(opening)} ~ {think} ~ {quote(closing)}) if {kept} else '') ~ {rest}) "
-        "if '</think>' in m.content else m.content)"
     )
 
     def run(now: Now) -> list[Run]:
@@ -357,39 +328,37 @@ def split_content(opening: str, closing: str, old: str) -> Part:
         runs = [Run(opening, WRAP, now.i), Run(inner, OWN, now.i), Run(closing, WRAP, now.i)] if shown else []
         return [*runs, Run(content.split("</think>")[-1].lstrip("\n"), OWN, now.i)]
 
-    return Part(expr, run, written)
+    return Part("", run, written)
+
+
+CALLS: dict[str, tuple[str, Callable[[str, Any], str]]] = {
+    "json": ("{{ c.function | tojson }}", lambda name, arguments: _json({"name": name, "arguments": arguments})),
+    "arguments": (
+        "{{ c.function.name + ' ' }}{{ c.function.arguments | tojson }}",
+        lambda name, arguments: f"{name} {_json(arguments)}",
+    ),
+    "loop": (
+        "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
+        "{{ '\\n<' ~ k ~ '>' ~ (v | tojson) }}{% endfor %}",
+        lambda name, arguments: name + "".join(f"\n<{key}>{_json(value)}" for key, value in arguments.items()),
+    ),
+    "text": ("{{ c.function.name + ' ' + c.function.arguments }}", lambda name, arguments: f"{name} {arguments}"),
+}
 
 
 def calls(opening: str, closing: str, form: str) -> Part:
     """The tool calls, each between constants."""
-    inside = {
-        "json": "{{ c.function | tojson }}",
-        "arguments": "{{ c.function.name + ' ' }}{{ c.function.arguments | tojson }}",
-        "loop": "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
-        "{{ '\\n<' ~ k ~ '>' ~ (v | tojson) }}{% endfor %}",
-        "text": "{{ c.function.name + ' ' + c.function.arguments }}",
-    }[form]
-    written = (
-        f"{{% for c in m.tool_calls or [] %}}{{{{ {quote(opening)} }}}}{inside}{{{{ {quote(closing)} }}}}{{% endfor %}}"
-    )
+    inside, shown = CALLS[form]
+    each = f"{{{{ {quote(opening)} }}}}{inside}{{{{ {quote(closing)} }}}}"
 
     def run(now: Now) -> list[Run]:
         runs = []
         for call in now.m.get("tool_calls") or []:
-            function = call["function"]
-            name, arguments = function["name"], function["arguments"]
-            if form == "json":
-                text = json.dumps(function, ensure_ascii=False)
-            elif form == "arguments":
-                text = name + " " + json.dumps(arguments, ensure_ascii=False)
-            elif form == "loop":
-                text = name + "".join(f"\n<{k}>{json.dumps(v, ensure_ascii=False)}" for k, v in arguments.items())
-            else:
-                text = name + " " + arguments
+            text = shown(call["function"]["name"], call["function"]["arguments"])
             runs += [Run(opening, WRAP, now.i), Run(text, OWN, now.i), Run(closing, WRAP, now.i)]
         return runs
 
-    return Part("", run, written)
+    return Part("", run, "{% for c in m.tool_calls or [] %}" + each + "{% endfor %}")
 
 
 # A template
@@ -438,10 +407,6 @@ class Turn:
     mode: str = "apart"
     marked: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("before", "header", "between", "body", "suffix", "end", "tail"):
-            setattr(self, name, list(getattr(self, name)))  # each turn is changed alone
-
     @property
     def parts(self) -> list[Part]:
         listed = [*self.before, *self.header, *self.between, *self.body, *self.suffix, *self.end]
@@ -484,8 +449,7 @@ class Template:
         prompt_echo: it ends with what the message before says, in this form; "" = it does not.
         system: how a leading system message is written: in the "loop", "before" it, "fold"ed into the first user's
             turn, or with a "default" where there is none.
-        loop: how the turns are written.
-        order: in which order.
+        loop: how the turns are written, and in which order.
         after: parts behind all turns.
         uses: keys that messages have: "name", "reasoning", "thinking in content", "calls", "calls as text".
         proves: roles whose messages must be proven where it is plain.
@@ -505,7 +469,6 @@ class Template:
     prompt_echo: str = ""
     system: str = "loop"
     loop: str = "for"
-    order: str = "as is"
     after: list[Part] = field(default_factory=list)
     uses: frozenset[str] = frozenset()
     proves: frozenset[str] = frozenset()
@@ -546,8 +509,9 @@ class Template:
         return self._looped(head, turn) + tail
 
     def _looped(self, head: str, turn: str) -> str:
-        loop = LOOPS[self.loop if self.order == "as is" else self.order]
-        return head + loop.replace("EACH", "{% for m in messages %}{% set i = loop.index0 %}").replace("TURN", turn)
+        return head + LOOPS[self.loop].replace("EACH", "{% for m in messages %}{% set i = loop.index0 %}").replace(
+            "TURN", turn
+        )
 
     @property
     def default_system(self) -> str:
@@ -588,13 +552,12 @@ class Template:
 
     def _order(self, messages: list[Message]) -> list[int]:
         order = list(range(len(messages)))
-        if self.order == "reversed":
-            return order[::-1]
-        if self.order == "last first":
-            return [order[-1], *order[:-1]]
-        if self.order == "system first":
-            return sorted(order, key=lambda at: messages[at]["role"] != "system")
-        return order
+        orders = {
+            "reversed": order[::-1],
+            "last first": [order[-1], *order[:-1]],
+            "system first": sorted(order, key=lambda at: messages[at]["role"] != "system"),
+        }
+        return orders.get(self.loop, order)
 
     def collisions(self) -> list[str]:
         """Texts that contents may be taken for."""
@@ -749,125 +712,89 @@ class Rendered:
 # Plain templates
 
 
-def _plain_form(draw: Choices) -> str:
-    return draw.choice(["as is", "as is", "trim", "strip"])
+class Style(NamedTuple):
+    """How a template writes its turns, one after the other: opening, role, closing, blank, text, end, line.
+
+    Attributes:
+        tokens: those of the turns.
+        ends_all: other turns than answers have the end, too.
+    """
+
+    opening: str
+    form: str
+    closing: str
+    end: str
+    line: str
+    tokens: tuple[str, ...]
+    blank: str = ""
+    ends_all: bool = True
 
 
-def _chatml(draw: Choices, tokens: tuple[str, str] | None = None) -> Template:
-    pairs = [
-        ("<|im_start|>", "<|im_end|>"),
-        ("<|im_start|>", "<|im_end|>"),
-        ("<start_of_turn>", "<end_of_turn>"),
-        ("<|turn>", "<turn|>"),
-    ]
-    begin, end = tokens or draw.choice(pairs)
-    eos = draw.choice([end, "</s>", "<|endoftext|>"]) if tokens is None else end
-    bos = draw.choice(["", "<s>"]) if tokens is None else ""
-    form = draw.choice(["as is", "as is", "as is", "model"])
-    content = _plain_form(draw)
-    line = draw.choice(["\n", "\n", ""])
-    turn: dict[str, Any] = {"header": [const(begin, HEADER), role(form), const("\n", HEADER)], "tail": consts(line)}
-    mode = draw.choice(["apart", "+", "~"])
-    with_calls = chance(draw, 20)
-    body = [own(content, guarded=with_calls)]
-    if with_calls:
-        body.append(calls("\n<tool_call>\n", "\n</tool_call>", draw.choice(["json", "arguments"])))
+CHATML = Style("<|im_start|>", "as is", "\n", "<|im_end|>", "\n", ("<|im_start|>", "<|im_end|>"))
+LLAMA_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+STYLES = {
+    "chatml": CHATML,
+    "chatml again": CHATML,
+    "gemma": Style("<start_of_turn>", "model", "\n", "<end_of_turn>", "\n", ("<start_of_turn>", "<end_of_turn>")),
+    "turn": Style("<|turn>", "model", "\n", "<turn|>", "\n", ("<|turn>", "<turn|>")),
+    "llama": Style(LLAMA_TOKENS[0], "as is", "<|end_header_id|>\n\n", "<|eot_id|>", "", LLAMA_TOKENS),
+    "phi": Style("<|", "as is", "|>\n", "<|end|>", "\n", ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>")),
+    "zephyr": Style("<|", "as is", "|>\n", "</s>", "\n", ("</s>",)),
+    "vicuna": Style("", "upper", ":", "</s>", "\n", ("</s>",), " ", ends_all=False),
+    "gpt": Style("", "gpt", ":", "</s>", " ", ("</s>",), " ", ends_all=False),
+    "alpaca": Style("### ", "alpaca", ":\n", "</s>", "\n\n", ("</s>",), ends_all=False),
+}
+
+
+def _styled(draw: Choices) -> Template:
+    """As most models have it. Some write calls or reasoning."""
+    name = draw.choice(list(STYLES))
+    style = STYLES[name]
+    form, mode = draw.choice(["as is", "as is", "trim", "strip"]), draw.choice(["apart", "+", "~"])
+    eos, bos = draw.choice([style.end, "</s>", "<|endoftext|>"]), draw.choice(["", "<s>"])
+    says = draw.choice(["", "", "", "", "calls", "reasoning"])
+
+    def turn(is_answer: bool) -> Turn:
+        return Turn(
+            header=[*consts(style.opening, label=HEADER), role(style.form), const(style.closing, HEADER)],
+            between=consts(style.blank),
+            body=[own(form, guarded=says == "calls")],
+            end=[const(style.end, END)] if style.ends_all or is_answer else [],
+            tail=consts(draw.choice([style.line, style.line, ""]) if is_answer else style.line),
+            mode=mode,
+        )
+
+    answer = turn(is_answer=True)
+    if says == "calls":
+        answer.body.append(calls("\n<tool_call>\n", "\n</tool_call>", draw.choice(["json", "arguments"])))
+    elif says:
+        when = draw.choice(["always", "after the last question", "then even if empty"])
+        answer.body.insert(0, reasoning("<think>\n", "\n</think>\n\n", when, draw.choice(["as is", "strip"])))
+    tokens = (*style.tokens, eos)
     return Template(
-        "chatml" + (" with calls" if with_calls else ""),
-        tuple(dict.fromkeys((begin, end, *([bos] if bos else []), eos))),
-        (begin, end, eos),
+        f"{name} {says}".strip(),
+        tuple(dict.fromkeys((*tokens, *([bos] if bos else [])))),
+        tokens,
         bos,
         eos,
-        Turn(**turn, body=body, end=[const(end, END)], mode=mode),
-        Turn(**turn, body=[own(content, guarded=with_calls)], end=[const(end, END)], mode=mode),
-        begin + ROLE_FORMS[form][1]("assistant") + "\n",
+        answer,
+        turn(is_answer=False),
+        style.opening + ROLE_FORMS[style.form][1]("assistant") + style.closing,
         preamble=consts(bos),
-        system=draw.choice(["loop", "loop", "before", "default"]),
-        uses=frozenset({"calls"} if with_calls else ()),
-        proves=frozenset({"assistant", "user", "tool"}),
+        system=draw.choice(["loop", "loop", "before", "default"]) if style.ends_all else "loop",
+        uses=frozenset({says} - {""}),
+        proves=frozenset(["assistant", "user"] if style.ends_all else ["assistant"]),
     )
-
-
-def _headed(draw: Choices) -> Template:
-    """As Llama 3, Phi, Zephyr."""
-    kind = draw.choice(["llama", "phi", "zephyr"])
-    if kind == "llama":
-        begin, close, end = "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
-        header = [const(begin, HEADER), role("as is"), const(close + "\n\n", HEADER)]
-        prompt, bos, eos = begin + "assistant" + close + "\n\n", "<|begin_of_text|>", end
-        controls: tuple[str, ...] = (begin, close, end, bos)
-        tail = ""
-    elif kind == "phi":
-        header, end, eos, bos = (
-            [const("<|", HEADER), role("as is"), const("|>\n", HEADER)],
-            "<|end|>",
-            "<|endoftext|>",
-            "",
-        )
-        prompt, controls, tail = "<|assistant|>\n", ("<|user|>", "<|assistant|>", "<|system|>", end, eos), "\n"
-    else:
-        header, end, eos, bos = [const("<|", HEADER), role("as is"), const("|>\n", HEADER)], "</s>", "</s>", "<s>"
-        prompt, controls, tail = "<|assistant|>\n", (bos, eos), "\n"
-    content = _plain_form(draw)
-    mode = draw.choice(["apart", "+", "~"])
-    answer, other = (
-        Turn(header=list(header), body=[own(content)], end=[const(end, END)], tail=consts(tail), mode=mode)
-        for _ in range(2)
-    )
-    shown = consts(bos) if kind == "llama" else []
-    proves = frozenset({"assistant", "user"})
-    return Template(kind, controls, controls, bos, eos, answer, other, prompt, preamble=shown, proves=proves)
 
 
 def _inst(draw: Choices) -> Template:
     """As Mistral: no generation prompt."""
-    special = draw.choice([False, True])
-    space = draw.choice([" ", ""])
-    content = _plain_form(draw)
-    controls = ("<s>", "</s>", *(("[INST]", "[/INST]") if special else ()))
-    other = Turn(
-        header=consts("[INST] ", label=HEADER), body=[own(content)], end=[*consts(" "), const("[/INST]", SOFT)]
-    )
-    answer = Turn(header=consts(space, label=HEADER), body=[own(content)], end=[const("</s>", END)])
+    space, form = draw.choice([" ", ""]), draw.choice(["as is", "trim"])
+    controls = ("<s>", "</s>", *draw.choice([(), ("[INST]", "[/INST]")]))
+    answer = Turn(header=consts(space, label=HEADER), body=[own(form)], end=[const("</s>", END)])
+    other = Turn(header=[const("[INST] ", HEADER)], body=[own(form)], end=[const(" "), const("[/INST]", SOFT)])
     proves = frozenset({"assistant"})
     return Template("inst", controls, controls, "<s>", "</s>", answer, other, "", preamble=consts("<s>"), proves=proves)
-
-
-def _words(draw: Choices) -> Template:
-    """As Vicuna and Alpaca: words for headers, an EOS token behind answers."""
-    kind = draw.choice(["vicuna", "alpaca", "vicuna"])
-    content = _plain_form(draw)
-    if kind == "vicuna":
-        form, colon = draw.choice(["upper", "capitalised", "gpt"]), ":"
-        prompt = ROLE_FORMS[form][1]("assistant") + colon
-        header = [role(form), const(colon, HEADER)]
-        answer = Turn(header=list(header), between=consts(" "), body=[own(content)], end=[const("</s>", END)])
-        other = Turn(
-            header=list(header), between=consts(" "), body=[own(content)], tail=consts(draw.choice([" ", "\n"]))
-        )
-    else:
-        line = draw.choice(["\n", "\n\n", ""])
-        prompt = "### Response:\n"
-        header = consts(prompt, label=HEADER)
-        answer = Turn(header=header, body=[own(content)], end=[const("</s>", END)], tail=consts(line))
-        other = Turn(header=consts("### Instruction:\n", label=HEADER), body=[own(content)], tail=consts("\n\n"))
-    controls = ("<s>", "</s>")
-    proves = frozenset({"assistant"})
-    return Template(kind, controls, controls, "<s>", "</s>", answer, other, prompt, proves=proves)
-
-
-def _thinking(draw: Choices) -> Template:
-    """As Qwen3: reasoning in a field, written for all answers, or those behind the last question alone."""
-    template = _chatml(draw, ("<|im_start|>", "<|im_end|>"))
-    when = draw.choice(["always", "after the last question", "then even if empty"])
-    part = reasoning("<think>\n", "\n</think>\n\n", when, draw.choice(["as is", "strip"]))
-    template.answer.body.insert(0, part)
-    template.family = f"reasoning {when}"
-    template.uses |= {"reasoning"}
-    return template
-
-
-FAMILIES = (_chatml, _chatml, _chatml, _headed, _inst, _words, _words, _thinking)
 
 
 # What makes them hard
@@ -881,24 +808,40 @@ def _begin(t: Template) -> str:
     return t.answer.header[0].constant if t.answer.header else ""
 
 
-def _lead(t: Template, draw: Choices) -> str:
-    """Headers begin with line ends that the generation prompt has, or has not."""
-    lead = draw.choice(["\n", "\n\n", " "])
-    for turn in (t.answer, t.other):
-        turn.header.insert(0, const(lead, HEADER))
-    if draw.choice([False, False, True]):
-        t.prompt = lead + t.prompt if t.prompt else ""
-        return "lead in both"
-    return "lead"
+def _into(turn: Turn, place: str, part: Part) -> None:
+    if place == "lead":
+        turn.header.insert(0, part)
+    elif place == "header":
+        turn.header.insert(max(len(turn.header) - 1, 0), part)
+    else:
+        getattr(turn, place).append(part)
 
 
-def _separated(t: Template, draw: Choices) -> str:
-    text = draw.choice(["\n", "\n\n", "---\n", " "])
-    t.separator.append(const(text))
-    if draw.choice([False, True]) and t.prompt:
+THINK = "<think>\n\n</think>\n\n"
+
+
+def _constant(t: Template, draw: Choices) -> str:
+    """A constant at some place: always, or by where the turn stands."""
+    place = draw.choice(["lead", "before", "header", "between", "between", "suffix", "tail", "separator", "preamble"])
+    end = "".join(part.constant for part in t.answer.end)
+    a_turn = f"{_begin(t)}system\nStay polite.{end}\n"
+    said = ["Answer: ", " Bye.", "22 Nov 2026\n", THINK, a_turn if place == "tail" else THINK, *t.turn_tokens[:2]]
+    blanks = ("\n", " ", "\n\n")
+    kinds: list[Sequence[str]] = [blanks, said, said, (".", ";", "x", "---\n")]
+    if place in ("lead", "separator"):
+        kinds = [blanks, ("---\n",)] if place == "separator" else [blanks]
+    text = draw.choice(draw.choice(kinds))
+    if place in ("separator", "preamble"):
+        getattr(t, place).append(const(text))
+    else:
+        part = const(text, HEADER if place == "lead" else CONST)
+        part = by_place(draw.choice(list(PLACES)), part) if chance(draw, 30) and place != "lead" else part
+        for turn in (t.answer, t.other) if place == "lead" or chance(draw, 20) else (t.answer,):
+            _into(turn, place, part)
+    if place in ("lead", "separator") and t.prompt and draw.choice([False, True]):
         t.prompt = text + t.prompt
-        return "separator in prompt"
-    return "separator"
+        place += " in prompt"
+    return f"constant {place}"
 
 
 def _prompt_changed(t: Template, draw: Choices) -> str:
@@ -929,15 +872,6 @@ def _prompt_echoes(t: Template, draw: Choices) -> str | None:
     if draw.choice([True, False]):
         t.answer.between.append(echo("before", t.prompt_echo))
     return "prompt: echo"
-
-
-def _turn_behind(t: Template, draw: Choices) -> str:
-    """A constant turn behind each answer."""
-    begin = _begin(t)
-    end = "".join(part.constant for part in t.answer.end)
-    text = draw.choice(["Stay polite.", "assistant", "x"])
-    t.answer.tail += consts(f"{begin}system\n{text}{end}" + draw.choice(["\n", ""]))
-    return "constant turn behind"
 
 
 def _next_header(t: Template, draw: Choices) -> str | None:
@@ -977,50 +911,20 @@ def _analysis(t: Template, draw: Choices) -> str:
     return f"analysis turn, {kind}"
 
 
-def _named(t: Template, draw: Choices) -> str:
-    t.uses |= {"name"}
-    kind = draw.choice(["between", "header", "before"])
-    part = name_part(draw.choice(["name=", " "]), draw.choice(["\n", ": "]))
-    for turn in (t.answer, t.other) if draw.choice([True, False]) else (t.answer,):
-        _into(turn, kind, part)
-    return f"name {kind}"
-
-
-def _into(turn: Turn, place: str, part: Part, draw: Choices | None = None) -> None:
-    if place == "header":
-        turn.header.insert(len(turn.header) - 1 if turn.header else 0, part)
-    elif place == "between":
-        turn.between.append(part)
-    elif place == "before":
-        turn.before.append(part)
-    elif place == "suffix":
-        turn.suffix.append(part)
-    elif place == "in end":
-        turn.end.insert(0, part)
-    else:
-        turn.tail.append(part)
-
-
 def _echoed(t: Template, draw: Choices) -> str:
     """What a message says stands a second time in an answer's turn."""
     place = draw.choice(["between", "between", "header", "before", "suffix", "tail"])
-    source = draw.choice([*SOURCES, "own message", "message before"])
-    form = draw.choice(list(FORMS))
-    plain = source in PLAIN_SOURCES and draw.choice([True, False]) and source != "before"
-    part = echo(source, form)
-    if plain:  # as templates mostly write it, which a plan renders
-        pattern = FORMS[form][0]
-        expr = pattern.format(PLAIN_SOURCES[source])
-        part = Part(expr if "calls" not in t.uses else part.expr, part.run)
+    source = draw.choice([*SOURCES, "name"])
+    t.uses |= {"name"} if source == "name" else set()
+    part = echo(source, draw.choice(list(FORMS)), bare=draw.choice([True, False]))
     around = draw.choice([("", ""), ("", "\n"), ("> ", "\n"), ("\n", "")])
-    parts = [*consts(around[0]), part, *consts(around[1])]
     at = draw.choice(list(PLACES)) if chance(draw, 15) else ""
     for turn in (t.answer, t.other) if chance(draw, 15) else (t.answer,):
-        for one in parts:
+        for one in (*consts(around[0]), part, *consts(around[1])):
             _into(turn, place, by_place(at, one) if at else one)
     if place == "tail" and draw.choice([True, False]):
         t.answer.tail += consts(*(p.constant for p in t.answer.end))
-    return f"echo {place}"
+    return f"echo {source} {place}"
 
 
 def _by_content(t: Template, draw: Choices) -> str:
@@ -1031,68 +935,35 @@ def _by_content(t: Template, draw: Choices) -> str:
     return f"by content {place}"
 
 
-def _prefixed(t: Template, draw: Choices) -> str:
-    kind = draw.choice(["word", "blank", "empty think", "empty think in the last", "token"])
-    text = {
-        "word": "Answer: ",
-        "blank": draw.choice(["\n", " "]),
-        "token": draw.choice(t.turn_tokens),
-    }.get(kind, "<think>\n\n</think>\n\n")
-    part = const(text)
-    t.answer.between.append(by_place("last", part) if kind.endswith("last") else part)
-    return f"prefix {kind}"
-
-
-def _suffixed(t: Template, draw: Choices) -> str:
-    text = draw.choice(["\n", " ", "\n\n", ".", " Bye.", ";"])
-    t.answer.suffix.append(const(text))
-    return "suffix blank" if not text.strip() else "suffix"
-
-
 def _ended(t: Template, draw: Choices) -> str:
     """Another end."""
     kind = draw.choice(
         ["word", "none", "blank before", "eos behind", "eos behind a line", "twice", "at next", "eos after all"]
     )
-    turns = (t.answer, t.other)
-    if kind == "word":
-        text = draw.choice(["###", "\n###", "|"])
-        for turn in turns:
-            turn.end = spaced(text, SOFT)
-    elif kind == "none":
-        for turn in turns:
-            turn.end = []
-    elif kind == "blank before":
-        for turn in turns:
-            turn.end[:0] = [const(draw.choice(["\n", " "]))]
-    elif kind == "eos behind":
+    word = [*consts(draw.choice(["", "\n"])), const(draw.choice(["###", "|"]), SOFT)]
+    ends: dict[str, list[Part]] = {"none": [], "at next": [], "word": word}
+    late = "".join(part.constant for part in t.answer.end).strip()
+    for turn in (t.answer, t.other):
+        if kind == "blank before":
+            turn.end.insert(0, const(draw.choice(["\n", " "])))
+        turn.end = [*ends.get(kind, turn.end)]
+    if kind == "eos behind":
         t.answer.end.append(const(t.eos, EOS))
     elif kind == "eos behind a line":
         t.answer.tail += [const("\n"), const(t.eos)]
     elif kind == "twice":
-        t.answer.tail = [*t.answer.tail, *consts(*(p.constant for p in t.answer.end))]
+        t.answer.tail += consts(*(part.constant for part in t.answer.end))
     elif kind == "at next":
-        late = "".join(part.constant for part in t.answer.end) or "<|end|>"
-        if late.strip() not in t.controls:
-            late = t.eos
-        for turn in turns:
-            turn.end = []
-        t.separator[:0] = [const(late, LATE)]
-    else:
-        if draw.choice([True, False]):
-            t.answer.end = []
+        t.separator.insert(0, const(late if late in t.controls else t.eos, LATE))
+    elif kind == "eos after all":
+        t.answer.end = draw.choice([[], t.answer.end])
         t.after.append(const(t.eos, AFTER))
     return f"end {kind}"
 
 
 def _loops(t: Template, draw: Choices) -> str:
-    t.loop = draw.choice(["index", "macro", "loop in macro", "collected", "captured turn", "captured"])
+    t.loop = draw.choice([loop for loop in LOOPS if loop != "for"])
     return f"loop {t.loop}"
-
-
-def _ordered(t: Template, draw: Choices) -> str:
-    t.order = draw.choice(["reversed", "last first", "system first"])
-    return f"order {t.order}"
 
 
 def _folded(t: Template, draw: Choices) -> str:
@@ -1114,9 +985,7 @@ def _folded(t: Template, draw: Choices) -> str:
 def _content_changed(t: Template, draw: Choices) -> str:
     form = draw.choice(["rstrip", "lstrip", "upper", "first 8", "last 6", "replaced", "first word", "json", "trim"])
     for turn in (t.answer, t.other) if draw.choice([True, False]) else (t.answer,):
-        turn.body = [
-            own(form, "calls" in t.uses) if part.expr and "reasoning" not in part.expr else part for part in turn.body
-        ]
+        turn.body = [own(form, "calls" in t.uses) if "m.content" in part.expr else part for part in turn.body]
     return f"content {form}"
 
 
@@ -1144,26 +1013,8 @@ def _called(t: Template, draw: Choices) -> str:
     t.uses |= {"calls as text" if form == "text" else "calls"}
     around = [("<tool_call>", "</tool_call>"), ("\n[CALL] ", ""), ("", ""), ("<call>\n", "\n</call>\n")]
     part = calls(*draw.choice(around), form)
-    t.answer.body = [
-        own("as is", True) if p.expr and p.expr in ("m.content", "(m.content | trim)", "m.content.strip()") else p
-        for p in t.answer.body
-    ]
-    t.other.body = [
-        own("as is", True) if p.expr in ("m.content", "(m.content | trim)", "m.content.strip()") else p
-        for p in t.other.body
-    ]
     t.answer.body = [part, *t.answer.body] if draw.choice([False, True]) else [*t.answer.body, part]
     return f"calls {form}"
-
-
-def _dated(t: Template, draw: Choices) -> str:
-    place = draw.choice(["between", "header", "preamble", "tail", "before"])
-    part = const("22 Nov 2026\n")
-    if place == "preamble":
-        t.preamble.append(part)
-    else:
-        _into(t.answer, place, part)
-    return f"date {place}"
 
 
 def _written(t: Template, draw: Choices) -> str:
@@ -1172,22 +1023,9 @@ def _written(t: Template, draw: Choices) -> str:
     return f"written {mode}"
 
 
-def _before_header(t: Template, draw: Choices) -> str:
-    text = draw.choice(["* ", "\n", "<turn>", *t.turn_tokens[:2]])
-    t.answer.before.append(by_place(draw.choice(list(PLACES)), const(text)) if chance(draw, 40) else const(text))
-    return "before header"
-
-
-def _tailed(t: Template, draw: Choices) -> str:
-    part = const(draw.choice(["\n", "---\n", "Next:", " ", *t.turn_tokens[:2]]))
-    t.answer.tail.append(by_place(draw.choice(list(PLACES)), part) if chance(draw, 40) else part)
-    return "tail"
-
-
 TWISTS: tuple[Twist, ...] = (
-    _lead, _separated, _prompt_changed, _prompt_changed, _prompt_echoes, _turn_behind, _next_header, _analysis, _named,
-    _echoed, _echoed, _echoed, _by_content, _by_content, _prefixed, _prefixed, _suffixed, _ended, _ended, _loops,
-    _ordered, _folded, _content_changed, _split, _reasons, _called, _dated, _written, _before_header, _tailed,
+    *(_constant,) * 8, *(_echoed,) * 3, *(_by_content,) * 2, *(_prompt_changed,) * 2, *(_ended,) * 2, *(_loops,) * 2,
+    _prompt_echoes, _next_header, _analysis, _folded, _content_changed, _split, _reasons, _called, _written,
 )  # fmt: skip
 
 
@@ -1198,7 +1036,7 @@ def template(draw: Choices, plain: bool | None = None) -> Template:
         draw: the choices.
         plain: None = two of five.
     """
-    made = draw.choice(FAMILIES)(draw)
+    made = _inst(draw) if chance(draw, 12) else _styled(draw)
     if plain if plain is not None else chance(draw, 40):
         return made
     for _ in range(draw.choice([1, 1, 1, 2, 2, 3])):

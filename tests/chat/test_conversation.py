@@ -9,8 +9,7 @@ from hypothesis import example, given
 
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.template import ChatTemplate
-from tests.chat.generated_templates import LOOPS
-from tests.chat.trained import CONTROLS, PROMPT, TOKENS, outcome, said, say, talk, trained
+from tests.chat.trained import CONTROLS, TOKENS, outcome, said, say, talk, trained
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -106,37 +105,6 @@ def test_a_folded_system_message_ends_no_turn_and_is_not_the_users() -> None:
     assert said(plain(FOLDED), same, user="train") == ["be kind"]
 
 
-def test_a_system_message_written_before_the_loop() -> None:
-    template = (
-        "{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}"
-        "{% for m in messages[1:] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    )
-    assert said(template, talk("q", "a", system="be kind"), system="train") == ["be kind<|im_end|>"]
-    assert said(template, [say("system", "be kind")], system="train") == ["be kind<|im_end|>"]
-
-
-@pytest.mark.parametrize("name", [name for name in LOOPS if name not in ("reversed", "last first", "system first")])
-def test_it_does_not_matter_where_the_loop_stands(name: str) -> None:
-    """Though no loop variable is a message, or what the loop writes comes later."""
-    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-    source = "{% set ns = namespace(t='') %}" + LOOPS[name].replace("TURN", turn) + PROMPT
-    source = source.replace("EACH", "{% for m in messages %}")
-    for messages in (talk("yes", "no", "yes", "no"), talk("yes", "yes", "yes", "yes")):
-        wanted = [message["content"] + "<|im_end|>" for message in messages]
-        assert said(source, messages) == wanted[1::2]
-        assert said(source, messages, user="train") == wanted[::2]
-
-
-def test_a_question_that_is_written_behind_the_prompt_is_in_the_answers_turn() -> None:
-    template = (
-        "{% set ns = namespace(q='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.q = m.content %}"
-        "{% else %}{{ 'Q: ' + ns.q + ' A: ' + m.content + '</s>' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'Q: ' }}{% endif %}"
-    )
-    assert said(template, talk("yes", "no", "yes", "no")) == "turn_apart"
-    assert said(template, talk("yes", "yes")) == "turn_apart"
-
-
 def test_only_a_message_that_is_to_be_trained_rejects_its_record() -> None:
     template = (
         "{% for m in messages %}{{ m.role[0] + ':' }}{% if m.role == 'assistant' %}{{ messages[0].content }}{% endif %}"
@@ -147,18 +115,6 @@ def test_only_a_message_that_is_to_be_trained_rejects_its_record() -> None:
     assert said(template, talk("q", "a"), user="mask") == []
     assert said(template, [say("user", "q"), say("assistant", "a", train=True)], user="mask") == "turn_apart"
     assert said(template, [say("user", "q"), say("assistant", "a", train=False)]) == []
-
-
-@pytest.mark.parametrize("template", [CHATML, plain(CHATML)], ids=["marked", "derived"])
-def test_last_and_the_messages_own_word(template: str) -> None:
-    messages = talk("a", "b", "c", "d")
-    assert said(template, messages, assistant="last") == ["d<|im_end|>"]
-    messages[1]["train"] = True
-    assert said(template, messages, assistant="last") == ["b<|im_end|>", "d<|im_end|>"]
-    messages[3]["train"] = False
-    assert said(template, messages, assistant="last") == ["b<|im_end|>"]
-    messages[0]["train"] = True
-    assert said(template, messages, assistant="mask") == ["a<|im_end|>", "b<|im_end|>"]
 
 
 def test_every_action_takes_the_turn_with_its_end() -> None:

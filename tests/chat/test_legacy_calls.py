@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.chat.checks import check_message, check_messages, variables_of
+from beam_prep.chat.checks import check_message, variables_of
 from beam_prep.data.block import Reject
 from tests.chat.trained import CHATML, outcome, runs, said
 from tests.conftest import shared
@@ -69,19 +69,23 @@ def test_no_call_is_none(empty: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("message", "reason", "says"),
     [
-        ({"function_call": [CALL]}, "'m.function_call' is a list"),
-        ({"tool_calls": {"function": CALL}}, "'m.tool_calls' is an object, wanted a list of calls (objects)"),
-        ({"tool_calls": [3]}, "'m.tool_calls[0]' is a number (3), wanted a call (an object)"),
-        ({"function_call": {"arguments": "{}"}}, "'m.function_call' is an object without a name, wanted an object"),
-        ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "'m' has both 'function_call' and 'tool_calls'"),
+        ({"function_call": [CALL]}, "bad_message", "'m.function_call' is a list"),
+        ({"tool_calls": {"function": CALL}}, "bad_message", "'m.tool_calls' is an object, wanted a list of calls"),
+        ({"tool_calls": [3]}, "bad_message", "'m.tool_calls[0]' is a number (3), wanted a call (an object)"),
+        ({"function_call": {"arguments": "{}"}}, "bad_message", "'m.function_call' is an object without a name"),
+        ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "bad_message", "'m' has both 'function_call'"),
+        ({"tool_calls": "get_tide(Brest)"}, "bad_json", "'m.tool_calls' is a string that is no JSON"),
+        ({"functions": [{"a": 1}, TIDE]}, "bad_tools", "'functions[0]' is an object without a name, wanted a schema"),
+        ({"functions": [TIDE, "x"]}, "bad_tools", "'functions[1]' is a string (\"x\"), wanted a schema"),
+        ({"functions": '[{"name": bad'}, "bad_tools", "field 'functions' is a string that is no JSON ("),
     ],
 )
-def test_what_is_no_call_is_a_reject(message: dict[str, Any], says: str) -> None:
+def test_what_is_no_call_or_no_schema_is_a_reject(message: dict[str, Any], reason: str, says: str) -> None:
     with pytest.raises(Reject) as found:
-        check_message({"role": "assistant", "content": "", **message}, "m")
-    assert found.value.reason == "bad_message"
+        variables_of(message) if "functions" in message else check_message({**OLD[3], **message}, "m")
+    assert found.value.reason == reason
     assert found.value.message.startswith(says)
 
 
@@ -98,19 +102,10 @@ def test_calls_that_are_json_in_a_text_are_calls(given: dict[str, Any]) -> None:
     assert said(source, [OLD[0], {"role": "assistant", "content": "", **given}, *OLD[2:]]) == said(source, OLD)
 
 
-@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
-def test_calls_in_a_text_that_is_no_json_are_a_reject(key: str) -> None:
-    message = {"role": "assistant", "content": "", key: "get_tide(Brest)"}
-    with pytest.raises(Reject, match=rf"'messages\[0\].{key}' is a string that is no JSON") as found:
-        check_messages([message], "messages")
-    assert found.value.reason == "bad_json"
-
-
 def test_functions_are_tools_where_they_are_schemas() -> None:
     tools = [{"type": "function", "function": TIDE}]
     assert variables_of({"functions": [TIDE]}) == {"tools": tools}
     assert variables_of({"functions": json.dumps([TIDE])}) == {"tools": tools}
-    assert variables_of({"functions": [TIDE], "tools": None}) == {"tools": tools}
     assert variables_of({"functions": [TIDE], "tools": tools}) == {"tools": tools}
     assert variables_of({"functions": [TIDE], "tools": [TIDE]}) == {"tools": [TIDE]}
     forms: tuple[Any, ...] = (TIDE, json.dumps(TIDE), tools, tools[0], json.dumps(tools), f" [ {json.dumps(TIDE)}]")
@@ -122,18 +117,3 @@ def test_functions_are_tools_where_they_are_schemas() -> None:
         assert variables_of({"functions": other}) == {}
     with pytest.raises(Reject, match="fields 'tools' and 'functions' hold different schemas, wanted one of them"):
         variables_of({"functions": [TIDE], "tools": [{"type": "function", "function": {"name": "other"}}]})
-
-
-@pytest.mark.parametrize(
-    ("functions", "says"),
-    [
-        ([{"a": 1}, TIDE], "'functions[0]' is an object without a name, wanted a schema (an object with a 'name')"),
-        ([TIDE, "x"], "'functions[1]' is a string (\"x\"), wanted a schema"),
-        ('[{"name": bad', "field 'functions' is a string that is no JSON ("),
-    ],
-)
-def test_functions_that_are_no_schemas_are_a_reject(functions: Any, says: str) -> None:
-    with pytest.raises(Reject) as found:
-        variables_of({"functions": functions})
-    assert found.value.reason == "bad_tools"
-    assert found.value.message.startswith(says)

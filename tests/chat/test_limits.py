@@ -26,7 +26,6 @@ BOMBS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "percent width": "{{ '%3000000000s' % 'a' }}",
     "percent star": "{{ '%*d' % (3000000000, 1) }}",
-    "format filter": "{{ '%1000000000s' | format('a') }}",
     "times": "{{ 'a' * 10**10 }}",
     "list times": "{{ [0] * 10**9 }}",
     "long number": "{{ (10**5000) | string }}",
@@ -39,19 +38,15 @@ BOMBS = {
     "translate": "{{ ('a' * 100000).translate({97: 'x' * 1000}) }}",
     "join": "{{ ('x' * 9999).join('a' * 99999) }}",
     "format": "{{ '{:1000000000}'.format(1) }}",
-    "format of a map": "{{ ('{0}' * 9999).format('x' * 9999) }}",
     "center filter": "{{ 'a' | center(10**9) }}",
     "indent filter": "{{ 'a' | indent(10**9, true) }}",
     "replace filter": "{{ ('a' * 1000000) | replace('a', 'b' * 100) }}",
     "batch": "{{ 'a' | batch(10**9, 'x') | list }}",
-    "split": "{{ ('a ' * 5000000).split() }}",
     "json with an indent": "{{ [1, 2, 3] | tojson(indent=10**9) }}",
     "json with a long indent": "{{ {'a': [1]} | tojson(indent='x' * 10000000) }}",
     "doubled by ~": rounds("n.x ~ n.x"),
     "doubled by +": rounds("n.x + n.x"),
     "doubled list": rounds("n.x + n.x", "['a']"),
-    "doubled by replace": rounds("n.x.replace('a', 'aa')"),
-    "doubled by %": rounds("'%s%s' % (n.x, n.x)"),
     "doubled by json": rounds("(n.x | tojson) | tojson | tojson | tojson"),
     "nested lists as json": rounds("[n.x, n.x]") + "{{ n.x | tojson }}",
     "written again and again": "{% set x = 'y' * 10000000 %}{{ x }}{{ x }}{{ x }}",
@@ -87,10 +82,8 @@ def test_a_bomb_is_a_reject(about: str) -> None:
 
 ERRORS = {
     "truncate": "{{ 'abcdef' | truncate(2) }}",
-    "division": "{{ 1 / 0 }}",
     "no loader": "{% include 'x' %}",
     "no filter": "{{ ['a'] | map('nothing') | list }}",
-    "too few": "{{ '%s %s' % 'a' }}",
     "too long a width": "{{ ('{:' ~ '9' * 5000 ~ '}').format(1) }}",
 }
 

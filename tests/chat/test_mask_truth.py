@@ -33,7 +33,7 @@ def assert_right(report: Report) -> None:
 def test_no_generated_template_gets_a_wrong_span() -> None:
     report = Report()
     for number in range(40):
-        report.add(judged(list(draw_cases(Seeded(f"test/{number}"), 24))))
+        report.add(judged(list(draw_cases(Seeded(f"quick/{number}"), 24))))
     assert_right(report)
     assert report.pairs == 960
     assert report.counts["decided"] > 700
@@ -103,16 +103,6 @@ def test_the_prompt_of_another_place_is_the_header_where_none_is_written() -> No
         "yes<|im_end|>",
         "<think>\n\n</think>\n\nAnd no.<|im_end|>",
     ]
-
-
-@pytest.mark.parametrize("answer", ["", "yes"])
-def test_what_another_says_within_the_turn_is_refused_in_a_loop_over_indices(answer: str) -> None:
-    turn = "{% set m = messages[i] %}{{ H + m.content + '> ' }}{{ messages[i - 1].content if i }}{{ E }}"
-    loop = HEAD + "{% for i in range(messages | length) %}" + turn + "{% endfor %}"
-    source = loop + "{% if add_generation_prompt %}{{ H }}{% endif %}"
-    found = ChatTemplate(source, {}, CONTROLS).render([CHAT[0], {"role": "assistant", "content": answer}]).turns[1]
-    assert found.spans == ()
-    assert bool(found.reason) == bool(answer)
 
 
 def test_the_next_header_begun_at_the_end_of_the_turn_ends_it_though_an_end_token_follows() -> None:

