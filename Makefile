@@ -85,7 +85,7 @@ test-browser: $(VENV)/.browser
 	@$(BIN)/python -m pytest tests/browser
 
 flink-demo: engines
-	@$(BIN)/python -m tests.engines.flink_demo
+	@REQUIRE_ENGINES=1 $(BIN)/python -m pytest -v tests/engines/test_table.py -k 'chat and EXTERNAL'
 
 # The docs as a site, in build/site. Warnings, links that lead nowhere and files of other hosts are errors.
 $(VENV)/.docs: $(VENV)/.installed

@@ -1,7 +1,6 @@
 """A tokenizer that puts a BOS in front, and the clean corpora."""
 
 import gzip
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from tests.conftest import ROOT, shared
+from tests.conftest import ROOT
 
 PLACES = (
     *("Ghent", "Liège", "Bruges", "Namur", "Mons", "Ostend", "Arlon", "Tournai", "Hasselt", "Leuven", "Dinant"),
@@ -48,21 +47,6 @@ def own_records() -> list[dict[str, Any]]:
             messages.insert(0, {"role": "system", "content": f"You are the guide of {place}. Be brief."})
         records.append({"id": number, "messages": messages})
     return records
-
-
-def real_records() -> list[dict[str, Any]]:
-    """20,000 real conversations: SGD and GSM8K, without the few with empty messages."""
-    records: list[dict[str, Any]] = []
-    with gzip.open(shared("data", "chat_messages_sgd.jsonl.gz"), "rt", encoding="utf-8") as stream:
-        records += map(json.loads, stream)
-    # Not by splitlines: texts hold U+0085.
-    records += map(json.loads, shared("data", "chat_messages_gsm8k_system.jsonl").read_bytes().splitlines())
-    for line in shared("data", "prompt_response_gsm8k_train.jsonl").read_bytes().splitlines():
-        pair = json.loads(line)
-        said = (("user", pair["prompt"]), ("assistant", pair["response"]))
-        records.append({"messages": [{"role": role, "content": text} for role, text in said]})
-    full = [record for record in records if all(message["content"].strip() for message in record["messages"])]
-    return [{"id": number, "messages": record["messages"]} for number, record in enumerate(full[:20_000])]
 
 
 def write(folder: Path, lines: list[str], files: int = 3) -> list[str]:

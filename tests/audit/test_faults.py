@@ -11,10 +11,10 @@ import pytest
 
 from beam_prep.audit.audit import Audit, audit
 from beam_prep.config import PipelineConfig
-from tests.audit.conftest import own_records, real_records, write
+from tests.audit.conftest import own_records, write
 from tests.audit.faults import FAULTS, Fault, config, planted
 
-small, large = cache(own_records), cache(real_records)
+small = cache(own_records)
 
 
 def run(folder: Path, tokenizer: str, lines: list[str], given: dict[str, Any]) -> Audit:
@@ -92,11 +92,3 @@ def test_nothing_is_found_in_a_clean_corpus(tmp_path: Path, with_bos: str) -> No
     assert found.findings == ()
     assert found.sample.count == len(small())
     assert found.sample.drawn.all
-
-
-@pytest.mark.long
-def test_nothing_is_found_among_20_000_clean_real_records(tmp_path: Path, with_bos: str) -> None:
-    found = run(tmp_path, with_bos, [json.dumps(record) for record in large()], config())
-    assert [(finding.name, finding.example) for finding in found.findings] == []
-    assert found.sample.count == 2000
-    assert 17_000 < found.sample.drawn.about < 23_000

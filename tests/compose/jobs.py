@@ -28,6 +28,8 @@ from beam_prep.transforms.deduplicate import FindCopies, ReadDigests, ViewBlock
 from tests.compose.naive import Job, Part, Row
 
 LINE_BYTES = 10
+CUT = 3
+"""A row lost `id % CUT` tokens."""
 Files = Sequence[Sequence[Row | None]]
 
 COLUMNS = (
@@ -51,17 +53,24 @@ def values_of(row: Row) -> dict[str, Any]:
     }
 
 
+def outcome_of(line: int) -> tuple[str, str]:
+    """(kind, reason) of a line of a block that gives no row."""
+    return (("blank", ""), ("dropped", "short"), ("rejected", ("bad", "worse")[line // 3 % 2]))[line % 3]
+
+
 def batch_of(rows: Sequence[Row | None], origin: Origin) -> Batch:
     """The rows of a block; in place of None are lines that are dropped, rejected or blank."""
     starts = np.arange(len(rows), dtype=np.int64) * LINE_BYTES
     ledger = Ledger(b"x" * LINE_BYTES * len(rows), starts, starts + LINE_BYTES - 1)
     for line, row in enumerate(rows):
         if row is None:
-            [
-                lambda line: ledger.blank(np.array([line])),
-                lambda line: ledger.drop(line, "short"),
-                lambda line: ledger.reject(line, "bad", "message"),
-            ][line % 3](line)
+            kind, reason = outcome_of(line)
+            if kind == "blank":
+                ledger.blank(np.array([line]))
+            elif kind == "dropped":
+                ledger.drop(line, reason)
+            else:
+                ledger.reject(line, reason, "message")
     alive = np.flatnonzero(ledger.status == ALIVE).astype(np.int32)
     kept = [row for row in rows if row is not None]
     ledger.digests[SPLIT] = np.zeros(len(rows), np.uint64)
@@ -77,6 +86,7 @@ def batch_of(rows: Sequence[Row | None], origin: Origin) -> Batch:
         batch.columns[column.name] = Ragged.from_lists(found, dtype, column.depth)
         batch.schema[column.name] = column
     batch.count("odd", np.array([row.id % 2 for row in kept], np.int64))
+    batch.count("truncated_tokens", np.array([row.id % CUT for row in kept], np.int64))
     return batch
 
 

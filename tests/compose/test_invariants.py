@@ -1,18 +1,12 @@
 """What holds of keys, splits and budgets whatever the data: see docs and the design of the shuffle."""
 
-from collections import Counter
-from pathlib import Path
-
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given
 
-from beam_prep.shards import runs
-from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
+from beam_prep.shards.compose import Splits, sample_keys, scaled, shuffle_keys
 from beam_prep.shards.mix import cutoff
 from tests.compose import naive
-from tests.compose.jobs import Blocks, made
 from tests.compose.naive import NO_KEY, Job, Row
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -58,32 +52,6 @@ def test_splits_are_what_the_naive_program_says(parts: list[int], seed: int, dig
         assert [[*shares][code] for code in codes] == [program.split(Row(0, digest=digest)) for digest in digests]
 
 
-def rows(count: int, seed: int = 0) -> list[Row | None]:
-    source = np.random.default_rng(seed)
-    return [Row(n + 1, "ab"[n % 3 % 2], int(source.integers(1, 9)), 0, n % 50) for n in range(count)]
-
-
-def test_a_larger_budget_holds_the_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a multiset: also where rows are repeated. And it is the prefix in the order of the sample keys."""
-    monkeypatch.setattr(runs, "HISTOGRAM", 2)  # a bin that a budget cuts then has many rows
-    files = [rows(90), rows(60, 1)]
-    blocks = Blocks(files, tmp_path, [[50, 3], [40]])
-    there = sum(row.tokens for each in files for row in each if row and row.domain == "a")
-    before: Counter[int] = Counter()
-    sizes = RunSizes(run=100, bin=40, batches=40)
-    for wanted in (1, 10, 100, there - 1, there, there + 1, 2 * there, 2 * there + 100, 3 * there - 1):
-        job = Job(50, 5, mix={"a": {"tokens": wanted, "repeat": True}})
-        found = made(blocks, job, sizes)
-        assert found.ids() == naive.Naive(files, job).shards
-        taken = Counter(id_ for shard in found.ids()[None, "a"] for id_ in shard)
-        assert before <= taken
-        before = taken
-        mix = found.plan.mix["a"]
-        assert wanted <= mix["tokens"] < wanted + 9  # at most one row more than wanted
-        assert mix["rows"] == taken.total()
-        assert mix["records"] <= min(taken.total(), 100)
-
-
 @given(st.lists(st.tuples(NUMBERS, st.integers(0, 9)), max_size=30), st.integers(-1, 100))
 def test_a_cutoff_is_the_naive_one(rows: list[tuple[int, int]], wanted: int) -> None:
     keys, tokens = np.array([key for key, _ in rows], np.uint64), np.array([each for _, each in rows], np.int64)
@@ -95,14 +63,3 @@ def test_a_cutoff_is_the_naive_one(rows: list[tuple[int, int]], wanted: int) -> 
                 break
             left, last = left - count, key
         assert cutoff(keys, tokens, some) == last
-
-
-def test_what_is_kept_of_equal_records_does_not_depend_on_buckets(tmp_path: Path) -> None:
-    files = [rows(60), rows(60, 1), rows(60)]
-    job = Job(10**6, None, deduplicate=True)
-    for buckets in (1, 7):
-        found = made(Blocks(files, tmp_path / str(buckets), [[7, 20, 11]] * 3), job, buckets=buckets)
-        assert found.ids() == naive.Naive(files, job).shards
-        (first, *_) = [drop for drop in found.plan.drops if drop.found.reason == "duplicate"]
-        assert (first.path, first.line) == ("in/0.jsonl", 51)
-        assert first.found.note == "equal to line 1 of in/0.jsonl (byte offset 0)"

@@ -12,7 +12,7 @@ import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.errors import BeamPrepError
-from beam_prep.formats.manifest import TOKENIZER, UNLISTED
+from beam_prep.formats.manifest import UNLISTED
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, tree
@@ -35,19 +35,11 @@ def records(count: int = 120) -> list[Row]:
     return found
 
 
-def make(
-    folder: Path,
-    rows: Sequence[Row],
-    output: Row,
-    preprocessing: Row | None = None,
-    more: Sequence[Row] = (),
-    **options: Any,
-) -> Path:
-    """Runs a job, in this process. `more`: the records of a second file."""
+def make(folder: Path, rows: Sequence[Row], output: Row, preprocessing: Row | None = None, **options: Any) -> Path:
+    """Runs a job, in this process."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [folder / "in.jsonl", *([folder / "more.jsonl"] if more else [])]
-    for source, its in zip(sources, (rows, more), strict=False):
-        source.write_text("".join(json.dumps(row) + "\n" for row in its))
+    source = folder / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
         "input": {"sections": [{"field": "text", "action": "train"}]},
         "preprocessing": {"min_chars": 1, **(preprocessing or {})},
@@ -55,7 +47,7 @@ def make(
     }
     job = bp.Pipeline(
         bp.PipelineConfig.from_dict(config),
-        [str(source) for source in sources],
+        [str(source)],
         output_dir=folder / "out",
         tokenizer_path=ROOT / "examples" / "tokenizer",
         **options,
@@ -124,20 +116,6 @@ def test_how_a_split_is_opened_is_said(name: str, plain: Path) -> None:
     opens, message = OPENED[name]
     with pytest.raises(BeamPrepError, match=message):
         opens(plain)
-
-
-@pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_each_format_gives_the_same_rows_of_a_split(name: str, sound: Path, tmp_path: Path) -> None:
-    """With `bin` in an output its files are read; here the manifest has one format."""
-    for path in sound.iterdir():
-        (tmp_path / path.name).symlink_to(path) if path.name != "manifest.json" else None
-    write(tmp_path, manifest_of(sound) | {"formats": [name]})
-    for split in SPLITS:
-        rows, wanted = (bp.open(out, ["math"], split=split) for out in (tmp_path, sound))
-        assert rows.format == name
-        assert [(row["sequence"].tolist(), row["offset"]) for row in rows] == [
-            (row["sequence"].tolist(), row["offset"]) for row in wanted
-        ]
 
 
 def test_a_split_that_stays_empty_is_said_and_has_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -294,38 +272,6 @@ def test_the_report_and_a_page_say_splits_mixes_and_copies(sound: Path, tmp_path
     assert "<tr><td>test</td><td>math</td>" in text
     shown("inspect", sound, "--html", page)
     assert all(said in page.read_text() for said in ("split test", "equal to line 8 of "))
-
-
-def test_an_output_of_another_config_leaves_nothing_behind(output: Path, tmp_path: Path, told: Told) -> None:
-    out = make(tmp_path, records(), {"storage_format": ["bin", "arrow"]}, overwrite=True)
-    assert out == output
-    assert told(out) == []
-    folders = {path.name for path in out.iterdir() if path.is_dir()}
-    assert folders == {*manifest_of(out)["domains"].values(), TOKENIZER}
-
-
-# The report
-
-
-# Runs again
-
-
-def test_shards_of_a_split_that_did_not_change_are_linked(tmp_path: Path, told: Told) -> None:
-    output = {"splits": SPLITS, "split_key": "user", "storage_format": ["bin", "arrow", "mds"]}
-    options: Row = {"cache_dir": str(tmp_path / "token_cache"), "keep_versions": 2}
-    one_more = [{"text": "one more", "domain": "math", "user": "user 0"}]
-    out = make(tmp_path, records(), output, **options, version_name="first")
-    again = make(tmp_path, records(), output, more=one_more, **options, version_name="second")
-    assert told(again) == []
-    changed = [name for name in SPLITS if numbered(again, name) != numbered(out, name)]
-    assert len(changed) == 1
-    shards = manifest_of(again)["shards"]
-    same = sum(shard["split"] not in changed for shard in shards)
-    assert 0 < same <= json.loads((again / "run.json").read_text())["shards_linked"] < len(shards)
-
-
-def numbered(out: Path, split: str) -> list[list[int]]:
-    return [row["sequence"].tolist() for row in bp.open(out, split=split)]
 
 
 @pytest.mark.parametrize(

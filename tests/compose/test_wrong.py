@@ -8,7 +8,7 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
-from beam_prep.shards.compose import Compose, Splits, view
+from beam_prep.shards.compose import Splits, view
 from beam_prep.shards.mix import DomainMix, budgets
 from beam_prep.shards.row_index import Copies, RowIndex
 
@@ -78,24 +78,6 @@ def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix]
     with pytest.raises(RunError, match=r"^output\.mix: ") as raised:
         budgets(tuple(mix.items()), {"web": 1000, "code": 500, "none": 0})
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("mix", "wanted"),
-    [
-        ({"web": DomainMix(share=0.5), "code": DomainMix(share=0.5, repeat=True)}, {"web": 1000, "code": 1000}),
-        ({"web": DomainMix(share=0.8), "code": DomainMix(tokens=100)}, {"web": 400, "code": 100}),
-        ({"code": DomainMix(epochs=2.5)}, {"code": 1250}),
-        ({"web": DomainMix(share=0.1), "code": DomainMix(epochs=0.1)}, {"web": 5, "code": 50}),
-    ],
-)
-def test_budgets(mix: dict[str, DomainMix], wanted: dict[str, int]) -> None:
-    assert budgets(tuple(mix.items()), {"web": 1000, "code": 500}) == wanted
-
-
-def test_compose_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(ValueError, match="there is a mix without a shuffle"):
-        Compose(mix=(("web", DomainMix(tokens=1)),))
 
 
 def test_blocks_without_digests_are_refused() -> None:

@@ -150,13 +150,6 @@ def test_values_are_not_kept_after_the_call(name: str, tmp_path: Path) -> None:
     assert rows_in(read_as(name, tmp_path, [SEQUENCE])) == [{"sequence": [0, 1]}, {"sequence": [2, 3, 4, 5]}]
 
 
-def test_a_shard_without_rows_reads_back(name: str, tmp_path: Path) -> None:
-    for number, slices in enumerate([[], [random_rows(0), random_rows(0)]]):
-        write_as(name, tmp_path / str(number), ALL, slices)
-        reader = read_as(name, tmp_path / str(number), ALL)
-        assert len(reader) == len(reader.sizes()) == 0
-
-
 def test_rows_are_read_from_the_end_too_and_some_of_the_columns_in_any_order(name: str, tmp_path: Path) -> None:
     write_as(name, tmp_path, ALL, [random_rows(3)])
     columns = ALL if name == "mds" else [REWARDS, SEQUENCE]  # a sample of MDS is read whole

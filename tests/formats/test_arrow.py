@@ -1,6 +1,5 @@
 """`arrow`, read back by datasets and by pyarrow alone, and by its own reader."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from beam_prep.formats.manifest import ShardReceipt
 from tests.formats.shards import (
     ALL,
     MASK,
-    RESPONSES,
     SEQUENCE,
     SEQUENCES,
     cut,
@@ -97,36 +95,7 @@ def test_an_output_opens_as_a_dict_of_its_domains(datasets: Any, tmp_path: Path)
     assert rows == {"of_web": SEQUENCES, "of_wiki-1": SEQUENCES}
 
 
-def test_what_datasets_saves_has_the_same_files(datasets: Any, tmp_path: Path) -> None:
-    columns = [SEQUENCE, RESPONSES]
-    write(tmp_path / "ours", columns, [{column.name: random_rows(5)[column.name] for column in columns}])
-    rows = datasets.load_from_disk(str(tmp_path / "ours"))
-    rows.save_to_disk(str(tmp_path / "theirs"))
-    ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
-    assert ours.keys() == theirs.keys()
-    our_state, their_state = (json.loads(found["state.json"]) for found in (ours, theirs))
-    assert our_state | {"_fingerprint": None} == their_state | {"_fingerprint": None}
-    name = "data-00000-of-00001.arrow"
-    schemas = [pa.ipc.open_stream(found[name]).schema for found in (ours, theirs)]
-    assert schemas[0] == schemas[1]
-    assert [list(schema.metadata) for schema in schemas] == [[b"huggingface"]] * 2
-
-
 # The bytes.
-
-
-def test_the_stream_is_the_one_that_pyarrow_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "BATCH_ROWS", 2)
-    found = write(tmp_path, ALL, [random_rows(5)]).read_bytes()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.open_stream(found) as stream, pa.ipc.new_stream(sink, stream.schema) as copy:
-        batches = list(stream)
-        for batch in batches:
-            batch.validate(full=True)
-            copy.write_batch(batch)
-    assert [batch.num_rows for batch in batches] == [2, 2, 1]
-    assert sink.getvalue() == found
-    assert pa.Table.from_batches(batches).to_pydict() == joined([random_rows(5)])
 
 
 # What it refuses.

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.formats import FORMATS
-from tests.formats.shards import MASK, MASKS, RESPONSES, SEQUENCE, SEQUENCES, files, plain, read_as, sft, write_as
+from tests.formats.shards import MASK, MASKS, RESPONSES, SEQUENCE, SEQUENCES, files, read_as, sft, write_as
 
 write, read = partial(write_as, "bin"), partial(read_as, "bin")
 
@@ -37,30 +36,9 @@ def test_a_single_shard_lies_in_the_domains_folder(tmp_path: Path) -> None:
     assert foreign(tmp_path) == {"sequence": SEQUENCES, "loss_mask": MASKS}
 
 
-def test_one_of_several_shards_has_its_own_folder(tmp_path: Path) -> None:
-    for shard, name in ((3, "shard_0003"), (12345, "shard_12345")):
-        write(tmp_path, [SEQUENCE, MASK], [sft()], shard, 20000)
-        assert foreign(tmp_path / name) == {"sequence": SEQUENCES, "loss_mask": MASKS}
-        assert plain(read(tmp_path, [SEQUENCE], shard, 20000).row(0)) == {"sequence": [5, 6, 7]}
-
-
 def test_lists_of_lists_keep_both_borders_and_read_flat(tmp_path: Path) -> None:
     rows: list[list[list[int]]] = [[[1, 2], [], [3]], [], [[]], [[65535]]]
     write(tmp_path, [RESPONSES], [{"responses": Ragged.from_lists(rows, np.uint16, depth=2)}])
     meta = json.loads((tmp_path / "meta.json").read_text())["responses"]
     assert (meta["inner_offsets"], meta["list_offsets"]) == ([0, 2, 2, 3, 3, 4], [0, 3, 3, 4, 5])
     assert foreign(tmp_path) == {"responses": [[1, 2, 3], [], [], [65535]]}
-
-
-def test_contiguous_values_are_not_copied() -> None:
-    values = np.arange(1000, dtype=np.int32)
-    seen = []
-
-    class File:
-        def write(self, data: memoryview) -> None:
-            seen.append(np.shares_memory(np.frombuffer(data, np.int32), values))
-
-    FORMATS["bin"].writer(lambda path: File(), [SEQUENCE], 0, 1).write(  # type: ignore[arg-type, return-value]
-        {"sequence": Ragged.from_lengths(values, [600, 400])[1:]}
-    )
-    assert seen == [True]

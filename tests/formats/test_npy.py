@@ -1,8 +1,6 @@
 """`npy`, read back by a few lines of numpy and gzip, and by its own reader. OLMo-core: tests/trainers/test_olmo.py."""
 
 import gzip
-import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,17 +45,6 @@ def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: 
     reader = read(tmp_path, [SEQUENCE, WIDE_MASK], 3)
     assert plain(reader.row(0)) == {"sequence": [5, 6, 7], "loss_mask": [0, 1, 1]}
     assert reader.row(0)["loss_mask"].dtype == reader.rows(0, 2)["loss_mask"].flat.dtype == np.int32
-
-
-@pytest.mark.skipif(shutil.which("gzip") is None, reason="no gzip here")
-def test_many_lines_are_a_sound_gzip_stream(tmp_path: Path) -> None:
-    """Of several blocks, without a time."""
-    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lengths(np.zeros(60_000, np.int32), np.full(20_000, 3))}])
-    path = tmp_path / "sequence" / "shard_0000.csv.gz"
-    lines = subprocess.run(["gzip", "-dc", str(path)], check=True, capture_output=True).stdout.split()
-    assert lines == [f"{3 * row},{3 * row + 3}".encode() for row in range(20_000)]
-    assert path.read_bytes()[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-    assert len(read(tmp_path, [SEQUENCE])) == 20_000
 
 
 # What it refuses.

@@ -3,7 +3,6 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,20 +16,15 @@ from tests.formats.shards import ALL, SEQUENCE, cut, joined, random_rows, read_a
 write, read = partial(write_as, "parquet"), partial(read_as, "parquet")
 
 
-def two_shards(folder: Path) -> tuple[str, dict[str, list[Any]]]:
-    """A glob of the files, and the rows."""
-    parts = [random_rows(1200, 1), random_rows(7, 2)]
-    for shard, rows in enumerate(parts):
-        write(folder, ALL, cut(rows, [0, 5, len(rows["rewards"])]), shard)
-    return str(folder / "*.parquet"), joined(parts)
-
-
 # Others read it.
 
 
 def test_duckdb_reads_a_folder(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    glob, wanted = two_shards(tmp_path)
+    parts = [random_rows(1200, 1), random_rows(7, 2)]
+    for shard, part in enumerate(parts):
+        write(tmp_path, ALL, cut(part, [0, 5, len(part["rewards"])]), shard)
+    glob, wanted = str(tmp_path / "*.parquet"), joined(parts)
     rows = duckdb.sql(
         f"select * from read_parquet('{glob}', file_row_number = true) order by filename, file_row_number"
     )
@@ -41,19 +35,6 @@ def test_duckdb_reads_a_folder(tmp_path: Path) -> None:
     assert [types[name] for name in names] == ["INTEGER[]", "BOOLEAN[]", "USMALLINT[][]", "BOOLEAN[][]", "FLOAT[]"]
     (trained,) = duckdb.sql(f"select sum(list_sum(loss_mask::int[])) from '{glob}'").fetchall()
     assert trained == (sum(map(sum, wanted["loss_mask"])),)
-
-
-def test_datasets_loads_the_files(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    glob, wanted = two_shards(tmp_path / "out")
-    rows = datasets.load_dataset("parquet", data_files=glob, split="train", cache_dir=str(tmp_path / "cache"))
-    assert list(rows) == [{name: values[index] for name, values in wanted.items()} for index in range(1207)]
-    for column in ALL:
-        feature = rows.features[column.name]
-        for _ in range(column.depth):
-            assert type(feature) in (datasets.List, datasets.Sequence)
-            feature = feature.feature
-        assert feature == datasets.Value(column.dtype)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -1,192 +1,132 @@
-"""The plan = what a program would do that reads record by record, and knows nothing of blocks."""
+"""The plan counts what a program would that reads line by line. Which rows a shard has: tests/compose/test_naive.py."""
 
 import dataclasses
+import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 
-from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
-from beam_prep.data.hashing import Node
-from beam_prep.data.ragged import Ragged
+from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.receipts import BlockReceipt, histogram
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
-from beam_prep.formats.cached_block import ROW_INDEX, ROWS, encode_block, read_receipt, read_row_index
 from beam_prep.shards import plan as plan_module
 from beam_prep.shards import row_index, slices
 from beam_prep.shards.plan import Plan, make_plan
 from beam_prep.shards.receipts import Receipts, pack_receipts, placed
-from beam_prep.shards.row_index import RowIndex
-from beam_prep.tokens.batch import Batch
+from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
+from tests.compose.naive import Row
+from tests.compose.test_naive import CUTS, inputs
 
-COLUMN = Column("sequence", "int32", 1, "ids")
-LINE_BYTES = 10
 DROPS = 3
 
 
-@dataclass(frozen=True)
-class Line:
-    """What became of a line of the input.
+def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetched: Any = None) -> Plan:
+    """The plan of a job; `fetched` gets the names of each fetch."""
+
+    def fetch(names: list[str]) -> Any:
+        if fetched is not None:
+            fetched.append(names)
+        return blocks.token_cache.row_indexes(names)
+
+    receipts = Receipts([pack_receipts(blocks.receipts[::-1])], lengths_by_block=max_items is not None)
+    plan = make_plan(receipts, fetch, max_tokens, max_items)
+    return dataclasses.replace(plan, shards=[*plan.shards], rejects=[*plan.rejects])
+
+
+class Counts:
+    """A sequential program: one line after the other.
 
     Attributes:
-        kind: kept, blank, dropped or rejected.
-        reason: of what is dropped or rejected; the domain of what is kept.
-        tokens, doubles: of what is kept; as many tokens as `doubles` says were cut off.
+        kept: the kept rows.
+        counts: what became of how many lines.
+        rejects, drops: of each reason, where they are: (block, number in it, path, first byte, first line), and
+            (reason, path, offset, line).
     """
 
-    kind: str
-    reason: str = ""
-    tokens: int = 0
-    doubles: int = 0
+    def __init__(self, blocks: Blocks, max_items: int | None) -> None:
+        self.kept: list[Row] = []
+        self.counts: Counter[str] = Counter()
+        self.rejects: list[tuple[str, tuple[Any, ...]]] = []
+        self.drops: list[tuple[str, str, int, int]] = []
+        for receipt in blocks.receipts:
+            first, path = receipt["start"] // LINE_BYTES, receipt["path"].decode()
+            rejects = 0
+            for place, row in enumerate(blocks.files[receipt["file"]][first : first + receipt["lines"]]):
+                self.counts["lines"] += 1
+                if len(self.kept) == max_items:
+                    self.counts["not_read"] += 1
+                    continue
+                kind, reason = ("kept", "") if row is not None else outcome_of(place)
+                self.counts[f"{kind} {reason}".strip()] += 1
+                if row is not None:
+                    self.kept.append(row)
+                if kind == "rejected":
+                    where = (receipt["name"], rejects, path, receipt["first_byte"], first)
+                    self.rejects.append((reason, where))
+                    rejects += 1
+                if kind == "dropped":
+                    self.drops.append((reason, path, (first + place) * LINE_BYTES, first + place + 1))
 
 
-@dataclass
-class Made:
-    """Blocks as they lie in the token cache."""
-
-    receipts: list[BlockReceipt] = field(default_factory=list)
-    row_indexes: dict[str, RowIndex] = field(default_factory=dict)
-    fetched: list[list[str]] = field(default_factory=list)
-
-    def fetch(self, names: list[str]) -> list[RowIndex]:
-        self.fetched.append(names)
-        return [self.row_indexes[name] for name in names]
-
-    def plan(self, max_tokens: int, max_items: int | None = None, blobs: int = 1) -> Plan:
-        parts = [self.receipts[part::blobs] for part in range(blobs)]
-        packed = Receipts([pack_receipts(part[::-1]) for part in parts], lengths_by_block=max_items is not None)
-        plan = make_plan(packed, self.fetch, max_tokens, max_items)
-        return dataclasses.replace(plan, shards=[*plan.shards], rejects=[*plan.rejects])
+BEHIND_THE_END = [[None] * 5 + [None, None, Row(1), None, None, None, None]]
+"""A reason of which one reject is there, behind the last row that is read."""
 
 
-def cached(files: list[list[list[Line]]], reused: Callable[[str], bool] = lambda name: False) -> Made:
-    """Blocks of files, through the very bytes of the token cache. Blocks of equal content have one name."""
-    made = Made()
-    names: dict[tuple[Line, ...], str] = {}
-    for file, blocks in enumerate(files):
-        source = InputFile(f"in/{file}.jsonl", sum(map(len, blocks)) * LINE_BYTES, 0.0)
-        start = 0
-        for number, lines in enumerate(blocks):
-            name = names.setdefault(tuple(lines), f"block-{len(names)}")
-            size = len(lines) * LINE_BYTES
-            node = Node(number, 0, bytes(32))
-            origin = Origin(file, source, start, min(3, size), size, (node,), name)
-            batch = batch_of(lines, origin)
-            receipt, files_of_block = encode_block(batch, batch.tokens, 100, name)
-            assert read_receipt(pa.BufferReader(b"".join(files_of_block[ROWS])), name) == receipt
-            made.row_indexes[name] = read_row_index(pa.BufferReader(b"".join(files_of_block[ROW_INDEX])), name)
-            made.receipts.append(placed(receipt, origin, name, reused(name)))
-            start += size
-    return made
+@given(
+    inputs(),
+    CUTS,
+    st.one_of(st.integers(1, 20), st.just(10**6)),
+    st.one_of(st.none(), st.integers(1, 30)),
+    st.integers(1, 5),
+    st.sampled_from([(1, 0), (2, 10**6), (3, 30), (512, 10**6)]),
+)
+@example(BEHIND_THE_END, [[5]], 1, 1, 2, (32, 10**6))
+def test_the_plan_is_what_a_sequential_program_does(
+    files: Files,
+    cuts: list[list[int]],
+    max_tokens: int,
+    max_items: int | None,
+    rejects_per_file: int,
+    prefetch: tuple[int, int],
+) -> None:
+    """However many row indexes are fetched ahead, and however few fit into memory."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
+        patch.setattr(slices, "PREFETCH", prefetch[0])
+        patch.setattr(row_index, "PREFETCH_ROWS", prefetch[1])
+        patch.setattr(plan_module, "SHOWN", DROPS)
+        blocks = Blocks(files, Path(folder), cuts)
+        plan = plan_of(blocks, max_tokens, max_items)
+    wanted = Counts(blocks, max_items)
+    counts, ledger = wanted.counts, plan.ledger
+    named = {
+        kind: {name.split(" ")[1]: count for name, count in sorted(counts.items()) if name.startswith(kind)}
+        for kind in ("dropped", "rejected")
+    }
+    read = len(wanted.kept) + len(wanted.rejects) + len(wanted.drops)
+    assert ledger.as_dict() == {
+        "lines": counts["lines"],
+        "blank": counts["blank"],
+        "read": read,
+        "kept": len(wanted.kept),
+        **named,
+        "not_read": counts["not_read"],
+    }
+    cut_off = sum(row.id % CUT for row in wanted.kept)
+    odd = sum(row.id % 2 for row in wanted.kept)
+    found = {name: count for name, count in (("odd", odd), ("truncated_tokens", cut_off)) if count}
+    assert plan.counters == found
+    kept = np.array([row.tokens + sum(range(row.id % 4)) for row in wanted.kept], np.int64)  # of both columns of ids
+    uncut = kept + np.array([row.id % CUT for row in wanted.kept], np.int64)
+    assert plan.lengths == (histogram(kept), histogram(uncut))
 
-
-def batch_of(lines: list[Line], origin: Origin) -> Batch:
-    starts = np.arange(len(lines), dtype=np.int64) * LINE_BYTES
-    ledger = Ledger(b"x" * LINE_BYTES * len(lines), starts, starts + LINE_BYTES - 1)
-    for place, line in enumerate(lines):
-        if line.kind == "blank":
-            ledger.blank(np.array([place]))
-        elif line.kind == "dropped":
-            ledger.drop(place, line.reason)
-        elif line.kind == "rejected":
-            ledger.reject(place, line.reason, "message")
-    alive = np.flatnonzero(ledger.status == ALIVE).astype(np.int32)
-    kept = [lines[place] for place in alive.tolist()]
-    batch = Batch(origin, ledger, alive, domain=[line.reason for line in kept])
-    batch.columns["sequence"] = Ragged.from_lists([[7] * line.tokens for line in kept])
-    batch.schema["sequence"] = COLUMN
-    for counter in ("doubles", "truncated_tokens"):
-        batch.count(counter, np.array([line.doubles for line in kept], np.int64))
-    return batch
-
-
-@dataclass
-class Simulation:
-    """A sequential program: one record after the other, a bucket a domain, flushed together.
-
-    A record is known by the name of its block and its number among the block's records of its domain, as the slices of
-    a plan name it; a reject by the name of its block and its number among the block's rejects.
-    """
-
-    max_tokens: int
-    max_items: int | None
-    rejects_per_file: int
-    shards: list[tuple[str, int, list[tuple[str, int]]]] = field(default_factory=list)
-    rejects: list[list[tuple[str, int, str, int, int]]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    doubles: int = 0
-    lengths: list[tuple[int, int]] = field(default_factory=list)
-    drops: list[tuple[str, str, int, int]] = field(default_factory=list)
-    rejected: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
-    _buckets: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    _tokens: int = 0
-    _pending_rejects: list[tuple[str, int, str, int, int]] = field(default_factory=list)
-
-    def run(self, files: list[list[list[Line]]], made: Made) -> "Simulation":
-        receipts = iter(made.receipts)
-        for blocks in files:
-            lines_before = 0
-            for lines in blocks:
-                receipt = next(receipts)
-                seen: Counter[str] = Counter()
-                for place, line in enumerate(lines):
-                    self._line(line, receipt, lines_before, place, seen)
-                lines_before += len(lines)
-        self._flush()
-        return self
-
-    def _line(self, line: Line, receipt: BlockReceipt, lines_before: int, number: int, seen: Counter[str]) -> None:
-        self.counts["lines"] += 1
-        if self.max_items is not None and self.counts["kept"] == self.max_items:
-            self.counts["not_read"] += 1
-            return
-        self.counts[line.kind if line.kind in ("kept", "blank") else f"{line.kind} {line.reason}"] += 1
-        if line.kind == "rejected":
-            if not self.rejects or len(self.rejects[-1]) == self.rejects_per_file:
-                self.rejects.append([])
-            place = (receipt["name"], seen["rejected"], receipt["path"].decode(), receipt["first_byte"], lines_before)
-            self.rejects[-1].append(place)
-            self.rejected.setdefault(line.reason, []).append((place[0], *place[2:4]))
-            seen["rejected"] += 1
-        if line.kind == "dropped" and self.counts[f"dropped {line.reason}"] <= DROPS:
-            offset = receipt["first_byte"] + number * LINE_BYTES
-            self.drops.append((line.reason, receipt["path"].decode(), offset, lines_before + number + 1))
-        if line.kind != "kept":
-            return
-        self.lengths.append((line.tokens, line.tokens + line.doubles))
-        self._buckets.setdefault(line.reason, []).append((receipt["name"], seen[f"kept {line.reason}"]))
-        seen[f"kept {line.reason}"] += 1
-        self.doubles += line.doubles
-        self._tokens += line.tokens
-        if self._tokens >= self.max_tokens:
-            self._flush()
-
-    def _flush(self) -> None:
-        for domain in sorted(self._buckets):
-            number = sum(1 for name, _, _ in self.shards if name == domain)
-            self.shards.append((domain, number, self._buckets[domain]))
-        self._buckets, self._tokens = {}, 0
-
-
-def rows_of(plan: Plan, made: Made) -> list[tuple[str, int, list[tuple[str, int]]]]:
-    """(domain, number, rows) of each shard, its slices unrolled; and each slice is of the domain that it says."""
-    domains = {receipt["name"]: [name for name, _, _ in receipt.domains] for receipt in made.receipts}
-    found = []
-    for shard in plan.shards:
-        assert all(domains[piece.name][piece.domain] == shard.domain for piece in shard.slices)
-        rows = [(piece.name, row) for piece in shard.slices for row in range(piece.start, piece.stop)]
-        found.append((shard.domain, shard.shard, rows))
-    return found
-
-
-def rejects_of(plan: Plan) -> list[list[tuple[str, int, str, int, int]]]:
-    return [
+    rejects = [
         [
             (piece.name, place, piece.path, piece.first_byte, piece.first_line)
             for piece in file.slices
@@ -194,161 +134,79 @@ def rejects_of(plan: Plan) -> list[list[tuple[str, int, str, int, int]]]:
         ]
         for file in plan.rejects
     ]
-
-
-domains = st.sampled_from(["wiki", "code", "A", "a/b", "日本"])
-kept_lines = st.builds(Line, st.just("kept"), domains, st.integers(0, 9), st.integers(0, 2))
-lines_of = st.one_of(
-    kept_lines,
-    kept_lines,
-    st.just(Line("blank")),
-    st.builds(Line, st.just("dropped"), st.sampled_from(["empty", "rows_without_loss"])),
-    st.builds(Line, st.just("rejected"), st.sampled_from(["bad_json", "wrong_type"])),
-)
-blocks_of = st.lists(lines_of, min_size=1, max_size=12)
-
-
-@st.composite
-def inputs(draw: st.DrawFn) -> list[list[list[Line]]]:
-    """Files of blocks of lines. Blocks come back from a pool: equal content has one name. A file may be empty."""
-    pool = draw(st.lists(blocks_of, min_size=1, max_size=5))
-    blocks = st.one_of(blocks_of, st.sampled_from(pool))
-    files: st.SearchStrategy[list[list[Line]]] = st.one_of(st.lists(blocks, min_size=1, max_size=6), st.just([[]]))
-    return draw(st.lists(files, min_size=1, max_size=3))
-
-
-ONE_DOMAIN = [[[Line("kept", "a", 2)], [Line("kept", "a", 2), Line("kept", "a", 0)]], [[Line("kept", "a", 2)]]]
-REJECTS = [[[Line("rejected", "bad_json")] * 5, [Line("kept", "a", 1), Line("rejected", "bad_json")]]]
-_JSON, _TYPE = Line("rejected", "bad_json"), Line("rejected", "wrong_type")
-REASON_BEHIND_THE_END = [[[_JSON], [_JSON], [_JSON], [_TYPE], [_JSON, Line("kept", "a", 1), _TYPE]]]
-
-
-@given(
-    inputs(),
-    st.one_of(st.integers(1, 20), st.just(10**6)),
-    st.one_of(st.none(), st.integers(1, 30)),
-    st.integers(1, 5),
-    st.integers(1, 3),
-    st.sampled_from([(1, 0), (2, 10**6), (3, 30), (512, 10**6)]),
-)
-@example(ONE_DOMAIN, 4, None, 1, 1, (32, 10**6))
-@example(ONE_DOMAIN, 2, 2, 1, 1, (32, 10**6))
-@example(ONE_DOMAIN, 2, 4, 1, 1, (32, 10**6))
-@example(ONE_DOMAIN, 1, 3, 1, 2, (1, 10**6))
-@example(REJECTS, 1, 1, 2, 1, (32, 10**6))
-@example(REASON_BEHIND_THE_END, 1, 1, 2, 1, (32, 10**6))
-def test_the_plan_is_what_a_sequential_program_does(
-    files: list[list[list[Line]]],
-    max_tokens: int,
-    max_items: int | None,
-    rejects_per_file: int,
-    blobs: int,
-    prefetch: tuple[int, int],
-) -> None:
-    """However many row indexes are fetched ahead, and however few fit into memory."""
-    made = cached(files)
-    wanted = Simulation(max_tokens, max_items, rejects_per_file).run(files, made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
-        patch.setattr(slices, "PREFETCH", prefetch[0])
-        patch.setattr(row_index, "PREFETCH_ROWS", prefetch[1])
-        patch.setattr(plan_module, "SHOWN", DROPS)
-        plan = made.plan(max_tokens, max_items, blobs)
-
-    assert rows_of(plan, made) == wanted.shards
-    assert rejects_of(plan) == wanted.rejects
-    assert [file.index for file in plan.rejects] == list(range(len(wanted.rejects)))
-
-    counts, ledger = wanted.counts, plan.ledger
-    named = {kind: {name.split(" ")[1]: n for name, n in counts.items() if name.startswith(kind)} for kind in
-             ("dropped", "rejected")}  # fmt: skip
-    assert ledger.as_dict() == {
-        "lines": counts["lines"],
-        "blank": counts["blank"],
-        "read": counts["kept"] + sum(named["dropped"].values()) + sum(named["rejected"].values()),
-        "kept": counts["kept"],
-        **{kind: dict(sorted(reasons.items())) for kind, reasons in named.items()},
-        "not_read": counts["not_read"],
-    }
-    assert ledger.lines == ledger.blank + ledger.read + ledger.not_read
-    names = ("doubles", "truncated_tokens")
-    assert plan.counters == (dict.fromkeys(names, wanted.doubles) if wanted.doubles else {})
-
-    kept, uncut = zip(*wanted.lengths, strict=True) if wanted.lengths else ((), ())
-    assert plan.lengths == (histogram(np.array(kept, np.int64)), histogram(np.array(uncut, np.int64)))
-    assert [(drop.found.reason, *drop[:3]) for drop in plan.drops] == wanted.drops
-    rows = [(domain, *row) for domain, _, rows in wanted.shards for row in rows]
-    drawn = [(domain, piece.name, piece.start) for domain, piece in plan.drawn]
-    assert len(drawn) == min(len(rows), plan_module.SAMPLES)
-    assert not Counter(drawn) - Counter(rows)
-    first = {(piece.name, piece.path, piece.first_byte) for piece in plan.first_rejected}
-    assert first == {
+    assert [file.index for file in plan.rejects] == list(range(len(rejects)))
+    assert {len(file) for file in rejects[:-1]} <= {rejects_per_file}
+    assert [place for file in rejects for place in file] == [where for _, where in wanted.rejects]
+    first = {
         (name, path, byte)
         for reason in named["rejected"]
-        for name, path, byte in list(dict.fromkeys(place for place in wanted.rejected[reason]))[
+        for name, path, byte in list(dict.fromkeys((w[0], *w[2:4]) for r, w in wanted.rejects if r == reason))[
             : plan_module.REJECTS_SHOWN
         ]
     }
+    assert {(piece.name, piece.path, piece.first_byte) for piece in plan.first_rejected} == first
+    assert [(drop.found.reason, *drop[:3]) for drop in plan.drops] == wanted.drops[:DROPS]
 
-    total = Counter(domain for domain, _, _ in wanted.shards)
+    rows = {(receipt["name"], domain[0]): domain[1] for receipt in blocks.receipts for domain in receipt.domains}
+    assert len(plan.drawn) == min(len(wanted.kept), plan_module.SAMPLES)
+    assert all(piece.start < rows[piece.name, domain] for domain, piece in plan.drawn)
+    total = Counter(shard.domain for shard in plan.shards)
     assert {(shard.domain, shard.shards) for shard in plan.shards} == set(total.items())
     assert [shard.folder for shard in plan.shards] == [plan.domains[shard.domain] for shard in plan.shards]
-    assert list(plan.domains) == sorted(total)
+    assert list(plan.domains) == sorted({row.domain for row in wanted.kept})
     assert [entry["path"] for entry in plan.inputs] == [f"in/{file}.jsonl" for file in range(len(files))]
-    assert plan.columns == (COLUMN,)
-    assert (plan.blocks, plan.reused) == (len(made.receipts), 0)
+    assert plan.columns == COLUMNS
+    assert (plan.blocks, plan.reused) == (len(blocks.receipts), 0)
 
 
-def test_reused_blocks_are_counted() -> None:
-    assert cached(ONE_DOMAIN, lambda name: name == "block-0").plan(10).reused == 2
-
-
-def test_blocks_without_borders_are_never_looked_into() -> None:
+def test_blocks_without_borders_are_never_looked_into(tmp_path: Path) -> None:
     """At 10 TB there are 1.2 million blocks: only those in which a shard ends may be fetched."""
-    made = cached([[[Line("kept", "a", 1)] * size for size in range(1, 41)]])
-    plan = made.plan(100)
+    fetched: list[list[str]] = []
+    plan = plan_of(Blocks([[Row(1)] * 820], tmp_path, [range(1, 40)]), 100, fetched=fetched)
     assert len([*plan.shards]) == 9
-    asked = [name for names in made.fetched for name in names]
-    assert len(asked) <= 16
-    assert len(made.fetched) <= 4
+    assert sum(map(len, fetched)) <= 16
+    assert len(fetched) <= 4
 
 
-def test_borders_are_fetched_many_at_a_time() -> None:
+def test_borders_are_fetched_many_at_a_time(tmp_path: Path) -> None:
     """Each border depends on the one before: one round of reads a border would take hours on an object store."""
-    made = cached([[[Line("kept", "a", size)] for size in range(1000, 1400)]])
-    assert len([*made.plan(1000).shards]) == 400
-    assert len(made.fetched) <= 400 / 10
+    fetched: list[list[str]] = []
+    rows = [Row(1, tokens=size) for size in range(100, 300)]
+    assert len([*plan_of(Blocks([rows], tmp_path, [[1] * 200]), 100, fetched=fetched).shards]) == 200
+    assert len(fetched) <= 200 / 10
 
 
-def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A block may hold a million short lines."""
-    made = cached([[[Line("kept", "a", 10), Line("blank")] * 5 for _ in range(100)]])
+    fetched: list[list[str]] = []
     monkeypatch.setattr(row_index, "PREFETCH_ROWS", 60)
-    assert len([*made.plan(60).shards]) == 84
-    assert {len(names) for names in made.fetched[:-1]} <= {3, 4}
+    blocks = Blocks([[Row(1, tokens=10), None] * 500], tmp_path, [[10] * 100])
+    assert len([*plan_of(blocks, 60, fetched=fetched).shards]) == 84
+    assert {len(names) for names in fetched[:-1]} <= {2, 3}
 
 
 def test_a_job_without_blocks_has_an_empty_plan() -> None:
-    plan = make_plan(Receipts([]), lambda names: [], 10)
+    plan = make_plan(Receipts([]), lambda names: [], 10, max_items=5)
     assert (list(plan.shards), list(plan.rejects), plan.inputs, plan.columns, plan.domains) == ([], [], [], (), {})
-    assert plan.ledger.as_dict()["lines"] == 0
-    assert make_plan(Receipts([]), lambda names: [], 10, max_items=5).blocks == 0
+    assert (plan.ledger.lines, plan.blocks) == (0, 0)
 
 
 # What a runner must not do
 
 
-def three_files() -> Made:
-    lines = [[Line("kept", "a", count)] * count for count in range(1, 4)]
-    return cached([lines, lines[::-1], [[]]])
+@pytest.fixture
+def three_files(tmp_path: Path) -> Blocks:
+    """Of three blocks, of three, and an empty one."""
+    return Blocks([[Row(1)] * 6, [Row(1)] * 6, []], tmp_path, [[1, 2], [3, 2]])
 
 
 @pytest.mark.parametrize("twice", [0, 3, 6])
-def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
-    made = three_files()
-    made.receipts.insert(3, made.receipts[twice])
+def test_a_block_that_comes_twice_is_noticed(twice: int, three_files: Blocks) -> None:
+    three_files.receipts.insert(3, three_files.receipts[twice])
     with pytest.raises(EngineError, match="the runner lost or doubled a block, run again"):
-        made.plan(10)
+        plan_of(three_files, 10)
 
 
 @pytest.mark.parametrize(
@@ -362,31 +220,31 @@ def test_a_block_that_comes_twice_is_noticed(twice: int) -> None:
         ([0, 1, 2], "the runner lost or doubled a block, run again"),
     ],
 )
-def test_a_block_that_is_missing_is_named(lost: list[int], message: str) -> None:
-    made = three_files()
-    made.receipts = [receipt for place, receipt in enumerate(made.receipts) if place not in lost]
+def test_a_block_that_is_missing_is_named(lost: list[int], message: str, three_files: Blocks) -> None:
+    for place in reversed(lost):
+        three_files.receipts.pop(place)
     with pytest.raises(EngineError, match=message):
-        made.plan(10)
+        plan_of(three_files, 10)
 
 
-def test_a_compressed_file_may_hold_less_than_its_size() -> None:
+def test_a_compressed_file_may_hold_less_than_its_size(tmp_path: Path) -> None:
     """Its blocks lie in the content, its size is that of the file: ten bytes may take thirty as gzip."""
-    made = cached([[[Line("kept", "a", 1)]]])
-    (receipt,) = made.receipts
+    blocks = Blocks([[Row(1)]], tmp_path)
+    (receipt,) = blocks.receipts
     origin = Origin(0, InputFile("x.gz", 30, 0.0, "gzip"), receipt["start"], 0, receipt["size"], (), "")
-    made.receipts = [placed(receipt, origin, receipt["name"], False)]
-    assert made.plan(10).inputs[0]["size"] == 30
+    blocks.receipts = [placed(receipt, origin, receipt["name"], True)]
+    plan = plan_of(blocks, 10)
+    assert (plan.inputs[0]["size"], plan.reused) == (30, 1)
 
 
-def test_blocks_that_differ_in_columns_are_refused() -> None:
-    made = three_files()
+def test_blocks_that_differ_in_columns_are_refused(three_files: Blocks) -> None:
     columns = BlockReceipt.of({}, (Column("x", "int8", 1, "ids"),))["columns"]
-    made.receipts[-1] = made.receipts[-1].updated(columns=columns)
+    three_files.receipts[-1] = three_files.receipts[-1].updated(columns=columns)
     with pytest.raises(ValueError, match="blocks differ in their columns"):
-        made.plan(10)
+        plan_of(three_files, 10)
 
 
-def test_receipts_are_small_when_packed() -> None:
+def test_receipts_are_small_when_packed(tmp_path: Path) -> None:
     """1.2 million receipts must fit a worker of 2 GB."""
-    made = cached([[[Line("kept", "a", count % 7)] * 3 for count in range(500)]])
-    assert len(pack_receipts(made.receipts)) / 500 < 100
+    rows = [Row(1, tokens=1 + count // 3 % 7) for count in range(1500)]
+    assert len(pack_receipts(Blocks([rows], tmp_path, [[3] * 500]).receipts)) / 500 < 100

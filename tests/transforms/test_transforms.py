@@ -1,16 +1,13 @@
 """Each transform alone, as a function on a block; two in a pipeline."""
 
-from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
-from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import Segments
 from tests.conftest import ROOT
 
@@ -77,40 +74,3 @@ def test_prepare_stands_for_the_steps_of_a_config() -> None:
     with TestPipeline(runner="FnApiRunner") as pipeline:
         rows = pipeline | bp.testing.create([CHAT]) | bp.Prepare(CONFIG, TOKENIZER) | bp.testing.rows()
         assert_that(rows, equal_to([{"input_ids": IDS, "labels": LABELS}]))
-
-
-def test_shard(tmp_path: Path) -> None:
-    with TestPipeline(runner="FnApiRunner") as pipeline:
-        blocks = pipeline | bp.testing.create([CHAT, CHAT])
-        for number, step in enumerate(masked()):
-            blocks |= f"Step{number}" >> step
-        blocks | bp.Shard(str(tmp_path / "out"), formats=["bin", "tfrecord"], tokenizer=TOKENIZER)
-    dataset = bp.open(tmp_path / "out")
-    assert [row["sequence"].tolist() for row in dataset] == [IDS, IDS]
-    assert [row["loss_mask"].tolist() for row in dataset] == [TRAINED, TRAINED]
-    assert dataset.decode(0) == TEXT
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: bp.Truncate(0),
-        lambda: bp.FilterByChars(5, 4),
-        lambda: bp.BuildMask({"user": "maybe"}),
-        lambda: bp.Shard("out", formats=["zarr"]),
-        lambda: bp.ReadJSONL([str(ROOT / "examples/data/chat.jsonl")], block_bytes=5),
-        lambda: bp.Pad(0, 1),
-    ],
-)
-def test_bad_options_fail_when_the_transform_is_made(wrong: Any) -> None:
-    with pytest.raises(ValueError):
-        wrong()
-
-
-def test_a_chain_without_blocks_ends_in_a_clear_error(tmp_path: Path) -> None:
-    pipeline = TestPipeline(runner="FnApiRunner")
-    nothing = pipeline | bp.testing.create([CHAT]) | beam.Filter(lambda block: False).with_output_types(Batch)
-    nothing | bp.Shard(str(tmp_path / "out"))
-    with pytest.raises(Exception, match="the input has no record"):
-        pipeline.run()
-    assert not (tmp_path / "out").exists()
