@@ -63,12 +63,11 @@ def mutants(path: Path) -> Iterator[tuple[Place, str, int]]:
 
 def is_noticed(root: Path, path: Path) -> str:
     """The first test that fails with a module as it is, or "" where none does: those of its name are tried first."""
-    name = f"test_{path.stem}"
     there: list[Path] = []
     for tests in (TESTS[path.parent.name], JOBS):
         found = [each for test in tests.split() for each in sorted(root.glob(f"tests/{test}/test_*.py"))]
         found += [root / "tests" / f"{test}.py" for test in tests.split() if (root / "tests" / f"{test}.py").exists()]
-        there += sorted(found, key=lambda file: -len(os.path.commonprefix([file.stem, name])))
+        there += sorted(found, key=lambda file: not file.stem.startswith(f"test_{path.stem[:4]}"))
     options = "-x -q -n 0 --timeout 120 --hypothesis-profile unshrunk -p no:cacheprovider -m"
     command = [sys.executable, "-m", "pytest", *options.split(), "not long", *dict.fromkeys(map(str, there))]
     environment = {**os.environ, "PYTHONPATH": str(root)}
