@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from beam_prep.formats.manifest import UNLISTED
 
@@ -18,6 +18,8 @@ from beam_prep.formats.manifest import UNLISTED
 settings.register_profile("quick", deadline=None, max_examples=40)
 # `make test-nightly`
 settings.register_profile("nightly", deadline=None, max_examples=500)
+# For mutants: that a case fails is enough to know.
+settings.register_profile("unshrunk", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("quick")
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,6 +13,8 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.mask import RowsWithoutLoss
+from beam_prep.tokens.rows import split_prompt
 from tests.conftest import ROOT, prepared
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
@@ -159,15 +161,22 @@ def batch_of(rows: list[tuple[list[int], list[int], list[int]]]) -> Batch:
 @given(pairs())
 def test_what_goes_in_comes_out(rows: list[tuple[list[int], list[int], list[int]]]) -> None:
     kept = [row for row in rows if row[1] and row[2] and row[1] != row[2]]
-    split = bp.SplitPrompt().step()(batch_of(rows))
+    split = split_prompt(batch_of(rows))
     found = zip(*(split[name].to_lists() for name in ("prompt_ids", "chosen_ids", "rejected_ids")), strict=True)
     assert list(found) == kept
+
+
+def test_rows_without_a_completion_are_dropped_where_rows_without_loss_are_kept() -> None:
+    outcomes: dict[RowsWithoutLoss, str] = {"drop": "dropped", "keep": "dropped", "reject": "rejected"}
+    for rule, outcome in outcomes.items():
+        split = split_prompt(batch_of([([1], [], [2])]), rule)
+        assert split.ledger.outcomes == [(outcome, "rows_without_loss")]
 
 
 def test_a_mask_with_holes_is_refused() -> None:
     batch = batch_of([([1, 2], [3, 4, 5], [6, 7])])
     batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1]], np.uint8)
-    split = bp.SplitPrompt().step()(batch)
+    split = split_prompt(batch)
     assert len(split) == 0
     assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first"]
 

@@ -63,6 +63,13 @@ def test_rows_are_those_of_a_run(tokenizer_path: str) -> None:
     np.testing.assert_array_equal(entry.row[mask.name], trained)
 
 
+def test_results_name_their_calls() -> None:
+    for conversation in CONVERSATIONS.values():
+        messages = conversation["messages"]
+        calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+        assert calls == [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+
+
 def test_tools_and_reasoning_that_are_left_out_are_named_and_the_record_is_taken(of: Any) -> None:
     found = of(CALLS)
     assert {name: each["not_written"] for name, each in found.items() if each["not_written"]} == {

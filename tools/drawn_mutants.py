@@ -5,7 +5,8 @@
     python -m tools.drawn_mutants ../scratch --seed 1 --count 200
 
 Its operators are cosmic-ray's. A place in the code is drawn first, then an operator there; annotations are no places.
-Each mutant is written into the clone, tried with the tests of its room, then with tests of whole jobs, and taken back.
+Each mutant is written into the clone, tried with the tests of its room (those named like its module first), then
+with tests of whole jobs, and taken back.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]
 TESTS = {
     "chat": "chat test_masks_real test_messages test_mask_options test_turns_apart test_loss_weights test_preference",
     "reading": "reading test_bad_data test_bad_paths test_keep_fields test_decontaminate test_rollouts test_sources "
-    "test_table_values test_date",
+    "test_table_values test_date test_loss_weights",
     "tokens": "tokens test_backends test_check test_loss_weights test_mask_options test_chunks test_fim_exact",
     "data": "data test_fim_exact shards formats tokens reading",
     "shards": "shards compose test_packing test_chunks test_report test_groups formats",
@@ -60,11 +61,15 @@ def mutants(path: Path) -> Iterator[tuple[Place, str, int]]:
                 yield place, name, occurrence
 
 
-def is_noticed(root: Path, tests: str) -> str:
-    """The first test that fails, or "" where none does."""
-    files = [root / "tests" / name for name in tests.split()]
-    there = [str(each if each.is_dir() else each.with_suffix(".py")) for each in files]
-    command = [sys.executable, *"-m pytest -x -q -n 0 -p no:cacheprovider -m".split(), "not long", *there]
+def is_noticed(root: Path, path: Path) -> str:
+    """The first test that fails with a module as it is, or "" where none does: those of its name are tried first."""
+    there: list[Path] = []
+    for tests in (TESTS[path.parent.name], JOBS):
+        found = [each for test in tests.split() for each in sorted(root.glob(f"tests/{test}/test_*.py"))]
+        found += [root / "tests" / f"{test}.py" for test in tests.split() if (root / "tests" / f"{test}.py").exists()]
+        there += sorted(found, key=lambda file: not file.stem.startswith(f"test_{path.stem[:4]}"))
+    options = "-x -q -n 0 --timeout 120 --hypothesis-profile unshrunk -p no:cacheprovider -m"
+    command = [sys.executable, "-m", "pytest", *options.split(), "not long", *dict.fromkeys(map(str, there))]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=1200)
@@ -97,7 +102,7 @@ def main() -> None:
         mutated = mutate_code(source, plugins.get_operator(name)(), occurrence)
         try:
             path.write_text(mutated)
-            noticed = is_noticed(root, TESTS[path.parent.name]) or is_noticed(root, JOBS)
+            noticed = is_noticed(root, path)
         finally:
             path.write_text(source)
         was, now = (text.splitlines()[line - 1].strip() for text in (source, mutated))

@@ -127,7 +127,7 @@ def expect_growth(name: str, *given: Any) -> None:
         times = str.count(subject, "%") + str.count(subject, "{")
     elif name == "replace":
         texts = [each for each in others if isinstance(each, str)]
-        times = str.count(subject, texts[0]) if texts else 0
+        times = sum(str.count(subject, each) for each in texts[:1])
     else:
         times = 1 + weigh(subject)
     expect(weigh(subject) + times * max(sizes, default=0), _MAX_GROWTH)

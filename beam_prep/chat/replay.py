@@ -134,7 +134,7 @@ class Replay:
     def _plan(self, messages: Sequence[Message], variables: Variables) -> Plan:
         renderer = self._renderer_of(variables)
         # Copies, so that each text is a separate object, by whose id it is found in the rendering.
-        messages = [{**message, "content": (message["content"] + " ")[:-1]} for message in messages]
+        messages = [{**message, "content": "".join([*message["content"]])} for message in messages]
         numbers = {id(message["content"]): number for number, message in enumerate(messages)}
         formed, _ = renderer.formed(messages)
         with _watched(numbers) as guards:

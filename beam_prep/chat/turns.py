@@ -483,9 +483,9 @@ class Turns:
         try:
             return self._by_prompt(place)
         except Refused:
-            tokens = list(self._tokens.special.finditer(self._trace.text, place.after, place.begin))
-            alone = len(tokens) == 1 or (len(tokens) > 1 and tokens[-2].end() < tokens[-1].start())
-            if tokens and tokens[-1].end() == place.begin and alone:
+            tokens = self._tokens.special.finditer(self._trace.text, place.after, place.begin)
+            begins = {token.end(): token.start() for token in tokens}
+            if place.begin in begins and begins[place.begin] not in begins:  # no other token directly before it
                 return place.begin
             between = self._trace.text[place.after : place.begin][-60:]
             message = f"where the turn goes on after another message's text cannot be told: {between!r}"

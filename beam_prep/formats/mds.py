@@ -54,7 +54,7 @@ _U4 = np.dtype("<u4")
 _WIDTHS = (np.dtype("<u1"), np.dtype("<u2"), _U4)
 _ONE_DIMENSION = 1 << 2
 _COPY_BYTES = 1 << 20
-MAX_BYTES = 2**32 - 1
+MAX_BYTES = int(np.iinfo(_U4).max)
 
 
 class MDS(FileFormat):

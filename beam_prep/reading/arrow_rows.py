@@ -201,7 +201,7 @@ def _map(keys: list[Any], items: list[Any]) -> Any:
 
 
 def _numbers(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.fill_null(0).to_numpy(zero_copy_only=False).tolist()
+    found: list[Any] = array.fill_null(0).to_numpy().tolist()
     return found
 
 

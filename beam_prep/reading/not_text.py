@@ -143,18 +143,14 @@ def _is_plain(value: Any, is_document: bool) -> bool:
         return False
     texts = []
     for message in value:
-        if type(message) is not dict or len(message) != 2 or "role" not in message:
+        if type(message) is not dict or message.keys() != {"role", "content"} or type(message["content"]) is not str:
             return False
-        if type(content := message.get("content")) is not str:
-            return False
-        texts.append(content)
+        texts.append(message["content"])
     return not _may_hold_base64("\n".join(texts))
 
 
 def _may_hold_base64(text: str) -> bool:
-    if _BASE64 in text:
-        return True
-    return len(text) > 100 and any(begin in text for begin in _BEGINS)
+    return any(sign in text for sign in (_BASE64, *_BEGINS))
 
 
 @functools.lru_cache(maxsize=64)

@@ -103,7 +103,7 @@ def _shared(sides: Sides, values: Sequence[Any]) -> tuple[Any, list[Any]]:
     first, size = values[0], min(map(len, values))
     ends = (place for place in range(size) if any(value[place] != first[place] for value in values[1:]))
     at = next(ends, size - 1)
-    if isinstance(first, str) and at and first[at - 1] == " ":
+    if isinstance(first, str) and first[:at].endswith(" "):
         at -= 1
     return first[:at], [value[at:] for value in values]
 

@@ -87,7 +87,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
                 f"a mask policy gives bool [{len(segments)}], one a segment; "
                 f"{policy!r} gave {trained.dtype} {trained.shape}"
             )
-        if output.weights_name is not None and segments.weight is not None:
+        if segments.weight is not None:
             trained = trained & (segments.weight > 0)
         roles = roles.with_tokens(batch.line, rows, segments, trained, batch.row)
         places = np.flatnonzero(trained)

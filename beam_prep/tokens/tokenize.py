@@ -73,8 +73,7 @@ def tokenize(rendered: Rendered, encoder: Encoder, bos_id: int | None, reference
         ids, segments = _join(pieces, encoded[output.name], bos_id)
         if output.weights_name is not None and rendered.weights is not None:
             row = np.repeat(np.arange(len(pieces.rows) - 1), np.diff(pieces.rows))[segments.sequence]
-            own = pieces.segments["own"]
-            own_weight = np.where(own == UNSET, 1.0, pieces.weights[own])
+            own_weight = np.append(pieces.weights, 1)[pieces.segments["own"]]  # UNSET is -1: the last
             segments = replace(segments, weight=rendered.weights[row] * own_weight)
         if bos_id is not None:
             batch.count("double_bos", _double_bos(ids, pieces.rows, bos_id))
@@ -103,7 +102,7 @@ def _agree(pieces: Pieces, encoded: _Encoded, reference: Encoder, digest: str) -
     picked = np.sort(picked)
     theirs = _encode(pieces.take(picked), reference)
     segments = np.isin(_piece_of_segment(pieces), picked)
-    rows = np.searchsorted(pieces.rows, np.searchsorted(pieces.sequences, picked, "right") - 1, "right") - 1
+    rows = np.searchsorted(pieces.sequences[pieces.rows], picked, "right")  # from 1 on: how many there are counts
     return set(rows.tolist()), all(
         np.array_equal(one, other)
         for one, other in (

@@ -222,6 +222,17 @@ def test_an_empty_result_within_the_models_turn_is_not_trained(result: str | Non
     assert trained(WITHIN, messages[:3]) == ["[call now]</s>"]
 
 
+@pytest.mark.parametrize(
+    ("between", "goes_on"), [("<s>", True), ("</s> <s>", True), ("<s>\n", False), ("", False), ("</s><s>", False)]
+)
+def test_what_the_model_says_behind_a_result_begins_after_a_lone_token(between: str, goes_on: bool) -> None:
+    calls = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+    answer = say("assistant", "a", tool_calls=calls, reasoning_content="why ")
+    source = WITHIN.replace("<s>{% endif %}", between + "{{ m.reasoning_content }}{% endif %}")
+    found = trained(source, [say("user", "q"), answer, say("tool", "four"), say("assistant", "late")])
+    assert found == (["a[call now]</s>", "why late<|im_end|>"] if goes_on else "turn_begin")
+
+
 def test_an_empty_answer_at_the_end_is_trained_up_to_its_end() -> None:
     """Also where the template looked through all messages before."""
     source = "{% set found = namespace(n=0) %}<s>{% for m in messages %}{% set found.n = found.n + 1 %}{% endfor %}"

@@ -91,8 +91,8 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
     ),
     "sides that are texts after a prompt of messages": (([ASK], "A heron.", "A robin."), ONCE),
     "nulls of a table in the sides alone": (
-        ([ASK], [{**ASK, "name": None}, HERON], [{**ASK, "name": None}, ROBIN]),
-        ([{**ASK, "name": None}], [HERON], [ROBIN]),
+        ([ASK], [{**ASK, "name": None, "tool_calls": []}, HERON], [{**ASK, "name": None}, ROBIN]),
+        ([{**ASK, "name": None, "tool_calls": []}], [HERON], [ROBIN]),
     ),
     "texts that begin with a question of several words": (
         (LONG, f"{LONG} A heron.", f"{LONG}\nA robin."),
@@ -142,6 +142,11 @@ def test_a_completion_is_a_side_by_itself(case: str) -> None:
 
 REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
     "another question": (([ASK], [OTHER, HERON], [ASK, ROBIN]), "prompt_differs", ("Which bird", "Which tree")),
+    "a question of another name": (
+        ([ASK], [{**ASK, "name": "Ann"}, HERON], [ASK, ROBIN]),
+        "prompt_differs",
+        ("Which bird",),
+    ),
     "a system message of one side": (
         ([ASK], [SYSTEM, ASK, HERON], [ASK, ROBIN]),
         "prompt_differs",
