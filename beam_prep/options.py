@@ -113,14 +113,17 @@ _SECONDS = {"metavar": "SECONDS", "pattern": r"^\d+(\.\d+)?$"}
 _COUNT = {"metavar": "N", "pattern": r"^[1-9]\d*$"}
 
 
+_READABLE = "JSONL or Parquet files (.gz, .bz2 and .zst are read too)"
+
+
 class JobOptions(BaseModel):
     """Inputs, output, config and tokenizer: the first arguments of `Pipeline`."""
 
     inputs: str | None = _job(
         None,
         "Input files",
-        "JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a "
-        "line; .gz, .bz2 and .zst are read too. Without it, the config names the files: input.groups",
+        f"{_READABLE}, as paths or globs separated by commas or white space, or @LIST, a file that names one a line. "
+        "Without it, the config names the files: input.groups",
         "gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
         metavar="LIST",
         pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
@@ -348,7 +351,7 @@ BY_NAME = {option.name: option for option in OPTIONS}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
     inputs_help = (
-        "JSONL or Parquet files, quoted globs, or @LIST; .gz, .bz2, .zst and folders of datasets are read too; "
+        f"{_READABLE}, folders of datasets, quoted globs, or @LIST; "
         "or give --inputs; none, if the config has input.groups"
     )
     parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)

@@ -14,7 +14,7 @@ from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join
 from beam_prep.storage.input_digests import first_changed
-from beam_prep.storage.output import output_at
+from beam_prep.storage.output import output_at, put_back
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
@@ -153,6 +153,8 @@ class OutputClaim:
     def _remove_others(self) -> None:
         """Removes the unfinished files of all other launches, because none of them has the claim."""
         for root in {self.staging.root, self.staging.home}:  # copies of another disk's staging are next to the output
+            if is_local(root):
+                put_back(self.output, root)
             replace(self.staging, root=root).remove_others()
 
     def _clear_up(self, version_name: str) -> None:

@@ -49,7 +49,7 @@ CHECKS = (
     Check(of_tokens.answers_in_part),
     Check(of_tokens.unknown_tokens),
 )
-"""A new check needs a function `Sample -> findings`, a line here, and a paragraph in docs/audit.md."""
+"""How to add a check: docs/adding.md."""
 
 
 def findings(sample: Sample, at_start: bool = False) -> list[Finding]:

@@ -75,7 +75,8 @@ class OutputRows:
     def __init__(self, dataset: Dataset, chosen: Selection) -> None:
         self._dataset, self.rows, self._chosen = dataset, _view(dataset, chosen), chosen
         self._display = display_of(self.rows)
-        self.title = str(dataset.path)
+        near = os.path.relpath(dataset.path)
+        self.title = str(dataset.path) if near.startswith(os.pardir) else near
         self.unit = " in bytes" if FORMATS[dataset.format].sizes_in == "bytes" else ""
 
     def check(self) -> None:

@@ -194,6 +194,8 @@ class Source:
     def columns(self, file: InputFile, files: Files) -> Sequence[str] | None:
         """The names of the fields that all records of a file have; None: each record has its own fields.
 
+        A run asks before it reads. So a source with columns also has to refuse files of other formats here.
+
         Raises:
             InputError: the file cannot be read.
         """

@@ -43,8 +43,12 @@ _HASHED = 128 * CHUNK
 """Bytes of a file that are hashed at once."""
 
 
-class _Table(Source):
-    """Tables: their records are Arrow rows, which are read in batches and become lines of JSON."""
+class Table(Source):
+    """Tables: their records are rows, which are read in batches and become lines of JSON.
+
+    A table that is read from its beginning overrides `_lines`, `record_at` and `columns`; one of Arrow's tables
+    overrides `_lines`, `_from` and `_schema`.
+    """
 
     unit = "row"
     by_row = True
@@ -109,12 +113,12 @@ class _Table(Source):
         with files.open_table(file) as stream:
             return list(self._schema(file, stream).names)
 
-    def _part(self, split: Split, files: Files) -> "_Part | None":
+    def _part(self, split: Split, files: Files) -> "Part | None":
         """The part of a file that a split reads; None if other splits have all of it."""
-        return _Part(0, split.source.size, rows_before=0)
+        return Part(0, split.source.size, rows_before=0)
 
-    def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
-        """The rows of a part. Updates `position`."""
+    def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
+        """The rows of a part: (JSON, None or (reason, message) of a row that is rejected). Updates `position`."""
         raise NotImplementedError
 
     def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
@@ -125,7 +129,7 @@ class _Table(Source):
         raise NotImplementedError
 
 
-class Parquet(_Table):
+class Parquet(Table):
     """Parquet files."""
 
     name = "a Parquet file"
@@ -136,7 +140,7 @@ class Parquet(_Table):
     def splits(self, number: int, file: InputFile, block_bytes: int, workers: int = 1) -> list[Split]:
         return ranges(number, file, block_bytes)
 
-    def _part(self, split: Split, files: Files) -> "_Part | None":
+    def _part(self, split: Split, files: Files) -> "Part | None":
         source = split.source
         with files.open_table(source) as stream:
             metadata = _parquet(source, stream).metadata
@@ -153,7 +157,7 @@ class Parquet(_Table):
         stop = source.size if split.stop < 0 else split.stop
         mine = (begins >= split.start) & (begins < stop)
         if not len(full) and split.start == 0:
-            return _Part(0, source.size, 0)
+            return Part(0, source.size, 0)
         if not mine.any():
             return None
         first, last = np.flatnonzero(mine)[[0, -1]].tolist()
@@ -164,9 +168,9 @@ class Parquet(_Table):
         numbers = full[first : last + 1]
         count = int(rows[numbers].sum())
         row_bytes = int(content[numbers].sum()) // count
-        return _Part(before, after, int(rows[full[:first]].sum()), count, tuple(numbers.tolist()), row_bytes)
+        return Part(before, after, int(rows[full[:first]].sum()), count, tuple(numbers.tolist()), row_bytes)
 
-    def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
+    def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:
             done = 0
             for rows in _batches(_parquet(file, stream), part.row_bytes, part.groups):
@@ -188,14 +192,14 @@ class Parquet(_Table):
         return _parquet(file, stream).schema_arrow
 
 
-class ArrowStream(_Table):
+class ArrowStream(Table):
     """Arrow streams: the files of a folder that `datasets` saved."""
 
     name = "an Arrow stream"
     endings = (".arrow",)
     magic = b"\xff\xff\xff\xff"
 
-    def _lines(self, file: InputFile, files: Files, part: "_Part", position: Position) -> Iterator[Line]:
+    def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:
             for rows in _reader(file, stream):
                 position.stored = stream.tell()
@@ -211,7 +215,7 @@ class ArrowStream(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """The part of a table that a split reads.
 
     Attributes:
@@ -316,7 +320,7 @@ def _check_schema(source: InputFile, schema: pa.Schema) -> None:
         raise InputError(f"{source.path!r}: {problem}: write the file without it, or as text")
 
 
-def _nodes(source: InputFile, files: Files, part: _Part) -> tuple[Node, ...]:
+def _nodes(source: InputFile, files: Files, part: Part) -> tuple[Node, ...]:
     """The digests of a part of a file, of the stored bytes."""
     found: list[Node] = []
     with files.open_table(source) as stream:

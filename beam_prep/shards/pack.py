@@ -262,7 +262,7 @@ def _wrapped(lengths: Array, cut: Array, capacity: int) -> tuple[_Pieces, Array]
 
 @dataclass(frozen=True, slots=True)
 class PackingStrategy:
-    """What differs between strategies.
+    """What differs between strategies. Each sees the rows of a shard in groups of `packing_group`.
 
     Attributes:
         place: (lengths, cut, capacity), see `plan_packs` -> the pieces in output order, and the offsets of the packs,

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -401,7 +402,8 @@ def replace_directory(made: str, target: str) -> None:
 
     An old directory is at `made` afterwards; the caller removes it. On Linux the exchange is one step (`renameat2` with
     `RENAME_EXCHANGE`, man 2 rename). If kernel or file system cannot do that, there are two renames, and between them
-    nothing is at `target`. A process that is killed between them leaves the old directory at `<made>.replaced`.
+    nothing is at `target`. A process that is killed between them leaves the old directory next to `made`, until
+    `put_back`.
 
     Args:
         made: the new directory, on the same disk.
@@ -418,7 +420,7 @@ def replace_directory(made: str, target: str) -> None:
             raise
     if _exchanged(made, target):
         return
-    aside = f"{made}.replaced"
+    aside = os.path.join(os.path.dirname(made), _aside(target))
     os.rename(target, aside)
     try:
         os.rename(made, target)
@@ -426,6 +428,22 @@ def replace_directory(made: str, target: str) -> None:
         os.rename(aside, target)
         raise
     os.rename(aside, made)
+
+
+def _aside(target: str) -> str:
+    return f"{os.path.basename(target)}.replaced"
+
+
+def put_back(target: str, root: str) -> None:
+    """Moves a directory back to `target`, if `replace_directory` was killed when nothing was there.
+
+    Args:
+        target: the path of an output.
+        root: the folder of all launches on it.
+    """
+    for found in Path(root).glob(f"*/{glob.escape(_aside(target))}"):
+        if not os.path.lexists(target):
+            os.rename(found, target)
 
 
 def _exchanged(one: str, other: str) -> bool:

@@ -223,8 +223,7 @@ class Shard(beam.PTransform):
     Attributes:
         output: the directory to make: a local path, or one on gs:// or s3://.
         max_tokens: tokens of a shard over all domains, after which it is flushed.
-        formats: one or more of `bin`, `tfrecord`, `arrow`, `h5`, `parquet`, `npy`, `array_record`. Records are
-            tokenised once for all of them.
+        formats: one or more names of `formats.FORMATS`. Records are tokenised once for all of them.
         max_items: the largest number of kept records.
         pack: how rows are packed or padded, and which position ids they get; by default neither. Its `truncation_mode`
             says whether a row that is too long for a packed row is cut, dropped (`too_long`), or fails the run.

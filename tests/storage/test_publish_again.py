@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
+from beam_prep.errors import RunError
 from beam_prep.storage import output as output_module
 from beam_prep.storage.output import LocalOutput, StoredOutput
+from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms.shard import Publish
@@ -149,3 +151,19 @@ def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
     wanted = digests(f"{path}_calm")
     assert len(wanted) > 10
     assert digests(path) == wanted
+
+
+def test_an_output_that_was_moved_aside_when_its_launch_was_killed_comes_back(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    """Where directories cannot be exchanged (NFS), there is a moment at which nothing is at the output's path."""
+    output = tmp_path / "out"
+    run(str(output), inputs["old"])
+    before = digests(str(output))
+    launch = Staging.beside(str(output)).path()
+    os.makedirs(launch)
+    os.rename(output, f"{launch}/out.replaced")
+    inputs["new"].write_text("{\n")
+    with pytest.raises(RunError):
+        run(str(output), inputs["new"])
+    assert digests(str(output)) == before

@@ -1,7 +1,7 @@
 # Made from beam_prep/options.py by `make template`.
 
 variable "inputs" {
-  description = "JSONL or Parquet files or globs, separated by commas or white space, or @LIST, a file that names one a line; .gz, .bz2 and .zst are read too. Without it, the config names the files: input.groups. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
+  description = "JSONL or Parquet files (.gz, .bz2 and .zst are read too), as paths or globs separated by commas or white space, or @LIST, a file that names one a line. Without it, the config names the files: input.groups. Example: gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl"
   type        = string
   default     = null
 
