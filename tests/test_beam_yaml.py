@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +91,18 @@ def test_every_step_of_a_config_is_the_one_of_prepare(name: str) -> None:
     config, tokenizer = bp.PipelineConfig.from_json(path), bp.Tokenizer.load(TOKENIZER)
     if config.input.chat_template is not None:
         tokenizer = tokenizer.with_template(config.input.chat_template)
+    (provider,) = yaml.safe_load(beam_yaml.PROVIDERS.read_text())
     for wanted in chain(config, tokenizer, "auto", "sample"):
-        (make,) = [make for kind, make in listed() if kind == type(wanted).__name__]
-        made = make(config=str(path), tokenizer=TOKENIZER)
+        module, _, function = provider["transforms"][type(wanted).__name__].rpartition(".")
+        assert module == beam_yaml.__name__
+        made = getattr(beam_yaml, function)(config=str(path), tokenizer=TOKENIZER)
         assert type(made) is type(wanted)
-        assert described(made) == described(wanted)
+        assert settings(made) == settings(wanted)
 
 
-def described(made: Any) -> Any:
-    """The settings of a step."""
+def settings(made: Any) -> Any:
     hidden = {"tokenizer", "eos_id", "policy"}
     return {name: value for name, value in vars(made).items() if name not in hidden and not name.startswith("_")}
-
-
-def listed() -> Iterator[tuple[str, Any]]:
-    """(name, what makes it) of every transform of the list."""
-    (provider,) = yaml.safe_load(beam_yaml.PROVIDERS.read_text())
-    for name, where in provider["transforms"].items():
-        module, _, function = where.rpartition(".")
-        assert module == beam_yaml.__name__
-        yield name, getattr(beam_yaml, function)
 
 
 def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
@@ -133,13 +124,7 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
     [
         ("Prepare", {"config": TEXT}, "Prepare: tokenizer is missing; known: config, tokenizer, tokenizer_backend, "),
         ("Prepare", {"config": TEXT, "tokeniser": "x"}, "unknown argument 'tokeniser'; did you mean 'tokenizer'?"),
-        ("Prepare", {"config": 3, "tokenizer": TOKENIZER}, "Prepare: config is 3, wanted str | dict[str, Any]"),
         ("Prepare", {"config": "none.json", "tokenizer": TOKENIZER}, "none.json: the config cannot be read"),
-        (
-            "Prepare",
-            {"config": TEXT, "tokenizer": TOKENIZER, "check": "x"},
-            "check is 'x', wanted Literal['",
-        ),
         ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),
         ("FromRecords", {"buckets": 3}, "buckets is 3, wanted a power of 2"),
     ],
@@ -151,14 +136,6 @@ def test_what_is_wrong_is_said_with_the_line(name: str, config: dict[str, Any], 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "message"),
-    [
-        ("ReadJSONL", {"inputs": "nothing/*.jsonl"}, "nothing/*.jsonl"),
-        ("ReadJSONL", {"inputs": "x", "block_bytes": True}, "ReadJSONL: block_bytes is true, wanted int"),
-    ],
-)
-def test_what_is_wrong_in_a_source_is_said(name: str, config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="Invalid transform specification") as caught:
-        run([step(name, **config)])
-    assert message in str(caught.value)
+def test_what_is_wrong_in_a_source_is_said() -> None:
+    with pytest.raises(ValueError, match="ReadJSONL: block_bytes is true, wanted int"):
+        run([step("ReadJSONL", inputs="x", block_bytes=True)])
