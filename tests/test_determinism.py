@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -14,7 +13,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from beam_prep import testing
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.data.block import Block
-from beam_prep.pipeline import Pipeline, Result
+from beam_prep.pipeline import Pipeline
 from beam_prep.transforms.block_step import BlockCoder
 from tests.conftest import shared, tree
 
@@ -64,30 +63,17 @@ def job(
     lines: list[bytes], tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str
 ) -> Callable[..., tuple[dict[str, str], dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("determinism")
-    whole, part = folder / "whole.jsonl", folder / "part.jsonl"
+    whole = folder / "whole.jsonl"
     whole.write_bytes(b"\n".join(lines))  # no newline at the end
-    part.write_bytes(b"\r\n".join(lines[: len(lines) // 5]) + b"\r\n")
 
-    def run(
-        *options: str, block_bytes: int, max_items: int | None = None, source: str = "whole", pack: str = "none"
-    ) -> tuple[dict[str, str], dict[str, Any]]:
+    def run(*options: str, block_bytes: int) -> tuple[dict[str, str], dict[str, Any]]:
         """(digest of every file but run.json, the manifest) of a run from scratch."""
         output = folder / f"out-{len(list(folder.iterdir()))}"
-        config = json.loads(json.dumps(CONFIG))
-        config["preprocessing"] |= {"max_items": max_items, "packing_strategy": pack}
-        if pack != "none":
-            config["preprocessing"]["max_packed_len"] = 40
-        result: Result = Pipeline(
-            PipelineConfig.from_dict(config),
-            [str(folder / f"{source}.jsonl")],
-            output_dir=output,
-            tokenizer_path=tokenizer_path,
-            block_bytes=block_bytes,
-            max_reject_rate=0.1,
-            max_no_loss_rate=0.1,
-        ).run(["--runner=FnApiRunner", *options])
+        limits: dict[str, Any] = {"max_reject_rate": 0.1, "max_no_loss_rate": 0.1, "block_bytes": block_bytes}
+        job = Pipeline(PipelineConfig.from_dict(CONFIG), whole, output, tokenizer_path, **limits)
+        result = job.run(["--runner=FnApiRunner", *options])
         told = json.loads((output / "run.json").read_text())
-        assert told["blocks"] == -(-Path(folder / f"{source}.jsonl").stat().st_size // block_bytes)
+        assert told["blocks"] == -(-whole.stat().st_size // block_bytes)
         assert told["blocks_reused"] < told["blocks"] / 10  # ranges of the long lines are equal now and then
         assert ("2 worker processes" in told["how"]) == bool(options)
         assert result.manifest is not None
@@ -114,14 +100,6 @@ def test_the_bytes_do_not_depend_on_blocks_workers_or_the_run(
     options: tuple[str, ...], block_bytes: int, job: Callable[..., Any], reference: dict[str, str]
 ) -> None:
     assert job(*options, block_bytes=block_bytes)[0] == reference
-
-
-@pytest.mark.parametrize("pack", ["none", "bfd"])
-def test_a_job_that_ends_early_ends_at_the_same_record(pack: str, job: Callable[..., Any]) -> None:
-    digests, manifest = job(block_bytes=8 * MB, max_items=380, source="part", pack=pack)
-    assert manifest["ledger"]["kept"] == 380
-    assert manifest["ledger"]["not_read"] > 0
-    assert job(*TWO_PROCESSES, block_bytes=64 * KB, max_items=380, source="part", pack=pack)[0] == digests
 
 
 def test_the_alarm_goes_off_where_blocks_are_shuffled(serialised: list[str]) -> None:
