@@ -62,15 +62,11 @@ def part_of(module: str) -> str | None:
     return (names or ["__init__"])[0]
 
 
-def place(path: Path, line: int) -> str:
-    return f"{path.relative_to(ROOT)}:{line}"
-
-
 def imported(rooms: list[str]) -> Iterator[tuple[str, str, str]]:
     """(room, its place, module) of every import in the rooms."""
     for room in rooms:
         for path in files(room):
-            yield from ((room, place(path, line), module) for line, module in imports(path))
+            yield from ((room, f"{path.relative_to(ROOT)}:{line}", module) for line, module in imports(path))
 
 
 def test_every_room_has_its_place() -> None:
@@ -116,7 +112,7 @@ def test_launchers_define_nothing_that_runs_on_a_worker() -> None:
     for path in launchers:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found = [node for node in ast.walk(tree) if isinstance(node, kinds) and getattr(node, "name", "") != "main"]
-        assert found == [], place(path, found[0].lineno)
+        assert found == [], (path, found[0].lineno)
         assert "if __name__ ==" in path.read_text(encoding="utf-8"), path
 
 
@@ -128,7 +124,7 @@ def test_no_heavy_import_before_it_is_needed() -> None:
             for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the top level only
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-                assert not {name.split(".")[0] for name in names} & (HEAVY - allowed), place(path, node.lineno)
+                assert not {name.split(".")[0] for name in names} & (HEAVY - allowed), (path, node.lineno)
 
 
 def test_importing_is_light() -> None:
