@@ -60,17 +60,6 @@ def test_the_example_of_files_gives_the_same_in_worker_processes(tmp_path: Path)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
-@pytest.mark.long
-def test_the_example_of_rows_trains_the_answers_that_the_filter_keeps(tmp_path: Path) -> None:
-    launch("rows.yaml", tmp_path / "out")
-    dataset = bp.open(tmp_path / "out")
-    assert dataset.tokenizer is not None
-    trained = [[token for token in row["labels"].tolist() if token != -100] for row in dataset]
-    eos = dataset.tokenizer.special_tokens["eos_token"]
-    assert {dataset.tokenizer.decode(tokens) for tokens in trained} == {f"About 384,400 km away.{eos}", f"4.{eos}"}
-    assert dataset.manifest["formats"] == ["bin", "arrow"]
-
-
 def test_a_config_that_composes_gives_the_bytes_of_the_job(tmp_path: Path) -> None:
     config = json.loads(Path(CHAT).read_bytes())
     config["preprocessing"] |= {"deduplicate": {"by": ["messages"]}}

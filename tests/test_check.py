@@ -17,7 +17,6 @@ from beam_prep.tokens import backends as backend
 from beam_prep.tokens.backends import FastEncoder
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import first_difference
-from beam_prep.tokens.tokenizer import CharSpans, TokenSpans
 from tests.conftest import ROOT, tree
 from tests.test_backends import config
 
@@ -142,19 +141,6 @@ CHATS = [
     {"messages": [{"role": "user", "content": f"Say {n}!"}, {"role": "assistant", "content": f"So: {n}"}]}
     for n in range(200)
 ]
-
-
-def test_one_chat_whose_offsets_are_another_ones(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = FastEncoder.encode_spans
-
-    def other(self: FastEncoder, texts: Sequence[str], special: bool, spans: CharSpans) -> tuple[Ragged, TokenSpans]:
-        ids, tokens = whole(self, texts, special, spans)
-        mine = [place for place, text in enumerate(texts) if "Say 123!" in text]
-        return ids, TokenSpans(tokens.start - np.isin(spans.text, mine), tokens.stop)
-
-    monkeypatch.setattr(backend.FastEncoder, "encode_spans", other)
-    found = r"column 'loss_mask': found \[1.+, wanted \[0"
-    seen_by_a_full_check_alone(run, config(), *needle(CHATS, "Say 123!"), found)
 
 
 def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import apache_beam as beam
 import pytest
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import testing
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
 from beam_prep.data.block import Block
 from beam_prep.pipeline import Pipeline
@@ -100,12 +97,6 @@ def test_the_bytes_do_not_depend_on_blocks_workers_or_the_run(
     options: tuple[str, ...], block_bytes: int, job: Callable[..., Any], reference: dict[str, str]
 ) -> None:
     assert job(*options, block_bytes=block_bytes)[0] == reference
-
-
-def test_the_alarm_goes_off_where_blocks_are_shuffled(serialised: list[str]) -> None:
-    with beam.Pipeline(FnApiRunner()) as pipeline:
-        pipeline | testing.create(ROWS) | beam.Reshuffle() | testing.rows()
-    assert {"encode Records", "pickle Records"} <= {*serialised}
 
 
 # Blocks are not serialised in phase 1

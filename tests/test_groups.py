@@ -1,6 +1,5 @@
 """Groups of inputs: files with fields of their own in one job, compared with a job for each."""
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli, recipe
+from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.dry_run import dry_run
 from beam_prep.errors import ConfigError, InputError, RunError
@@ -81,17 +80,6 @@ def test_a_group_gives_the_rows_that_a_job_of_its_own_gives(make: Made) -> None:
         assert rows(together.domain(group["domain"])) == alone(given, number)
     assert together.manifest["ledger"]["dropped"] == {"too_short": 1}
     assert together.manifest["group_files"] == [1, 1, 1, 1]
-
-
-def test_tables_and_compressed_files_may_be_groups(make: Made, tmp_path: Path) -> None:
-    """And rows without a domain are in the order of the groups."""
-    packed = tmp_path / "text.jsonl.gz"
-    packed.write_bytes(gzip.compress((EXAMPLES / "text.jsonl").read_bytes()))
-    table = write(rows_of(EXAMPLES / "chat.jsonl"), tmp_path / "chat")
-    groups = [{**GROUPS["text"], "files": [str(packed)]}, {**GROUPS["chat"], "files": table}, GROUPS["pairs"]]
-    output = {"output": {"columns": "labels"}}
-    plain = config([GROUPS[name] for name in ("text", "chat", "pairs")], **output)
-    assert rows(make(config(groups, **output))) == [row for number in range(3) for row in alone(plain, number)]
 
 
 def test_equal_bytes_in_two_groups_are_two_blocks(make: Made, tmp_path: Path) -> None:
@@ -264,12 +252,6 @@ def test_what_is_refused_before_a_run(tmp_path: Path, make: Made) -> None:
         make(config([GROUPS["text"], GROUPS["text"]]))
     with pytest.raises(InputError, match=r"none of the fields that the config reads \('text'\)"):
         make(config([{**TEXT, "files": table}]))
-
-
-def test_a_chain_of_ones_own_is_told_that_groups_name_their_files() -> None:
-    (step,) = recipe.chain(PipelineConfig.from_dict(config(named("chat", "text"))), bp.Tokenizer.load(TOKENIZER_PATH))
-    with pytest.raises(ConfigError, match=r"is of no group: the config has input\.groups"):
-        step.step()(bp.testing.records([{"text": "x"}]))
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
