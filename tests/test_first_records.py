@@ -47,28 +47,22 @@ def found(
     return [f"{finding.says}. To mend it: {finding.mend}" for finding in roles_without_end(sample)]
 
 
-def test_a_mark_that_is_plain_text_is_told() -> None:
-    assert found(shared("tokenizers", "gpt2"), CHATML) == [
-        SAYS.format("assistant")
-        + "its turns end with 'For the sea.<|im_end|>'. To mend it: '<|im_end|>' is plain text "
-        'on this tokenizer: add it to the tokenizer as a special token; or "input": {"chat_template": ...} with a '
-        "template that writes '<|endoftext|>' behind each of its turns"
-    ]
-
-
-def test_a_template_without_an_end_is_told_of_each_role() -> None:
-    lines = found(OURS, BARE, {"assistant": "train", "user": "train", "system": "train"})
-    mend = 'To mend it: "input": {"chat_template": ...} with a template that writes '
-    mend += "'<|im_end|>' behind each of its turns"
-    assert lines == [
-        SAYS.format("user") + f"its turns end with 'Why?'. {mend}",
-        SAYS.format("assistant") + f"its turns end with 'For the sea.'. {mend}",
-    ]
-
-
-def test_a_mark_before_the_end_token_is_told() -> None:
-    (line,) = found(OURS, MARKED)
-    assert line.endswith("To mend it: move {% endgeneration %} of the chat template behind the end token")
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "roles", "says"),
+    [
+        ("gpt2", CHATML, ["assistant"], "'<|im_end|>' is plain text on this tokenizer: add it to the tokenizer"),
+        (None, BARE, ["user", "assistant"], "a template that writes '<|im_end|>' behind each of its turns"),
+        (None, MARKED, ["assistant"], "move {% endgeneration %} of the chat template behind the end token"),
+    ],
+    ids=["a mark that is plain text", "no end", "a mark before the end token"],
+)
+def test_each_role_without_an_end_is_told(tokenizer: str | None, template: str, roles: list[str], says: str) -> None:
+    folder = shared("tokenizers", tokenizer) if tokenizer else OURS
+    lines = found(folder, template, dict.fromkeys((*roles, "system"), "train"))
+    assert len(lines) == len(roles)
+    for line, role in zip(lines, roles, strict=True):
+        assert line.startswith(SAYS.format(role) + "its turns end with '")
+        assert says in line.partition("To mend it: ")[2]
 
 
 def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None:

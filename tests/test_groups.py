@@ -272,7 +272,6 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
     [
         (config([]), "input.groups: found []; must be a list that is not empty"),
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
-        (config([{**TEXT, "file": "a"}]), "input.groups[0].file: unknown key 'file'; did you mean 'files'?"),
         (
             {"input": {"groups": [A_TEXT], **CHAT}},
             "input.sections: found sections beside groups; give each group",
@@ -284,10 +283,6 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
             "are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, int32, none is trained)",
-        ),
-        (
-            config([A_TEXT, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "one section in input.sections: text that trains; this concerns input.groups[1]",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),

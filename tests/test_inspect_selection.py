@@ -119,7 +119,6 @@ def test_records_left_out_of_an_output(output: Dataset, shown: Callable[..., str
     [
         (["--random", "3", "--count", "2"], "for N rows that are drawn type: --random N; for the first N: --count N"),
         (["--reason", "empty", "--domain", "a"], "a record that was left out has no domain; leave out --domain"),
-        (["--random", "3", "--grep", "x"], "leave out one of them: --random, or --grep"),
         (["--grep", "["], r"to find it as it is, type: --grep '\['"),
         (["--reason", "nothing"], "there are dropped: 2 empty; rejected: "),
         (["--ids", "--html", "x.html"], "press i in it, and leave out --ids"),
