@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import beam_prep as bp
@@ -21,10 +20,6 @@ from tests.conftest import ROOT, prepared, write_lines
 
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 GOOD = b"".join(b'{"text": "good %d"}\n' % number for number in range(50))
-
-
-def zstd(path: Path, _: str) -> Any:
-    return pa.CompressedOutputStream(str(path), "zstd")
 
 
 @pytest.fixture
@@ -40,10 +35,9 @@ def made(run: Callable[..., Any]) -> Callable[..., bp.Dataset]:
 
 
 LONG: list[tuple[str, Any, bytes]] = [
-    *((f"{place}.jsonl", open, filler) for place, filler in enumerate((b" ", b"\0", b'{"text": "long"'))),
-    ("3.jsonl.gz", gzip.open, b'{"text": "long"'),
-    ("4.jsonl.bz2", bz2.open, b" "),
-    ("5.jsonl.zst", zstd, b"\0"),
+    ("0.jsonl", open, b"\0"),
+    ("1.jsonl.gz", gzip.open, b'{"text": "long"'),
+    ("2.jsonl.bz2", bz2.open, b" "),
 ]
 
 
@@ -58,8 +52,8 @@ def test_a_line_that_is_too_long_is_one_reject(made: Callable[..., bp.Dataset], 
         for size in (65_536, 1 << 20)
     ]
     for output in outputs:
-        assert output.manifest["ledger"]["rejected"] == {"line_too_long": 6}
-        assert output.manifest["totals"]["rows"] == 600
+        assert output.manifest["ledger"]["rejected"] == {"line_too_long": 3}
+        assert output.manifest["totals"]["rows"] == 300
         assert [(each["file"], each["offset"], each["line"], each["text"]) for each in output.rejects()] == [
             (str(path), len(GOOD), 51, (filler * 7)[:7].decode())
             for path, (_, _, filler) in zip(paths, LONG, strict=True)
