@@ -18,20 +18,10 @@ from tests.test_configs import CONFIGS
 
 pytest.importorskip("docstring_parser", reason="no apache-beam[yaml] here")
 
-EXAMPLES = ROOT / "examples" / "beam_yaml"
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 CHAT = str(ROOT / "configs" / "sft_conversation.json")
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 ROWS = [{"text": "One."}, {"text": "Two."}, {"text": "Two."}]
-
-
-def launch(example: str, output: Path, *options: str) -> None:
-    """Runs an example as a user does, who types `python -m apache_beam.yaml.main`."""
-    from apache_beam.yaml import main
-
-    given = ["--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(output)}), *options]
-    with contextlib.chdir(ROOT):
-        main.run([f"--yaml_pipeline_file={EXAMPLES / example}", *given])
 
 
 def run(transforms: list[dict[str, Any]], *options: str) -> None:
@@ -55,8 +45,13 @@ def rows(output: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_the_example_of_files_gives_the_same_in_worker_processes(tmp_path: Path) -> None:
-    launch("chat.yaml", tmp_path / "one")
-    launch("chat.yaml", tmp_path / "two", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    """As a user runs it, who types `python -m apache_beam.yaml.main`."""
+    from apache_beam.yaml import main
+
+    for name, options in (("one", []), ("two", ["--direct_running_mode=multi_processing", "--direct_num_workers=2"])):
+        given = ["--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(tmp_path / name)}), *options]
+        with contextlib.chdir(ROOT):
+            main.run([f"--yaml_pipeline_file={ROOT / 'examples' / 'beam_yaml' / 'chat.yaml'}", *given])
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 

@@ -75,8 +75,7 @@ def test_the_output_of_another_job(jobs: Jobs) -> None:
     (jobs.inputs / "b.jsonl").write_text(texts("second", 10))
     assert asked(jobs, overwrite=False).state == "refused"
     shutil.rmtree(jobs.folder / "out")
-    (jobs.folder / "out").mkdir()
-    (jobs.folder / "out" / "notes.txt").write_text("mine")
+    (jobs.folder / "out" / "mine").mkdir(parents=True)
     assert asked(jobs).state == "refused"
 
 

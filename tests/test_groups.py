@@ -133,15 +133,6 @@ def test_a_budget_is_of_the_domain_of_a_group(make: Made) -> None:
     assert 0.04 < tokens["text"] / sum(tokens.values()) < 0.06
 
 
-def test_a_shuffle_and_splits_are_over_all_groups(make: Made) -> None:
-    output = {"columns": "labels", "shuffle": {"seed": 3}, "splits": {"train": 0.8, "validation": 0.2}}
-    given = config(named("chat", "text"), output=output)
-    made = make(given)
-    assert sorted(rows(made)) == sorted(alone(given, 0) + alone(given, 1))
-    parts = {(shard["split"], shard["domain"]) for shard in made.manifest["shards"]}
-    assert parts == {(split, domain) for split in ("train", "validation") for domain in ("chat", "text")}
-
-
 def test_rollouts_may_have_other_names_in_each_group(make: Made, tmp_path: Path) -> None:
     path = EXAMPLES / "more" / "rollout_tokens.jsonl"
     renamed = tmp_path / "renamed.jsonl"

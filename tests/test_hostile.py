@@ -16,7 +16,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.chat import checks
 from beam_prep.errors import InputError, RunError
-from tests.conftest import ROOT, prepared, write_lines
+from tests.conftest import ROOT, prepared
 
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 GOOD = b"".join(b'{"text": "good %d"}\n' % number for number in range(50))
@@ -131,19 +131,3 @@ def test_files_may_have_any_names(made: Callable[..., bp.Dataset], tmp_path: Pat
     found = made(TEXT, folder / "*.jsonl").manifest
     assert found["totals"]["rows"] == 50 * (len(NAMES) + 1)
     assert found["ledger"]["rejected"] == {"bad_json": len(NAMES)}
-
-
-DOMAINS = [
-    *("latest", "latest.json", ".beam_prep", "..", "../../etc", "/etc", "a/b", "a\\b", "", " ", "\n", "x" * 250),
-    *("NUL", "A", "a", "\u00e9", DECOMPOSED, "manifest.json", "rejects", "'\"", "\0"),
-]
-
-
-def test_domains_may_have_any_names(made: Callable[..., bp.Dataset], tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in.jsonl", [{"text": "good", "domain": name} for name in DOMAINS])
-    output = made({**TEXT, "output": {"domain_key": "domain"}}, path)
-    assert output.manifest["totals"]["rows"] == len(DOMAINS)
-    folders = {path.name for path in Path(output.path).iterdir() if path.is_dir()} - {"tokenizer", "rejects"}
-    assert len(folders) == len(DOMAINS)
-    assert not folders & {"latest", "latest.json", ".beam_prep", "..", "manifest.json", ""}
-    assert {path.name for path in tmp_path.iterdir()} <= {"in.jsonl", "out", ".beam_prep"}

@@ -1,7 +1,6 @@
 """`beam-prep inspect --random, --shortest, --grep, --reason ...`: which rows are shown; and the pager."""
 
 import contextlib
-import json
 import os
 import pty
 import re
@@ -158,11 +157,6 @@ def test_rejects_that_are_damaged_are_an_error(output: Dataset, tmp_path: Path) 
             list(bp.open(copy).rejects())
     file.unlink()
     with pytest.raises(FormatError, match=r"is missing, though manifest\.json lists it"):
-        list(bp.open(copy).rejects())
-    manifest = json.loads((copy / "manifest.json").read_bytes())
-    manifest["rejects"][0]["path"] = "../in.jsonl"
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(FormatError, match="leads out of the output"):
         list(bp.open(copy).rejects())
 
 
