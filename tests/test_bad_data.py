@@ -258,9 +258,7 @@ def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
     good, bad = b'{"text": "good"}\n', b"bad\n"
-    problem = (
-        r"^3 of 10 records were rejected \(30\.00%; 3 bad_json\), .*nothing was published, see .*/out\.failed/"
-    )
+    problem = r"^3 of 10 records were rejected \(30\.00%; 3 bad_json\), .*nothing was published, see .*/out\.failed/"
     with pytest.raises(RunError, match=problem):
         run(TEXT, good * 7 + bad * 3 + b"\n", max_reject_rate=0.29)
     assert not (tmp_path / "out").exists()

@@ -20,19 +20,13 @@ from beam_prep.tokens.check import first_difference
 from tests.conftest import ROOT, tree
 from tests.test_backends import config
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
 
 CHAT = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()] * 3
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
 TEXTS = [{"text": f"Text number {number}, as good as any other."} for number in range(200)]
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def no_small_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the input, a backend is chosen, and compared with the reference."""
-    monkeypatch.setattr("beam_prep.first_records.REFERENCE_ALONE", 0)
 
 
 def told(made: Any) -> dict[str, Any]:

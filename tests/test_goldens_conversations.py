@@ -13,11 +13,7 @@ from tests.conftest import SHARED, records_of, shared
 from tests.test_material import rules_of
 
 # By gigatoken; what the reference gives is the same: test_backends.py
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.usefixtures("way"),
-    pytest.mark.parametrize("way", ["auto"], indirect=True),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
 
 CHATML = "chatml-12k"
 CONVERSATION = {"field": "messages", "template": "conversation"}

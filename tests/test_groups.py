@@ -123,16 +123,6 @@ def test_rules_read_the_fields_of_each_group(make: Made, tmp_path: Path) -> None
     assert [(row["text"], int(row["file"])) for row in made.domain("t")] == [(row["text"], 1) for row in texts[:3]]
 
 
-def test_a_budget_is_of_the_domain_of_a_group(make: Made) -> None:
-    mix = {"chat": {"epochs": 2}, "text": {"share": 0.05}}
-    given = config(named("chat", "pairs", "text"), output={"columns": "labels", "shuffle": {"seed": 1}, "mix": mix})
-    mixed = make(given)
-    assert sorted(rows(mixed.domain("chat"))) == sorted(2 * alone(given, 0))
-    assert sorted(rows(mixed.domain("pairs"))) == sorted(alone(given, 1))
-    tokens = {name: sum(len(row["input_ids"]) for row in mixed.domain(name)) for name in ("chat", "pairs", "text")}
-    assert 0.04 < tokens["text"] / sum(tokens.values()) < 0.06
-
-
 def test_rollouts_may_have_other_names_in_each_group(make: Made, tmp_path: Path) -> None:
     path = EXAMPLES / "more" / "rollout_tokens.jsonl"
     renamed = tmp_path / "renamed.jsonl"
