@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from beam_prep import cli, first_records
-from beam_prep.errors import ConfigError, TokenizerError
+from beam_prep import first_records
+from beam_prep.errors import TokenizerError
 from tests.conftest import ROOT, shared, tree
 
 CHAT = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes()
@@ -72,11 +72,3 @@ def test_small_inputs_are_encoded_by_the_reference_unless_another_is_asked_for(
     assert "encoded_by_transformers" not in told(large.output)
     assert tree(small.output) == tree(large.output)
     assert "is not used" not in caplog.text
-
-
-def test_tokie_is_an_error_that_says_what_to_do(run: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer_backend is 'tokie', which is gone, .*leave the option out"):
-        run(config(), CHAT, tokenizer_backend="tokie")
-    words = ["run", "in.jsonl", "-o", "out", "-c", "c.json", "--tokenizer_path", "t", "--tokenizer_backend=tokie"]
-    assert cli.main(words) == 2
-    assert "found 'tokie', which is gone, " in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,10 @@ from tests.test_configs import CONFIGS
 
 pytest.importorskip("docstring_parser", reason="no apache-beam[yaml] here")
 
-EXAMPLES = ROOT / "examples" / "beam_yaml"
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 CHAT = str(ROOT / "configs" / "sft_conversation.json")
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 ROWS = [{"text": "One."}, {"text": "Two."}, {"text": "Two."}]
-
-
-def launch(example: str, output: Path, *options: str) -> None:
-    """Runs an example as a user does, who types `python -m apache_beam.yaml.main`."""
-    from apache_beam.yaml import main
-
-    given = ["--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(output)}), *options]
-    with contextlib.chdir(ROOT):
-        main.run([f"--yaml_pipeline_file={EXAMPLES / example}", *given])
 
 
 def run(transforms: list[dict[str, Any]], *options: str) -> None:
@@ -56,20 +45,14 @@ def rows(output: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_the_example_of_files_gives_the_same_in_worker_processes(tmp_path: Path) -> None:
-    launch("chat.yaml", tmp_path / "one")
-    launch("chat.yaml", tmp_path / "two", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    """As a user runs it, who types `python -m apache_beam.yaml.main`."""
+    from apache_beam.yaml import main
+
+    for name, options in (("one", []), ("two", ["--direct_running_mode=multi_processing", "--direct_num_workers=2"])):
+        given = ["--runner=FnApiRunner", "--jinja_variables", json.dumps({"output": str(tmp_path / name)}), *options]
+        with contextlib.chdir(ROOT):
+            main.run([f"--yaml_pipeline_file={ROOT / 'examples' / 'beam_yaml' / 'chat.yaml'}", *given])
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
-
-
-@pytest.mark.long
-def test_the_example_of_rows_trains_the_answers_that_the_filter_keeps(tmp_path: Path) -> None:
-    launch("rows.yaml", tmp_path / "out")
-    dataset = bp.open(tmp_path / "out")
-    assert dataset.tokenizer is not None
-    trained = [[token for token in row["labels"].tolist() if token != -100] for row in dataset]
-    eos = dataset.tokenizer.special_tokens["eos_token"]
-    assert {dataset.tokenizer.decode(tokens) for tokens in trained} == {f"About 384,400 km away.{eos}", f"4.{eos}"}
-    assert dataset.manifest["formats"] == ["bin", "arrow"]
 
 
 def test_a_config_that_composes_gives_the_bytes_of_the_job(tmp_path: Path) -> None:
@@ -92,26 +75,18 @@ def test_every_step_of_a_config_is_the_one_of_prepare(name: str) -> None:
     config, tokenizer = bp.PipelineConfig.from_json(path), bp.Tokenizer.load(TOKENIZER)
     if config.input.chat_template is not None:
         tokenizer = tokenizer.with_template(config.input.chat_template)
+    (provider,) = yaml.safe_load(beam_yaml.PROVIDERS.read_text())
     for wanted in chain(config, tokenizer, "auto", "sample"):
-        (make,) = [make for kind, make in listed() if kind == type(wanted).__name__]
-        made = make(config=str(path), tokenizer=TOKENIZER)
+        module, _, function = provider["transforms"][type(wanted).__name__].rpartition(".")
+        assert module == beam_yaml.__name__
+        made = getattr(beam_yaml, function)(config=str(path), tokenizer=TOKENIZER)
         assert type(made) is type(wanted)
-        assert described(made) == described(wanted)
+        assert settings(made) == settings(wanted)
 
 
-def described(made: Any) -> Any:
-    """The settings of a step."""
+def settings(made: Any) -> Any:
     hidden = {"tokenizer", "eos_id", "policy"}
     return {name: value for name, value in vars(made).items() if name not in hidden and not name.startswith("_")}
-
-
-def listed() -> Iterator[tuple[str, Any]]:
-    """(name, what makes it) of every transform of the list."""
-    (provider,) = yaml.safe_load(beam_yaml.PROVIDERS.read_text())
-    for name, where in provider["transforms"].items():
-        module, _, function = where.rpartition(".")
-        assert module == beam_yaml.__name__
-        yield name, getattr(beam_yaml, function)
 
 
 def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
@@ -133,13 +108,7 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
     [
         ("Prepare", {"config": TEXT}, "Prepare: tokenizer is missing; known: config, tokenizer, tokenizer_backend, "),
         ("Prepare", {"config": TEXT, "tokeniser": "x"}, "unknown argument 'tokeniser'; did you mean 'tokenizer'?"),
-        ("Prepare", {"config": 3, "tokenizer": TOKENIZER}, "Prepare: config is 3, wanted str | dict[str, Any]"),
         ("Prepare", {"config": "none.json", "tokenizer": TOKENIZER}, "none.json: the config cannot be read"),
-        (
-            "Prepare",
-            {"config": TEXT, "tokenizer": TOKENIZER, "check": "x"},
-            "check is 'x', wanted Literal['",
-        ),
         ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),
         ("FromRecords", {"buckets": 3}, "buckets is 3, wanted a power of 2"),
     ],
@@ -151,14 +120,6 @@ def test_what_is_wrong_is_said_with_the_line(name: str, config: dict[str, Any], 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "message"),
-    [
-        ("ReadJSONL", {"inputs": "nothing/*.jsonl"}, "nothing/*.jsonl"),
-        ("ReadJSONL", {"inputs": "x", "block_bytes": True}, "ReadJSONL: block_bytes is true, wanted int"),
-    ],
-)
-def test_what_is_wrong_in_a_source_is_said(name: str, config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="Invalid transform specification") as caught:
-        run([step(name, **config)])
-    assert message in str(caught.value)
+def test_what_is_wrong_in_a_source_is_said() -> None:
+    with pytest.raises(ValueError, match="ReadJSONL: block_bytes is true, wanted int"):
+        run([step("ReadJSONL", inputs="x", block_bytes=True)])

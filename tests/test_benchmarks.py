@@ -1,7 +1,6 @@
 """The scripts in `benchmarks/` run, and say what they need. What they measure here means nothing."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,43 +11,19 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long
 
-FOLDER = ROOT / "benchmarks"
 
-
-def run_script(*arguments: str | Path, script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_the_plan_of_a_small_job_is_measured_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "part", "options", "says"),
+    [
+        ("plan_scale", "plan_scale", ["--small"], "receipts, packed"),
+        ("soak", "overwrite", ["--refreshes", "3", "--seed", "1"], "Nothing was wrong."),
+    ],
+)
+def test_a_script_writes_its_table(script: str, part: str, options: list[str], says: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("<!-- plan_scale: begin -->\n<!-- plan_scale: end -->\n")
-    done = run_script("--small", "--markdown", page, script=FOLDER / "plan_scale.py")
+    page.write_text(f"<!-- {part}: begin -->\n<!-- {part}: end -->\n")
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *options, "--markdown", str(page)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in page.read_text()
-    found = {line[0]: line[1:] for line in map(cells, done.stdout.splitlines()) if len(line) in (4, 6)}
-    assert all(float(found[step][1]) >= 0 for step in ("pack", "plan", "publish", "load"))
-    assert found["receipts, packed"][0] == "100"
-    # Some 39e9 tokens in shards of 1e8, of one to six domains.
-    assert 390 <= int(found["shards to write"][0].replace(",", "")) <= 6 * 400
-    # Each shard ends in a block; nearly all were guessed, in few rounds.
-    reads, rounds = re.findall(r"([\d,]+) row indexes in ([\d,]+) rounds", done.stdout)[0]
-    assert 380 <= int(reads) <= 450
-    assert int(rounds) <= 5
-
-
-def test_a_few_nights_of_the_soak_are_as_from_scratch(tmp_path: Path) -> None:
-    page = tmp_path / "soak.md"
-    page.write_text("<!-- overwrite: begin -->\n<!-- overwrite: end -->\n")
-    script = FOLDER / "soak.py"
-    done = run_script("--refreshes", "3", "--seed", "1", "--markdown", page, script=script, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr
-    counts = {line[0]: line[1] for line in map(cells, page.read_text().splitlines()) if len(line) == 2}
-    assert counts["refreshes"] == "3"
-    assert counts["kills, all processes of the job"] in ("1", "2")
-    assert counts["refreshes that differ from a run from scratch"] == "0"
-    assert "Nothing was wrong." in page.read_text()
+    assert says in page.read_text()

@@ -24,14 +24,13 @@ from beam_prep.reading.filters import filter_by_chars, filter_records, map_recor
 from beam_prep.reading.keep_fields import keep_fields
 from beam_prep.reading.keys import Keys, Normalize, key_records
 from beam_prep.reading.records import Record, Records, parse
-from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.shards.layout import add_metadata, finalize_columns
 from beam_prep.tokens.batch import Batch, in_domain
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.rows import TruncationMode, pad, split_prompt, to_labels, truncate
 from beam_prep.tokens.tokenize import tokenize
-from beam_prep.tokens.tokenized import from_rollouts, from_tokens
+from beam_prep.tokens.tokenized import from_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT
 
@@ -233,12 +232,7 @@ LINES = [b'{"text": "one"}', b"", b'{"text": "two"}', b'{"text": "three"}']
 def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str) -> None:
     """It says which step found it, and how rows are taken out."""
     batch = build_mask(tokenize(apply_template(read(LINES), (TEXT,), VOICE), TOKENIZER, None), RoleMask())
-    steps: list[Step] = [
-        lambda batch: truncate(batch, 4),
-        lambda batch: to_labels(batch, False),
-        lambda batch: pad(batch, 4, 0),
-        lambda batch: finalize_columns(batch, "keep", {}),
-    ]
+    steps: list[Step] = [lambda batch: truncate(batch, 4), lambda batch: finalize_columns(batch, "keep", {})]
     for then in steps:
         with pytest.raises(RunError, match=rf"^\w+ was given a block of .*{message}"):
             then(lose(batch))
@@ -246,13 +240,10 @@ def test_a_step_on_tokens_that_loses_rows_ends_the_run(lose: Step, message: str)
 
 def test_a_step_on_records_that_loses_rows_ends_the_run() -> None:
     steps: list[Step] = [
-        lambda records: filter_records(records, pick),
         lambda records: map_records(records, louder),
-        lambda records: adapt_records(records, adapter("alpaca")),
         lambda records: decontaminate(records, REFERENCES[0]),
         lambda records: apply_template(records, (TEXT,), VOICE),
         lambda records: from_tokens(records, TEXT, 100),
-        lambda records: from_rollouts(records, RolloutFields(response_ids="input_ids", grouped=False), 100),
     ]
     given = read(LINES)
     for then in steps:

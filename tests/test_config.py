@@ -69,7 +69,6 @@ def the_problem(obj: Any, at: str) -> str:
         ),
         (sections(CHAT, mask={"a": "train", "b": "mask"}), sections(CHAT, mask={"b": "mask", "a": "train"})),
         (sections(CHAT), sections(CHAT, output={"dtype": {"loss_mask": "int32"}, "names": {"loss_mask": "loss_mask"}})),
-        (sources(chosen=CHAT), sources(chosen={"sections": [CHAT], "mask_key": "chosen_mask", "list_field": False})),
         (
             sections(CHAT, output=labels(names={"labels": "y", "input_ids": "x"})),
             sections(CHAT, output=labels(names={"input_ids": "x", "labels": "y"})),
@@ -104,20 +103,16 @@ TRAINS: dict[str, Any] = {"mask": {"assistant": "train"}}
     ("config", "warned"),
     [
         (sections(CHAT, preprocessing={"max_packed_len": 512}, **TRAINS), UNUSED),
-        (sections(CHAT, preprocessing={"packing_group": 5000, "packing_strategy": "bfd"}, **TRAINS), None),
         ({"input": {"sections": [TEXT], **sources(a=CHAT)["input"]}, **TRAINS}, "input.sections is ignored"),
         (sections(CHAT), ROLES),
         (sections(CHAT, mask={"assistant": "last"}), None),
         (sections(CHAT, mask_default="train"), None),
         (sections(PROMPT, TEXT), NO_END),
-        (sources(chosen={"sections": [PROMPT, TEXT]}), NO_END),
         (sections(PROMPT, TEXT, preprocessing={"eos": "if_missing"}), None),
-        (sources(texts={"sections": [PROMPT, TEXT], "list_field": True}), None),
         (
             sections(TEXT, output={"storage_format": ["bin", "npy"], "columns": "labels"}),
             "'npy': OLMo-core reads a mask, and no labels: use columns 'loss_mask'",
         ),
-        (sections(TEXT, output={"storage_format": "npy"}), None),
     ],
 )
 def test_what_is_probably_not_meant_is_warned_of(config: dict[str, Any], warned: str | None) -> None:
@@ -140,13 +135,6 @@ def test_mask_is_left_out_where_all_or_nothing_trains(given: list[dict[str, Any]
 def test_mask_key_forces_a_needless_mask_and_one_that_is_left_out_takes_no_name() -> None:
     assert load(sources(out={"sections": [PROMPT], "mask_key": "m"})).columns() == {"out": "int32", "m": "int32"}
     assert list(load(sources(a=TEXT, a_mask=VALUE)).columns()) == ["a", "a_mask"]
-
-
-def test_sections_are_one_column_and_its_mask_or_labels() -> None:
-    assert load(sections(TEXT)).columns() == {"sequence": "int32"}
-    for given in ([TEXT], [PROMPT, TEXT], [CHAT]):
-        config = load(sections(*given, preprocessing={"shift": True}, output={"columns": "labels"}))
-        assert list(config.columns().items()) == [("input_ids", "int32"), ("labels", "int32")]
 
 
 def side(name: str) -> dict[str, Any]:
@@ -176,10 +164,6 @@ def named(names: Any, *given: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 def chunks(**preprocessing: Any) -> dict[str, Any]:
     return sections(TEXT, preprocessing={"truncation_mode": "chunk", **preprocessing})
-
-
-def weighted(dtype: str) -> dict[str, Any]:
-    return sections(CHAT, output={"loss_weights": True, "dtype": {"loss_weights": dtype}})
 
 
 def dated(day: str) -> dict[str, Any]:
@@ -213,11 +197,6 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "first two sources",
     ),
     (sections(TEXT, preprocessing={"padding": 5_000_000}), "preprocessing.padding", "at most 4194304"),
-    (
-        sections({**TEXT, "template": ["message"]}),
-        "input.sections[0].template",
-        "allowed: false, true, 'message', 'conv",
-    ),
     # parts that need others
     (chunks(stride=3, truncation_mode="drop"), "preprocessing.stride", "works only with truncation_mode: 'chunk'"),
     (chunks(max_seq_len=64, stride=64), "preprocessing.stride", "found 64; it must be less than a chunk"),
@@ -230,9 +209,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (decontaminated(against=[]), "preprocessing.decontaminate.against", ""),
     (decontaminated(against="a", field=[]), "preprocessing.decontaminate.field", ""),
     (sections(PROMPT, TEXT, output={"fim": {"rate": 0.5}}), "output.fim", "it works only with one section"),
-    ({"input": {"adapter": "tokenized"}, "output": {"fim": {"rate": 0.5}}}, "output.fim", "only with one section"),
     (sections(TEXT, output={"fim": {"rate": 1.5}}), "output.fim.rate", ""),
-    (weighted("float64"), "output.dtype.loss_weights", "allowed for loss weights: float32"),
     (sources({"output": {"loss_weights": True}}, a=CHAT), "output.loss_weights", "works only with input.sections"),
     *((dated(each), "input.date", "must be a date such as '2026-11-22'") for each in ("2026-11-31", "20261122")),
     (dated("2026-11-22"), "input.date", "found '2026-11-22'; it works only with a template"),
@@ -260,16 +237,8 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "min_chars, which is 7",
     ),
     (sections(TEXT, preprocessing={"max_items": 0}), "preprocessing.max_items", "null means no limit"),
-    (
-        sections(TEXT, output={"fim": {"rate": 0.5, "sentinels": ["<a>", "<b>"]}}),
-        "output.fim.sentinels[2]",
-        "missing. The 3 tokens before prefix, middle and suffix.",
-    ),
     # formats and dtypes
-    *(
-        (sections(TEXT, output={"storage_format": each}), "output.storage_format", "'bin', 'tfrecord'")
-        for each in ("csv", [], ["bin", "bin"])
-    ),
+    (sections(TEXT, output={"storage_format": ["bin", "bin"]}), "output.storage_format", "'bin', 'tfrecord'"),
     (
         sections(TEXT, output={"storage_format": ["bin", "megatron"], "dtype": {"sequence": "uint32"}}),
         "output.dtype.sequence",
@@ -305,18 +274,11 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     *((sources(**{each: CHAT}), f"input.sources[{each!r}]", "letters, digits and '_'") for each in ("a b", "1a", "")),
     (sources(a={"sections": [CHAT], "mask_key": "a\n"}), "input.sources.a.mask_key", "letters, digits and '_'"),
     (sources(Meta=CHAT), "input.sources.Meta", "reserved"),
-    (sources(a={"sections": [CHAT], "mask_key": "seq_lens"}), "input.sources.a.mask_key", "reserved"),
     # fields that are kept
     (kept(["input_ids"]), "output.keep_fields", "found 'input_ids'; the tokens have a column of this name"),
     (kept(["file"], provenance=True), "output.keep_fields", "found 'file'; provenance adds a column of this name"),
     (kept(["doc-id"]), "output.keep_fields", "found 'doc-id', which is no name of letters, digits and '_'"),
-    (kept(["id", "ID"]), "output.keep_fields", "found 'ID' beside column 'id'"),
     (kept(["id"], storage_format="megatron"), "output.keep_fields", "the format 'megatron' holds numbers alone"),
-    (
-        {**kept(["id"], storage_format="mds"), "preprocessing": {"packing_strategy": "bfd"}},
-        "output.keep_fields",
-        "a packed row has a list of them, which the format 'mds' cannot hold",
-    ),
     (kept([], provenance=True, dtype={"offset": "int32"}), "output.dtype.offset", "found 'int32'; it cannot be"),
     # names under which columns are written
     (
@@ -324,8 +286,8 @@ PROBLEMS: list[tuple[Any, str, str]] = [
         "output.names.label",
         "found 'label', which is not written; columns here: input_ids, labels",
     ),
-    *((named({"labels": each}), "output.names.labels", "letters, digits and '_'") for each in ("_a", "é")),
-    *((named({"labels": each}), "output.names.labels", "reserved") for each in ("offsets", "Meta")),
+    (named({"labels": "_a"}), "output.names.labels", "letters, digits and '_'"),
+    (named({"labels": "Meta"}), "output.names.labels", "reserved"),
     *(
         (named({"labels": "input_ids", **more}), "output.names.labels", "names column 'input_ids' already")
         for more in ({}, {"input_ids": "X"})
@@ -371,12 +333,6 @@ def test_a_template_s_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: py
         PipelineConfig.from_json(tmp_path / "c.json")
     with pytest.raises(ConfigError, match="more than 300 bytes"):
         PipelineConfig.from_json("/dev/zero")
-
-
-@pytest.mark.parametrize("template", ["a\0b", "{{ '\udfff' }}"])
-def test_a_template_with_a_nul_or_half_of_a_pair_is_a_problem_with_its_place(template: str) -> None:
-    with pytest.raises(ConfigError, match=r"input\.chat_template: found"):
-        PipelineConfig.from_text(json.dumps({"input": {"sections": [CHAT], "chat_template": template}}))
 
 
 ANY = st.recursive(
@@ -473,23 +429,11 @@ def test_char_limits_act_only_on_plain_text_that_is_all_trained() -> None:
 # Formats and dtypes
 
 
-def test_dtypes_are_those_asked_for() -> None:
-    dtype = {"a": "uint16", "a_mask": "bool", "r": "float64"}
-    config = load(sources({"output": {"dtype": dtype}}, a=CHAT, r=VALUE))
-    assert config.columns() == dtype
-    # One may be that of a mask which is left out.
-    assert load(sections(TEXT, output={"dtype": {"loss_mask": "bool"}})).columns() == {"sequence": "int32"}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "holds", "use"),
-    [("int8", 127, "uint8 or int16"), ("uint8", 255, "int16 or uint16"), ("uint16", 65535, "int32 or uint32")],
-)
-def test_vocabulary_borders_and_the_next_wider_dtype(dtype: str, holds: int, use: str) -> None:
-    config = load(sections(TEXT, output={"dtype": {"sequence": dtype}}))
-    config.check_vocabulary(holds)
-    with pytest.raises(ConfigError, match=f"up to {holds}; .* up to {holds + 1}: use {use}"):
-        config.check_vocabulary(holds + 1)
+def test_vocabulary_borders_and_the_next_wider_dtype() -> None:
+    config = load(sections(TEXT, output={"dtype": {"sequence": "uint16"}}))
+    config.check_vocabulary(65535)
+    with pytest.raises(ConfigError, match=r"up to 65535; .* up to 65536: use int32 or uint32"):
+        config.check_vocabulary(65536)
 
 
 def test_vocabulary_must_fit_labels_and_lists_too_but_not_values() -> None:

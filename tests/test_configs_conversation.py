@@ -32,23 +32,6 @@ def sharegpt_answers(record: Record) -> str:
     return "".join(item["value"] + END for item in record["conversations"] if item["from"] == "gpt")
 
 
-def tool_answers(record: Record) -> str:
-    """Every turn of the assistant as configs/tools.jinja writes it: reasoning, content, calls."""
-    return "".join(_turn(message) for message in record["messages"] if message["role"] == "assistant")
-
-
-def _turn(message: Record) -> str:
-    reasoning, content = message.get("reasoning_content"), message["content"]
-    parts = [f"<think>\n{reasoning}\n</think>"] if reasoning else []
-    parts += [content] if content else []
-    for call in message.get("tool_calls", []):
-        name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"]
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
-    return "\n".join(parts) + END
-
-
 # Config -> its sample, the text that a record trains.
 CASES: dict[str, tuple[str, Callable[[Record], str]]] = {
     "sft_conversation": ("chat", answers),
@@ -58,7 +41,6 @@ CASES: dict[str, tuple[str, Callable[[Record], str]]] = {
     # The prompt ends in "ASSISTANT:", so the space belongs to the answer.
     "sft_padded": ("chat", lambda record: f" {last_answer(record)}"),
     "sharegpt": ("more/sharegpt", sharegpt_answers),
-    "tools": ("more/tools", tool_answers),
 }
 SAMPLES = {name: given for name, (given, _) in CASES.items()} | {"sft_packed": "chat", "dpo_conversation": "preference"}
 
@@ -75,7 +57,7 @@ def test_what_the_assistant_says_is_trained_of_every_row(name: str, output: Outp
         said(record) for record in records(name)
     ]
     # Nothing cut, every prompt the beginning of its row, no second BOS.
-    assert dataset.manifest["counters"] == ({"reasoning_written": 4} if name == "tools" else {})
+    assert dataset.manifest["counters"] == {}
     for row in dataset if name != "sft_last_turn_shifted" else ():
         trained = row["labels"] != -100
         assert np.array_equal(row["labels"][trained], row["input_ids"][trained])
@@ -94,13 +76,9 @@ def test_packed_rows_hold_every_conversation_once(output: Outputs) -> None:
     assert len(dataset) < len(found) / 10
 
 
-def test_the_page_on_configs_lists_every_config_with_its_sample_and_columns() -> None:
+def test_the_page_on_configs_lists_every_config_with_its_columns() -> None:
     page = (ROOT / "docs" / "which_config.md").read_text("utf-8")
     rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| ") and ".json`" in line]
-    listed = {config.strip(" `"): (given.strip(" `"), COLUMN.findall(names)) for _, config, given, names, _ in rows}
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "configs").glob("*.json"))
-    for config, (given, names) in listed.items():
-        assert (ROOT / "examples" / "data" / given).exists()
-        assert names == list(PipelineConfig.from_json(ROOT / "configs" / config).written())
-    for name, given in SAMPLES.items():
-        assert listed[f"{name}.json"][0] == f"{given}.jsonl"
+    listed = {config.strip(" `"): COLUMN.findall(names) for _, config, _, names, _ in rows}
+    configs = sorted((ROOT / "configs").glob("*.json"))
+    assert listed == {path.name: list(PipelineConfig.from_json(path).written()) for path in configs}

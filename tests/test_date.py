@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import recipe
-from beam_prep.cli import main
 from beam_prep.errors import TokenizerError
 
 TEMPLATE = (
@@ -18,6 +16,7 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+RULES = bp.TextRules(date="2024-02-29")
 CHATS = [
     {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(9)
 ]
@@ -39,20 +38,11 @@ def test_a_run_writes_the_date_of_its_config(mode: str, run: Callable[..., Any])
     assert result.manifest["config"]["input"]["date"] == "2024-02-29"
 
 
-def test_without_a_date_nothing_runs(
-    run: Callable[..., Any], tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_date_nothing_runs(run: Callable[..., Any], tmp_path: Path) -> None:
     line = f'add "date": "{date.today()}" to "input" in the config'
     with pytest.raises(TokenizerError, match=line):
         run(config(None), CHATS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["input.jsonl"]
-    (tmp_path / "config.json").write_text(json.dumps(config(None)))
-    known = ["--config", str(tmp_path / "config.json"), "--tokenizer_path", tokenizer_path]
-    assert main(["inspect", str(tmp_path / "input.jsonl"), *known]) != 0
-    assert line in capsys.readouterr().err
-    (tmp_path / "config.json").write_text(json.dumps(config("2024-02-29")))
-    assert main(["inspect", str(tmp_path / "input.jsonl"), *known]) == 0
-    assert "29 Februarya0" in capsys.readouterr().out
 
 
 def test_a_chain_by_hand_follows(tokenizer_path: str) -> None:
@@ -61,21 +51,14 @@ def test_a_chain_by_hand_follows(tokenizer_path: str) -> None:
     undated = bp.PipelineConfig.from_dict(config(None)).input
     with pytest.raises(TokenizerError, match=r'TextRules\(date="'):
         bp.ApplyTemplate(undated, tokenizer)
-    for step in (
-        bp.ApplyTemplate(given, tokenizer),
-        bp.ApplyTemplate(undated, tokenizer, rules=bp.TextRules(date="2024-02-29")),
-    ):
-        rows = bp.Tokenize(tokenizer).step()(step.step()(bp.testing.records(CHATS)))["sequence"].to_lists()
+    for made in (bp.ApplyTemplate(given, tokenizer), bp.ApplyTemplate(undated, tokenizer, rules=RULES)):
+        rows = bp.Tokenize(tokenizer).step()(made.step()(bp.testing.records(CHATS)))["sequence"].to_lists()
         assert tokenizer.decode(rows[8]).endswith("assistant\n29 Februarya8<|im_end|>\n")
 
 
-def test_the_date_names_the_blocks_of_a_cache(run: Callable[..., Any], tmp_path: Path, tokenizer_path: str) -> None:
+def test_the_date_names_the_blocks_of_a_cache(run: Callable[..., Any], tmp_path: Path) -> None:
     cache_dir = str(tmp_path / "token_cache")
     for day, reused in (("2024-02-29", 0), ("2024-03-01", 0), ("2024-02-29", 1)):
         result = run(config(day), CHATS, f"{day}-{reused}", cache_dir=cache_dir)
         assert json.loads(Path(result.output, "run.json").read_text())["blocks_reused"] == reused
         assert f"user\n{day[-2:]} " in bp.open(result.output).decode(0)
-    tokenizer = bp.Tokenizer.load(tokenizer_path)
-    plain = {"input": {"sections": [{"field": "messages", "action": "train", "template": True}]}}
-    facts = recipe.facts(bp.PipelineConfig.from_dict(plain), tokenizer, 0)
-    assert "date" not in facts["config"]["input"]  # as before there was such a field

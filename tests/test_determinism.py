@@ -1,136 +1,22 @@
-"""The same bytes, whatever the block size, the workers and the number of tries; and blocks that stay where they are."""
+"""Blocks stay where they are: between the steps of a process none is serialised."""
 
-import gzip
-import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_prep import testing
-from beam_prep.config import FORMAT_NAMES, PipelineConfig
+from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.block import Block
-from beam_prep.pipeline import Pipeline, Result
 from beam_prep.transforms.block_step import BlockCoder
-from tests.conftest import shared, tree
 
 pytestmark = pytest.mark.long
 
 CONFIG = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
     "mask": {"assistant": "train"},
-    "preprocessing": {"max_seq_len": 400},
-    "output": {"storage_format": list(FORMAT_NAMES), "domain_key": "topic", "max_tokens_per_shard": 60_000},
+    "output": {"storage_format": list(FORMAT_NAMES)},
 }
-TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
-KB, MB = 1 << 10, 1 << 20
-
-# Every so many lines one of these: rejects, drops, blanks, and what moves borders of blocks.
-ODD_LINES = [
-    b'{"messages": [',
-    b"",
-    b"[1, 2]",
-    b'{"messages": null}',
-    b'{"messages": [{"role": "user", "content": "nothing to train"}]}',
-    b'{"messages": [{"role": "user"}]}',
-    b"\xff\xfe",
-    b'{"messages": "text"}',
-    b" \t ",
-    b'{"messages": [{"role": "user", "content": "' + b"a long line " * 12_000 + b'"}]}',
-]
-
-
-@pytest.fixture(scope="module")
-def lines() -> list[bytes]:
-    """About 4 MB of chat with domains, a line in 40 of another kind."""
-    packed = shared("data", "chat_messages_sgd.jsonl.gz")
-    with gzip.open(packed) as file:
-        rows = [json.loads(line) for line in file.read(4 * MB).splitlines()[:-1]]
-    made = []
-    for number, row in enumerate(rows):
-        topic = ["travel", "a/b", "Travel", None, 7][number // 3 % 5]
-        made.append(json.dumps({"topic": topic, **row} if topic else row).encode())
-        if number % 40 == 0:
-            made.append(ODD_LINES[number // 40 % len(ODD_LINES)])
-    return made
-
-
-@pytest.fixture(scope="module")
-def job(
-    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str
-) -> Callable[..., tuple[dict[str, str], dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("determinism")
-    whole, part = folder / "whole.jsonl", folder / "part.jsonl"
-    whole.write_bytes(b"\n".join(lines))  # no newline at the end
-    part.write_bytes(b"\r\n".join(lines[: len(lines) // 5]) + b"\r\n")
-
-    def run(
-        *options: str, block_bytes: int, max_items: int | None = None, source: str = "whole", pack: str = "none"
-    ) -> tuple[dict[str, str], dict[str, Any]]:
-        """(digest of every file but run.json, the manifest) of a run from scratch."""
-        output = folder / f"out-{len(list(folder.iterdir()))}"
-        config = json.loads(json.dumps(CONFIG))
-        config["preprocessing"] |= {"max_items": max_items, "packing_strategy": pack}
-        if pack != "none":
-            config["preprocessing"]["max_packed_len"] = 40
-        result: Result = Pipeline(
-            PipelineConfig.from_dict(config),
-            [str(folder / f"{source}.jsonl")],
-            output_dir=output,
-            tokenizer_path=tokenizer_path,
-            block_bytes=block_bytes,
-            max_reject_rate=0.1,
-            max_no_loss_rate=0.1,
-        ).run(["--runner=FnApiRunner", *options])
-        told = json.loads((output / "run.json").read_text())
-        assert told["blocks"] == -(-Path(folder / f"{source}.jsonl").stat().st_size // block_bytes)
-        assert told["blocks_reused"] < told["blocks"] / 10  # ranges of the long lines are equal now and then
-        assert ("2 worker processes" in told["how"]) == bool(options)
-        assert result.manifest is not None
-        return {name: hashlib.sha256(data).hexdigest() for name, data in tree(output).items()}, result.manifest
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def reference(job: Callable[..., Any]) -> dict[str, str]:
-    digests, manifest = job(block_bytes=MB)
-    ledger = manifest["ledger"]
-    # All that could depend on blocks is there.
-    assert set(manifest["domains"]) == {"travel", "a/b", "Travel", "__default__"}
-    assert {shard["shard"] for shard in manifest["shards"]} >= {0, 1, 2, 3}
-    assert ledger["rejected"].keys() >= {"bad_json", "invalid_utf8", "not_an_object", "wrong_type", "template_error"}
-    assert ledger["dropped"].keys() >= {"empty", "rows_without_loss"}
-    assert min(ledger["blank"], manifest["counters"]["truncated_rows"]) > 0
-    return dict(digests)
-
-
-@pytest.mark.parametrize(("options", "block_bytes"), [((), 64 * KB), (TWO_PROCESSES, 8 * MB)])
-def test_the_bytes_do_not_depend_on_blocks_workers_or_the_run(
-    options: tuple[str, ...], block_bytes: int, job: Callable[..., Any], reference: dict[str, str]
-) -> None:
-    assert job(*options, block_bytes=block_bytes)[0] == reference
-
-
-@pytest.mark.parametrize("pack", ["none", "bfd"])
-def test_a_job_that_ends_early_ends_at_the_same_record(pack: str, job: Callable[..., Any]) -> None:
-    digests, manifest = job(block_bytes=8 * MB, max_items=380, source="part", pack=pack)
-    assert manifest["ledger"]["kept"] == 380
-    assert manifest["ledger"]["not_read"] > 0
-    assert job(*TWO_PROCESSES, block_bytes=64 * KB, max_items=380, source="part", pack=pack)[0] == digests
-
-
-def test_the_alarm_goes_off_where_blocks_are_shuffled(serialised: list[str]) -> None:
-    with beam.Pipeline(FnApiRunner()) as pipeline:
-        pipeline | testing.create(ROWS) | beam.Reshuffle() | testing.rows()
-    assert {"encode Records", "pickle Records"} <= {*serialised}
-
-
-# Blocks are not serialised in phase 1
 
 
 @pytest.fixture
@@ -167,9 +53,7 @@ def test_no_block_is_serialised_in_a_whole_run(
         return int(estimate(self, value))
 
     monkeypatch.setattr(BlockCoder, "estimate_size", size)
-    result = run(
-        CONFIG, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in ROWS), block_bytes=64 * KB
-    )
+    result = run(CONFIG, b"".join(json.dumps(row).encode() + b" " * 10_000 + b"\n" for row in ROWS), block_bytes=65536)
     assert result.manifest["totals"]["rows"] == 30
     assert serialised == []
     assert set(sizes) == {"Records", "Rendered", "Batch"}  # it did look, and at elements of every zone

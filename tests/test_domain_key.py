@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-import beam_prep as bp
 from beam_prep.cli import summary
 from tests.chars import outcomes
-from tests.conftest import prepared
+from tests.conftest import prepared, write_lines
 
 TEXTS: dict[str, Any] = {
     "input": {"sections": [{"field": "text", "action": "train"}]},
@@ -43,10 +42,8 @@ def test_what_is_no_domain_is_said(run: Callable[..., Any], caplog: pytest.LogCa
     assert "output.domain_key 'd' is a number or a boolean (as 2024) in 4 of the first 8 records: " in caplog.text
 
 
-def test_the_domain_of_a_group_comes_before_that_of_a_record(tmp_path: Path, tokenizer_path: str) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "Good evening.", "d": [1]}\n')
-    group = {"files": [str(tmp_path / "a.jsonl")], "domain": "mine", **TEXTS["input"]}
-    config = bp.PipelineConfig.from_dict({**TEXTS, "input": {"groups": [group]}, "output": {"domain_key": "d"}})
-    manifest = bp.Pipeline(config, None, tmp_path / "out", tokenizer_path).run(["--runner=FnApiRunner"]).manifest
-    assert manifest is not None
-    assert list(manifest["domains"]) == ["mine"]
+def test_the_domain_of_a_group_comes_before_that_of_a_record(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "Good evening.", "d": [1]}])
+    group = {"files": [str(path)], "domain": "mine", **TEXTS["input"]}
+    done = run({**TEXTS, "input": {"groups": [group]}, "output": {"domain_key": "d"}}, None)
+    assert list(done.manifest["domains"]) == ["mine"]

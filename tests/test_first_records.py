@@ -1,8 +1,8 @@
 """A role that is trained without an end token in the first records is told at the start of a run."""
 
 import json
-import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,52 +24,45 @@ MARKED = (
 )
 BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 BARE += "{% if add_generation_prompt %}assistant: {% endif %}"
+OURS = ROOT / "examples" / "tokenizer"
 ROWS = [
     {"messages": [{"role": role, "content": text} for role, text in (("user", "Why?"), ("assistant", "For the sea."))]}
 ] * 3
 SAYS = "no end token is trained behind what {!r} says, so a model does not learn to stop: "
 
 
-def made(template: str | None = None, mask: Any = None, **more: Any) -> PipelineConfig:
+def config(template: str | None, mask: Any = None, **more: Any) -> dict[str, Any]:
     sections = [{"field": "messages", "action": "$role", "template": "conversation"}]
     given: dict[str, Any] = {"sections": sections}
     if template is not None:
         given["chat_template"] = template
-    config = {"input": given, "mask": mask or {"assistant": "train"}, "output": {"columns": "labels"}, **more}
-    return PipelineConfig.model_validate(config)
+    return {"input": given, "mask": mask or {"assistant": "train"}, "output": {"columns": "labels"}, **more}
 
 
-def missing_ends(config: PipelineConfig, tokenizer: bp.Tokenizer, rows: list[Any]) -> list[str]:
-    sample = sample_of([bp.testing.records(rows)], config, tokenizer, [])
+def found(
+    tokenizer: Path, template: str | None, mask: Any = None, rows: list[dict[str, Any]] = ROWS, **more: Any
+) -> list[str]:
+    given = PipelineConfig.from_dict(config(template, mask, **more))
+    sample = sample_of([bp.testing.records(rows)], given, bp.Tokenizer.load(tokenizer), [])
     return [f"{finding.says}. To mend it: {finding.mend}" for finding in roles_without_end(sample)]
 
 
-def found(tokenizer: Path, template: str | None, mask: Any = None, **more: Any) -> list[str]:
-    return missing_ends(made(template, mask, **more), bp.Tokenizer.load(tokenizer), ROWS)
-
-
-def test_a_mark_that_is_plain_text_is_told() -> None:
-    assert found(shared("tokenizers", "gpt2"), CHATML) == [
-        SAYS.format("assistant")
-        + "its turns end with 'For the sea.<|im_end|>'. To mend it: '<|im_end|>' is plain text "
-        'on this tokenizer: add it to the tokenizer as a special token; or "input": {"chat_template": ...} with a '
-        "template that writes '<|endoftext|>' behind each of its turns"
-    ]
-
-
-def test_a_template_without_an_end_is_told_of_each_role() -> None:
-    lines = found(ROOT / "examples" / "tokenizer", BARE, {"assistant": "train", "user": "train", "system": "train"})
-    mend = 'To mend it: "input": {"chat_template": ...} with a template that writes '
-    mend += "'<|im_end|>' behind each of its turns"
-    assert lines == [
-        SAYS.format("user") + f"its turns end with 'Why?'. {mend}",
-        SAYS.format("assistant") + f"its turns end with 'For the sea.'. {mend}",
-    ]
-
-
-def test_a_mark_before_the_end_token_is_told() -> None:
-    (line,) = found(ROOT / "examples" / "tokenizer", MARKED)
-    assert line.endswith("To mend it: move {% endgeneration %} of the chat template behind the end token")
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "roles", "says"),
+    [
+        ("gpt2", CHATML, ["assistant"], "'<|im_end|>' is plain text on this tokenizer: add it to the tokenizer"),
+        (None, BARE, ["user", "assistant"], "a template that writes '<|im_end|>' behind each of its turns"),
+        (None, MARKED, ["assistant"], "move {% endgeneration %} of the chat template behind the end token"),
+    ],
+    ids=["a mark that is plain text", "no end", "a mark before the end token"],
+)
+def test_each_role_without_an_end_is_told(tokenizer: str | None, template: str, roles: list[str], says: str) -> None:
+    folder = shared("tokenizers", tokenizer) if tokenizer else OURS
+    lines = found(folder, template, dict.fromkeys((*roles, "system"), "train"))
+    assert len(lines) == len(roles)
+    for line, role in zip(lines, roles, strict=True):
+        assert line.startswith(SAYS.format(role) + "its turns end with '")
+        assert says in line.partition("To mend it: ")[2]
 
 
 def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None:
@@ -78,31 +71,24 @@ def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None
     )
     bare = bare.replace("\n{% endfor %}", "\n{% endif %}{% endfor %}")
     turns = [("user", "Why?"), ("assistant", "y"), ("tool", "zz"), ("assistant", "y")]
-    records = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
-    tokenizer = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
-    (line,) = missing_ends(made(bare, {"assistant": "train", "tool": "train"}), tokenizer, records)
-    assert line == (
-        "no end token is trained behind what 'tool' says, so a model does not learn to stop: its "
-        'turns end with \'zz\'. To mend it: "input": {"chat_template": ...} with a template that writes '
-        "'<|im_end|>' behind each of its turns"
-    )
+    rows = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
+    (line,) = found(OURS, bare, {"assistant": "train", "tool": "train"}, rows)
+    assert line.startswith(SAYS.format("tool") + "its turns end with 'zz'. To mend it: ")
+    assert "with a template that writes '<|im_end|>' behind each of its turns" in line
 
 
 def test_a_setting_that_splits_end_tokens_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "split"
-    shutil.copytree(ROOT / "examples" / "tokenizer", folder, ignore=shutil.ignore_patterns("beam_prep.json"))
+    shutil.copytree(OURS, folder, ignore=shutil.ignore_patterns("beam_prep.json"))
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "split_special_tokens": True}))
     (line,) = found(folder, CHATML)
-    assert line.endswith(
-        "its turns end with 'For the sea.<|im_end|>'. To mend it: split_special_tokens of the tokenizer makes plain "
-        "text of its special tokens, so of what ends a turn, too: set it to false in tokenizer_config.json"
-    )
+    assert "split_special_tokens of the tokenizer makes plain text of its special tokens" in line
 
 
 def test_nothing_is_told_of_turns_that_end_or_whose_ends_are_masked_on_purpose() -> None:
-    assert found(ROOT / "examples" / "tokenizer", None) == []
-    assert found(ROOT / "examples" / "tokenizer", CHATML, mask_options={"eos": "mask"}) == []
+    assert found(OURS, None) == []
+    assert found(OURS, CHATML, mask_options={"eos": "mask"}) == []
 
 
 def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
@@ -112,17 +98,15 @@ def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:
     for token in parsed["added_tokens"]:
         token["special"] = token["special"] and token["content"] not in ("<|im_start|>", "<|im_end|>")
     (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|endoftext|>"}))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|endoftext|>"}))
     assert found(tmp_path, CHATML) == []
 
 
-def test_a_run_says_it_at_its_start_and_in_run_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    job = bp.Pipeline(made(BARE), tmp_path / "in.jsonl", tmp_path / "out", ROOT / "examples" / "tokenizer")
-    with caplog.at_level(logging.INFO, "beam_prep"):
-        job.run()
-    told = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
-    assert len(told) == 1
-    assert f"in.jsonl: in the first 3 records, {SAYS.format('assistant')}" in told[0]
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told[0].removeprefix("warning: ")
+def test_a_run_says_it_at_its_start_and_in_run_json(
+    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(config(BARE), ROWS)
+    (told,) = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
+    assert f"input.jsonl: in the first 3 records, {SAYS.format('assistant')}" in told
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told.removeprefix("warning: ")

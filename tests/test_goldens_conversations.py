@@ -9,15 +9,11 @@ import pytest
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
-from tests.conftest import SHARED, shared
+from tests.conftest import SHARED, records_of, shared
 from tests.test_material import rules_of
 
 # By gigatoken; what the reference gives is the same: test_backends.py
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.usefixtures("way"),
-    pytest.mark.parametrize("way", ["auto"], indirect=True),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
 
 CHATML = "chatml-12k"
 CONVERSATION = {"field": "messages", "template": "conversation"}
@@ -30,11 +26,6 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
     "sft_std_pc": [PROMPT, COMPLETION],
 }
 RULES = {"sft_std_lm": {"eos": "if_missing"}, "sft_std_pc": JOINED}
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8", newline="\n") as file:
-        return [json.loads(line) for line in file]
 
 
 def run(case: str, config: dict[str, Any], output: Path) -> bp.Dataset:
@@ -55,7 +46,7 @@ def run(case: str, config: dict[str, Any], output: Path) -> bp.Dataset:
 
 def expected(case: str, name: str = "full") -> list[dict[str, Any]]:
     file = "expected.jsonl" if name == "full" else f"expected.{name}.jsonl"
-    return lines(shared("goldens", "conversations", case) / file)
+    return records_of(shared("goldens", "conversations", case) / file)
 
 
 def assert_rows(dataset: bp.Dataset, wanted: list[dict[str, Any]]) -> None:
@@ -132,7 +123,7 @@ def test_preference_rows(kind: str, tmp_path: Path) -> None:
     case = f"pref_{kind}__{CHATML}"
     dataset = run(case, preferences(kind), tmp_path / "out")
     # A row whose sides are equal teaches nothing: TRL keeps it, we reject it.
-    rows = lines(shared("goldens", "conversations", case) / "input.jsonl")
+    rows = records_of(shared("goldens", "conversations", case) / "input.jsonl")
     equal = [row["row_id"] for row in rows if row["chosen"] == row["rejected"]]
     assert dataset.manifest["ledger"]["rejected"] == ({"equal_sides": len(equal)} if equal else {})
     wanted = [row for row in expected(case) if row["row_id"] not in equal]
@@ -164,16 +155,10 @@ def test_padded_rows_with_the_real_border(tmp_path: Path) -> None:
     dataset = run(case, config, tmp_path / "out")
     # The tutorial sets pad = eos, as its tokenizer has no pad; this one has one, and so that is what pads.
     assert dataset.tokenizer is not None
-    pad_id = dataset.tokenizer.pad_id
-    full = [
-        {
-            **row,
-            "input_ids": [
-                i if real else pad_id for i, real in zip(row["input_ids"], row["attention_mask"], strict=True)
-            ],
-        }
-        for row in expected(case)
-    ]
+    full = expected(case)
+    for row in full:
+        pairs = zip(row["input_ids"], row["attention_mask"], strict=True)
+        row["input_ids"] = [token if real else dataset.tokenizer.pad_id for token, real in pairs]
     assert_rows(dataset, [{**row, **given} for row, given in zip(full, expected(case, "boundary"), strict=True)])
     for index, want in enumerate(full):
         assert dataset[index]["attention_mask"].tolist() == want["attention_mask"]

@@ -15,11 +15,7 @@ from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 
 # By gigatoken; what the reference gives is the same: test_backends.py
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.usefixtures("way"),
-    pytest.mark.parametrize("way", ["auto"], indirect=True),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
 
 EXACT = (
     "01_sft_chat",

@@ -1,6 +1,5 @@
 """Groups of inputs: files with fields of their own in one job, compared with a job for each."""
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep import cli, recipe
+from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.dry_run import dry_run
 from beam_prep.errors import ConfigError, InputError, RunError
@@ -83,17 +82,6 @@ def test_a_group_gives_the_rows_that_a_job_of_its_own_gives(make: Made) -> None:
     assert together.manifest["group_files"] == [1, 1, 1, 1]
 
 
-def test_tables_and_compressed_files_may_be_groups(make: Made, tmp_path: Path) -> None:
-    """And rows without a domain are in the order of the groups."""
-    packed = tmp_path / "text.jsonl.gz"
-    packed.write_bytes(gzip.compress((EXAMPLES / "text.jsonl").read_bytes()))
-    table = write(rows_of(EXAMPLES / "chat.jsonl"), tmp_path / "chat")
-    groups = [{**GROUPS["text"], "files": [str(packed)]}, {**GROUPS["chat"], "files": table}, GROUPS["pairs"]]
-    output = {"output": {"columns": "labels"}}
-    plain = config([GROUPS[name] for name in ("text", "chat", "pairs")], **output)
-    assert rows(make(config(groups, **output))) == [row for number in range(3) for row in alone(plain, number)]
-
-
 def test_equal_bytes_in_two_groups_are_two_blocks(make: Made, tmp_path: Path) -> None:
     lines = [{"text": f"a text of its own, number {n}", "prompt": "what?", "response": "that."} for n in range(9)]
     groups = [in_file(tmp_path / f"{name}.jsonl", lines, fields) for name, fields in (("a", TEXT), ("b", PAIR))]
@@ -133,25 +121,6 @@ def test_rules_read_the_fields_of_each_group(make: Made, tmp_path: Path) -> None
     assert made.manifest["ledger"]["dropped"] == {"duplicate": 10, "contaminated": 2}
     assert [(row["text"], int(row["file"])) for row in made.domain("p")] == [("", 0)] * 2
     assert [(row["text"], int(row["file"])) for row in made.domain("t")] == [(row["text"], 1) for row in texts[:3]]
-
-
-def test_a_budget_is_of_the_domain_of_a_group(make: Made) -> None:
-    mix = {"chat": {"epochs": 2}, "text": {"share": 0.05}}
-    given = config(named("chat", "pairs", "text"), output={"columns": "labels", "shuffle": {"seed": 1}, "mix": mix})
-    mixed = make(given)
-    assert sorted(rows(mixed.domain("chat"))) == sorted(2 * alone(given, 0))
-    assert sorted(rows(mixed.domain("pairs"))) == sorted(alone(given, 1))
-    tokens = {name: sum(len(row["input_ids"]) for row in mixed.domain(name)) for name in ("chat", "pairs", "text")}
-    assert 0.04 < tokens["text"] / sum(tokens.values()) < 0.06
-
-
-def test_a_shuffle_and_splits_are_over_all_groups(make: Made) -> None:
-    output = {"columns": "labels", "shuffle": {"seed": 3}, "splits": {"train": 0.8, "validation": 0.2}}
-    given = config(named("chat", "text"), output=output)
-    made = make(given)
-    assert sorted(rows(made)) == sorted(alone(given, 0) + alone(given, 1))
-    parts = {(shard["split"], shard["domain"]) for shard in made.manifest["shards"]}
-    assert parts == {(split, domain) for split in ("train", "validation") for domain in ("chat", "text")}
 
 
 def test_rollouts_may_have_other_names_in_each_group(make: Made, tmp_path: Path) -> None:
@@ -266,12 +235,6 @@ def test_what_is_refused_before_a_run(tmp_path: Path, make: Made) -> None:
         make(config([{**TEXT, "files": table}]))
 
 
-def test_a_chain_of_ones_own_is_told_that_groups_name_their_files() -> None:
-    (step,) = recipe.chain(PipelineConfig.from_dict(config(named("chat", "text"))), bp.Tokenizer.load(TOKENIZER_PATH))
-    with pytest.raises(ConfigError, match=r"is of no group: the config has input\.groups"):
-        step.step()(bp.testing.records([{"text": "x"}]))
-
-
 @pytest.mark.parametrize("command", ["inspect", "audit"])
 def test_inputs_beside_groups_are_refused(command: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "chat.jsonl", "-c", str(files), "--tokenizer_path", str(TOKENIZER_PATH)]) == 2
@@ -290,7 +253,6 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
     [
         (config([]), "input.groups: found []; must be a list that is not empty"),
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
-        (config([{**TEXT, "file": "a"}]), "input.groups[0].file: unknown key 'file'; did you mean 'files'?"),
         (
             {"input": {"groups": [A_TEXT], **CHAT}},
             "input.sections: found sections beside groups; give each group",
@@ -302,10 +264,6 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
             "are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, int32, none is trained)",
-        ),
-        (
-            config([A_TEXT, {**CHAT, "files": "b"}], output={"fim": {"rate": 0.5}}),
-            "one section in input.sections: text that trains; this concerns input.groups[1]",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),

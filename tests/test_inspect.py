@@ -124,34 +124,24 @@ def counted(run: Run, preprocessing: dict[str, Any], **output: Any) -> Dataset:
     return bp.open(run(given, rows).output)
 
 
-def shown(dataset: Dataset) -> list[str]:
-    return [render(dataset, index, marks=True).plain for index in range(len(dataset))]
-
-
 def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     step = {"packing_strategy": "wrapped", "max_packed_len": 20, "shift": True}
     packed = counted(run, step, position_ids_mode="continuous")
-    assert shown(packed) == [
-        "━━ record 0 · domain __default__ · 20 tokens, 10 trained (50.0%) · labels: shifted by one · the last token is "
-        "a label only · 2 documents or parts of some · positions: run on through the row\n"
-        "── document 1 of 2: 10 tokens, 5 trained (50.0%) ───────────────────────\n"
-        "Count to 3.⟦1 2 3⟧\n"
-        "── document 2 of 2: 10 tokens, 5 trained (50.0%) ───────────────────────\n"
-        "Count to 6.⟦1 2 3⟧",
+    assert render(packed, 1, marks=True).plain == (
         "━━ record 1 · domain __default__ · 14 tokens, 9 trained (64.3%) · labels: shifted by one · the last token is "
         "a label only · 2 documents or parts of some · positions: run on through the row\n"
         "── document 1 of 2: 6 tokens, 6 trained (100.0%) ───────────────────────\n"
         "3⟦ 4 5 6⟧\n"
         "── document 2 of 2: 8 tokens, 3 trained (37.5%) ────────────────────────\n"
-        "Count to 2.⟦1 2⟧",
-    ]
+        "Count to 2.⟦1 2⟧"
+    )
     inspect(packed.path, count=0)
     assert "85.0% full, 1 split\n" in capsys.readouterr().out
 
 
 def test_padded_rows_with_labels_shifted(run: Run) -> None:
     padded = counted(run, {"padding": 16, "shift": True}, position_ids_mode="doc_reset")
-    assert shown(padded)[0] == (
+    assert render(padded, 0, marks=True).plain == (
         "━━ record 0 · domain __default__ · 10 tokens, 5 trained (50.0%) + 6 of padding · labels: shifted by one · "
         "the last token is a label only · positions: 0 to 15\nCount to 3.⟦1 2 3⟧\n+ 6 x <|pad|>"
     )
@@ -163,11 +153,10 @@ POSITIONS = Column("position_ids", "int32", 1, "position", "input_ids")
 LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 
-def by_hand(*columns: tuple[Column, list[int]]) -> str:
+def by_hand(*columns: tuple[Column, list[int]], width: int = 0) -> str:
+    display = RowDisplay(tuple(column for column, _ in columns), None, {}, "out", True, width)
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return render_row(
-        RowDisplay(tuple(column for column, _ in columns), None, {}, "out", True), row, ["record 0"]
-    ).plain
+    return render_row(display, row, ["record 0"]).plain
 
 
 SHIFTED = Column("labels", "int32", 1, "labels", "input_ids", shifted=True)
@@ -201,15 +190,13 @@ def test_lengths_that_are_not_those_of_the_row_are_an_error() -> None:
 
 
 def test_a_pair_that_begins_differently_has_no_common_part() -> None:
-    names = ("chosen", "rejected")
-    schema = tuple(
-        column
-        for name in names
-        for column in (Column(name, "int32", 1, "ids"), Column(f"{name}_mask", "int32", 1, "mask", name))
+    text = by_hand(
+        (Column("chosen", "int32", 1, "ids"), [1, 7]),
+        (Column("chosen_mask", "int32", 1, "mask", "chosen"), [0, 1]),
+        (Column("rejected", "int32", 1, "ids"), [2, 7, 8]),
+        (Column("rejected_mask", "int32", 1, "mask", "rejected"), [0, 1, 1]),
+        width=100,
     )
-    row = {name: np.array(ids, np.int32) for name, ids in zip(names, ([1, 7], [2, 7, 8]), strict=True)}
-    row |= {"chosen_mask": np.array([0, 1]), "rejected_mask": np.array([0, 1, 1])}
-    text = render_row(RowDisplay(schema, None, {}, "", True, 100), row, ["record 0"]).plain
     assert text.split("\n")[1:] == [
         "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
         "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
@@ -224,9 +211,7 @@ def test_pieces_of_cut_characters(name: str) -> None:
     tokenizer = Tokenizer.load(shared("tokenizers", name))
     character = tokenizer.encode(["a𠮷"], False).flat.tolist()[-2:]  # its last bytes alone are no character
     whole = tokenizer.encode(["a𠮷"], False).flat.tolist()
-    pieces = tokenizer.pieces([*character, *whole])
-    assert set("".join(pieces[:2]).strip()) == {"\ufffd"}  # they stay with their own tokens
-    assert "".join(pieces).endswith("a𠮷")
+    assert "".join(tokenizer.pieces([*character, *whole])).endswith("\ufffda𠮷")
     # Many of them take linear time, and none is lost.
     assert len(tokenizer.pieces(character * 2_000)) == 4_000
 
@@ -254,8 +239,6 @@ def test_inspect_prints_records_of_a_domain(by_domain: Dataset, capsys: pytest.C
     out = capsys.readouterr().out
     assert re.findall("━━ record ([0-9]+) · domain (.*?) ·", out) == [("0", "maths"), ("1", "maths")]
     assert f"{len(by_domain.domains)} domains\n" in out
-    inspect(by_domain.path, domain="maths", record=5)
-    assert render(by_domain.domain("maths"), 5, marks=True).plain in capsys.readouterr().out
 
 
 def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -156,17 +155,6 @@ def test_tensorflow_parses_strings_by_features_json(outputs: Callable[..., Path]
         assert found["turn"].numpy().tolist() == row["turn"].tolist()
     first = next(iter(ds.tf()))
     assert (first["id"].dtype, first["id"].shape.rank) == (tf.string, 1)
-
-
-def test_h5_has_bytes_and_their_borders(outputs: Callable[..., Path]) -> None:
-    h5py = pytest.importorskip("h5py")
-    out = outputs(config(formats_of("rows")))
-    found: list[str] = []
-    for path in sorted((out / "__default__").glob("*.h5")):
-        with h5py.File(path) as file:
-            data, borders = file["id"][:].tobytes(), file["offsets/id"][:].tolist()
-            found += [data[start:stop].decode() for start, stop in itertools.pairwise(borders)]
-    assert found == [row["id"] for row in bp.open(out)]
 
 
 def test_a_value_that_cannot_be_carried_is_a_reject(run: Callable[..., Any]) -> None:
