@@ -153,7 +153,7 @@ def test_a_damaged_block_in_a_store_is_found_and_set_aside(block: Block, store: 
     assert block.read(token_cache) == block.seen
     data = bytearray(block.whole[ROWS])
     data[len(data) // 2] ^= 8
-    store.put(path + ROWS, data, ANY, None)
+    store.put(path + ROWS, bytes(data), ANY, None)
     with pytest.raises(errors.TokenCacheError, match="damaged"):
         token_cache.find(block.digest)
     with pytest.raises(errors.TokenCacheError, match="set aside"):
