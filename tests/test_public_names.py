@@ -4,7 +4,6 @@ import ast
 import dataclasses
 
 import apache_beam as beam
-import pytest
 
 import beam_prep as bp
 from tests.conftest import ROOT
@@ -32,11 +31,6 @@ def test_the_names_that_type_checkers_see_are_the_same() -> None:
     seen = {alias.asname for node in ast.walk(guarded) if isinstance(node, ast.ImportFrom) for alias in node.names}
     named = {ast.unparse(node.targets[0]) for node in guarded.body if isinstance(node, ast.Assign)}
     assert seen - {None} | named == {*bp.__all__} - {"testing"}
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'beam_prep' has no attribute 'Shards'"):
-        _ = bp.Shards
 
 
 def test_every_transform_is_public() -> None:

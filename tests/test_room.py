@@ -73,13 +73,3 @@ def test_a_run_says_before_it_begins_what_it_lacks_room_for(
     (line,) = (each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"] if "are needed" in each)
     whats = [part.partition(" in ")[0] for part in line.partition(": about ")[0].split(" and ")]
     assert " and ".join(whats) == "the token cache and sorted runs and the output"
-
-
-def test_a_refresh_counts_nothing_that_may_be_there(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache").run(["--runner=FnApiRunner"])
-    free(monkeypatch, 1000)
-    again = job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache", overwrite=True, check="full")
-    again.run(["--runner=FnApiRunner"])
-    assert not any("are needed" in each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"])

@@ -131,16 +131,6 @@ def test_each_named_template_has_a_heading(
     assert "this tokenizer's chat templates are named 'default', 'strict'" in capsys.readouterr().err
 
 
-def test_a_tokenizer_without_a_template_is_an_error_that_says_what_to_type(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "plain"
-    shutil.copytree(tokenizer_path, folder)
-    (folder / "chat_template.jinja").unlink()
-    assert main(["template", str(folder)]) == 2
-    assert f"{folder} has no chat template; give one: --chat_template FILE.jinja" in capsys.readouterr().err
-
-
 def test_templates_of_models_are_shown() -> None:
     """The real ones: every conversation has an outcome, and what is drawn is what the template writes."""
     tokenizer = bp.Tokenizer.load(str(shared("tokenizers") / "chatml-12k"))
