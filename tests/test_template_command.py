@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import beam_prep as bp
@@ -45,22 +44,6 @@ def of(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) 
         return by_name(found["templates"][0])
 
     return _of
-
-
-def test_rows_are_those_of_a_run(tokenizer_path: str) -> None:
-    tokenizer = bp.Tokenizer.load(tokenizer_path)
-    entry = next(case.entry for case in cases_of(PLAIN, tokenizer) if case.name == "several turns")
-    assert not isinstance(entry, LeftOut)
-    parts = []
-    for message in CONVERSATIONS["several turns"]["messages"]:
-        is_answer = message["role"] == "assistant"
-        parts += [(f"<|im_start|>{message['role']}\n", 0), (f"{message['content']}<|im_end|>", is_answer), ("\n", 0)]
-    ids = [tokenizer.encode([text], add_special_tokens=False).flat.tolist() for text, _ in parts]
-    (column,) = [column for column in entry.display.schema if column.role == "ids"]
-    (mask,) = [column for column in entry.display.schema if column.role == "mask"]
-    np.testing.assert_array_equal(entry.row[column.name], np.concatenate(ids))
-    trained = np.repeat([int(is_trained) for _, is_trained in parts], [*map(len, ids)])
-    np.testing.assert_array_equal(entry.row[mask.name], trained)
 
 
 def test_results_name_their_calls() -> None:
