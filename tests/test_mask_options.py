@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.chat.kinds import without_history_reasoning
 from beam_prep.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
 from tests.conftest import ROOT
@@ -130,15 +129,6 @@ def test_reasoning_within_a_content_is_found() -> None:
     assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
 
 
-def test_policies_see_the_kinds() -> None:
-    def calls_alone(segments: bp.Segments) -> Any:
-        assert segments.kind is not None
-        return segments.kind == PART_KINDS.index("tool_calls")
-
-    batch = bp.BuildMask(calls_alone).step()(segments_of(KEEPING, CHAT, bp.MaskOptions()))
-    assert TOKENIZER.decode(batch["ids"].flat[batch["mask"].flat == 1].tolist()) == WRITTEN
-
-
 WORDS = st.text(st.sampled_from("ab<>/\n think"), max_size=12)
 
 
@@ -170,13 +160,6 @@ def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list
         assert parts["reasoning"] == written + content[:inline]
         assert parts["content"] == content[inline:]
         assert parts["eos"].strip() == END
-
-
-def test_history_is_what_comes_before_the_last_question() -> None:
-    kept, dropped = without_history_reasoning(CHAT)
-    assert dropped == 1
-    assert kept == [CHAT[0], {"role": "assistant", "content": "Two miles."}, *CHAT[2:]]
-    assert without_history_reasoning(CHAT[3:]) == (CHAT[3:], 0)
 
 
 def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_record() -> None:

@@ -182,22 +182,3 @@ def test_white_space_at_the_beginning_of_an_answer(answer: str, tmp_path: Path) 
         (mine,) = ours(str(folder), rows, template("gpt2", is_marked))
         assert mine == untrimmed
         assert trained(str(folder), mine) == f" {answer}<|endoftext|> Bye.<|endoftext|>"
-
-
-def test_a_block_that_ends_within_a_character() -> None:
-    """The last character of a block may be several tokens: before 5.24 transformers masks the first, we mask all."""
-    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
-    rows = [{"messages": [{"role": "assistant", "content": "ok \U0001f9d1\u200d\U0001f680"}]}]
-    mine, reference = ours("gpt2", rows, source)[0], theirs("gpt2", rows, source)[0]
-    assert trained("gpt2", mine) == rows[0]["messages"][0]["content"]
-    assert reference == mine if MENDED else trained("gpt2", reference).endswith("\ufffd")
-
-
-def test_a_block_at_the_very_beginning() -> None:
-    """Before 5.24 transformers takes an end token of 0 for none, and masks to the row's end (transformers#47325)."""
-    source = "{% for m in messages %}{% if loop.first %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}"
-    source += "{{ m.content }}{% endif %}{% endfor %}"
-    messages = [{"role": "assistant", "content": "<|im_end|>"}, {"role": "user", "content": "secret"}]
-    mine, reference = (made("qwen2.5", [{"messages": messages}], source)[0] for made in (ours, theirs))
-    assert trained("qwen2.5", mine) == "<|im_end|>"
-    assert reference == mine if MENDED else trained("qwen2.5", reference) == "<|im_end|>secret"

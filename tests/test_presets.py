@@ -36,10 +36,6 @@ PACKED = {"packing_strategy": "bfd"}
     [
         (config("trl_sft"), config(None, storage_format="arrow", columns="labels")),
         (
-            config("trl_kto", keep_fields={"id": "int64"}),
-            config(None, storage_format="arrow", columns="labels", keep_fields={"label": "bool", "id": "int64"}),
-        ),
-        (
             config("olmo", TEXT, dtype={"sequence": "uint16"}),
             config(
                 *(None, TEXT, {"eos": "if_missing"}),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import cli
 from beam_prep.errors import ConfigError
 from beam_prep.runners import choose_runner
 
@@ -70,11 +69,6 @@ def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], ca
     assert "set --parallelism and --sdk_worker_parallelism" in caplog.text
 
 
-def test_a_job_server_that_knows_its_cluster_is_not_asked_for_slots() -> None:
-    _, how = told("--runner=FlinkRunner", "--job_endpoint=localhost:1", "--parallelism=3")
-    assert how == "runner: FlinkRunner with execution_mode_for_batch=BATCH_FORCED"
-
-
 def test_a_dataflow_worker_has_one_thread_and_no_main_session() -> None:
     options, how = told("--runner=apache_beam.runners.dataflow.dataflow_runner.DataflowRunner")
     assert options["number_of_worker_harness_threads"] == 1
@@ -91,10 +85,3 @@ def test_prism_is_not_downloaded_unasked() -> None:
     assert "--prism_location=https://github.com/apache/beam/releases/tag/v2.77.0" in str(error.value)
     assert told("--runner=PrismRunner", "--prism_location=/bin/prism")[1] == "runner: PrismRunner"
     assert told("--runner=PrismRunner", "--job_endpoint=localhost:1")[1] == "runner: PrismRunner"
-
-
-def test_the_command_line_knows_the_options_of_flink() -> None:
-    assert cli.unknown_beam_options(["--execution_mode_for_batch=PIPELINED"]) is None
-    problem = cli.unknown_beam_options(["--execution_mode_for_batsch=PIPELINED"])
-    assert problem is not None
-    assert "did you mean --execution_mode_for_batch?" in problem

@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-import beam_prep as bp
 from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.cli import main
-from beam_prep.inspect.left_out import LeftOut
-from beam_prep.template import cases_of
-from tests.conftest import shared
 
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -112,17 +108,3 @@ def test_each_named_template_has_a_heading(
     assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in capsys.readouterr().out
     assert main(["template", str(folder), "--chat_template", "loose"]) == 2
     assert "this tokenizer's chat templates are named 'default', 'strict'" in capsys.readouterr().err
-
-
-def test_templates_of_models_are_shown() -> None:
-    """The real ones: every conversation has an outcome, and what is drawn is what the template writes."""
-    tokenizer = bp.Tokenizer.load(str(shared("tokenizers") / "chatml-12k"))
-    paths = sorted((shared("templates") / "models").glob("*.jinja"))[::24]
-    assert len(paths) > 1
-    for path in paths:
-        cases = cases_of(path.read_text("utf-8"), tokenizer)
-        assert [case.name for case in cases] == [*CONVERSATIONS]
-        for name, outcome, entry in cases:
-            assert isinstance(entry, LeftOut) == (outcome.kind in ("refused", "raises")), (path, name)
-            if outcome.kind == "taken":
-                assert not {"calls", "contents"} & {*outcome.lost_kinds}, (path, name)
