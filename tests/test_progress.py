@@ -28,7 +28,7 @@ from beam_prep.runners import counters_of
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import pack_files, read_split, split_files
 from tests.conftest import ROOT
-from tests.test_runners import flink as flink
+from tests.test_worker_processes import flink as flink
 
 MB = 10**6
 SAMPLE = [str(ROOT / "examples/data/chat.jsonl"), "-c", str(ROOT / "configs/sft_conversation.json")]
