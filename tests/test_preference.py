@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.errors import ConfigError, RunError
+from beam_prep.errors import ConfigError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
 from beam_prep.tokens.rows import split_prompt
@@ -79,18 +79,6 @@ def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
     assert main(["verify", str(split.path), "--inputs"]) == 0
 
 
-def test_rows_without_a_common_prompt_are_left_out(tmp_path: Path) -> None:
-    """Cut at their beginnings, the sides have other prompts."""
-    said = {"prompt": "word " * 90, "chosen": "Far.", "rejected": "No"}
-    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
-    record = {field: [{"role": roles[field], "content": text}] for field, text in said.items()}
-    (tmp_path / "in.jsonl").write_text(json.dumps(record) + "\n")
-    step = {"max_seq_len": 60, "truncation_mode": "keep_end"}
-    columns = {"columns": "prompt_completion"}
-    with pytest.raises(RunError, match="1 of 1 records were rejected .*1 prompt_differs"):
-        make(tmp_path / "out", "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
-
-
 @st.composite
 def pairs(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
     ids = st.lists(st.integers(1, 9), max_size=5)
@@ -129,12 +117,13 @@ def test_rows_without_a_completion_are_dropped_where_rows_without_loss_are_kept(
         assert split.ledger.outcomes == [(outcome, "rows_without_loss")]
 
 
-def test_a_mask_with_holes_is_refused() -> None:
-    batch = batch_of([([1, 2], [3, 4, 5], [6, 7])])
-    batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1]], np.uint8)
-    split = split_prompt(batch)
+def test_a_mask_with_holes_and_sides_of_two_prompts_are_refused() -> None:
+    batch = batch_of([([1, 2], [3, 4, 5], [6, 7]), ([1, 2], [3, 4], [5, 6])])
+    batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1], [0, 0, 1, 1]], np.uint8)
+    batch.columns["rejected"] = bp.Ragged.from_lists([[1, 2, 6, 7], [1, 9, 5, 6]])
+    split = bp.SplitPrompt().step()(batch)
     assert len(split) == 0
-    assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first"]
+    assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first", "prompt_differs"]
 
 
 @pytest.mark.parametrize(

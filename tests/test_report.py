@@ -34,16 +34,6 @@ def config(name: str, **parts: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def with_roles(**names: str) -> list[dict[str, Any]]:
-    """The sample chats; every second one with other names of roles."""
-    return [
-        {**chat, "messages": [{**m, "role": names.get(m["role"], m["role"])} for m in chat["messages"]]}
-        if place % 2
-        else chat
-        for place, chat in enumerate(CHATS)
-    ]
-
-
 def told(output: Path | str) -> list[str]:
     """The warnings in a `run.json`, but for those that its first records gave."""
     found: list[str] = json.loads(Path(output, "run.json").read_text())["warnings"]
@@ -73,7 +63,7 @@ def test_roles_stand_in_the_manifest_and_add_up(output: Callable[[str], Any]) ->
 
 
 def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run, tmp_path: Path) -> None:
-    rows = with_roles(assistant="gpt") * 3
+    rows = CHATS * 3
     options = {"cache_dir": str(tmp_path / "token_cache"), "block_bytes": 65536, "max_no_loss_rate": 1}
     settings = config("sft_chat", preprocessing={"max_items": 150})
     run(config("sft_chat"), rows, "whole", **options)
@@ -81,7 +71,6 @@ def test_roles_survive_the_reuse_of_blocks_and_end_where_max_items_ends(run: Run
     assert json.loads(Path(few.output, "run.json").read_text())["blocks_reused"] > 1
     ledger = few.manifest["ledger"]
     seen = rows[: ledger["lines"] - ledger["not_read"]]
-    assert few.manifest["roles"].keys() == {"assistant", "gpt", "system", "user"}
     for role, counts in few.manifest["roles"].items():
         assert counts["messages"] == sum(m["role"] == role for chat in seen for m in chat["messages"])
 
@@ -209,27 +198,6 @@ def test_an_output_of_nothing_says_what_was_found_and_asked_for(
     problem = failing(run, settings, [record] * 5)
     assert problem.startswith(start)
     assert words in problem
-
-
-@pytest.mark.parametrize(
-    ("name", "bad", "message"),
-    [
-        (
-            "sft_chat",
-            {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
-            "not_text: 'messages[0].content[0]' is an image (type 'image'): beam_prep is for text",
-        ),
-        ("grpo", {"prompt": "a", "responses": ["b"], "rewards": [1]}, "wrong_type: field 'prompt' is a string"),
-    ],
-)
-def test_a_failure_has_the_first_rejects_message_with_file_and_offset(
-    run: Run, tmp_path: Path, name: str, bad: dict[str, Any], message: str
-) -> None:
-    good = CHATS[:3] if name == "sft_chat" else []
-    problem = failing(run, config(name), [*good, bad, bad])
-    offset = sum(len(json.dumps(each)) + 1 for each in good)
-    where = f"the first reject is {tmp_path / 'input.jsonl'}, line {len(good) + 1} (byte offset {offset}): "
-    assert where + message in problem
 
 
 # Cuts
@@ -368,11 +336,7 @@ def test_a_drawn_row_is_said_to_be_cut_if_and_only_if_it_is(run: Run, responses:
 def test_without_reject_text_nothing_of_a_record_is_in_the_report(run: Run) -> None:
     records = [*CHATS, {"messages": [], "secret": "SECRET"}, {"messages": "SECRET"}]
     records[5] = {"messages": [{"role": "user", "content": "SECRET"}, {"role": "assistant", "content": "SECRET"}]}
-    open_, closed = (
-        run(config("sft_chat"), records, name=str(limit), max_reject_chars=limit, max_reject_rate=1.0)
-        for limit in (1000, 0)
-    )
-    assert "SECRET" in Path(open_.output, "report.html").read_text()
+    closed = run(config("sft_chat"), records, max_reject_chars=0, max_reject_rate=1.0)
     assert "SECRET" not in Path(closed.output, "report.html").read_text()
     assert "SECRET" not in Path(closed.output, "run.json").read_text()
     assert run_of(closed)["report"]["samples"] == []
