@@ -54,9 +54,7 @@ def test_the_defaults_are_those_of_the_steps() -> None:
         ({"spool": "x"}, "unknown option 'spool'; it is cache_dir now"),
         ({"render": "fast"}, "unknown option 'render'; it is gone, because there is only one way to render"),
         ({"overwirte": True}, "unknown option 'overwirte'; did you mean 'overwrite'? known: overwrite, "),
-        ({"wait": True}, "unknown option 'wait'; known: overwrite, "),
         ({"overwrite": "yes"}, "overwrite is 'yes', wanted true or false"),
-        ({"lease": "100"}, "lease is '100', wanted 60 seconds or more"),
         ({"block_bytes": True}, "block_bytes is True, wanted a whole number"),
         ({"max_reject_rate": 1.5}, "max_reject_rate is 1.5, wanted a share between 0 and 1"),
         ({"check": "all"}, "check is 'all', wanted one of sample, full"),
@@ -112,8 +110,7 @@ def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, capsys: 
 
 
 def test_a_call_without_inputs_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
-    config = str(ROOT / "configs" / "pretrain.json")
-    assert cli.main(["run", "--inputs= , ", "-o", "out", "-c", config, "--tokenizer_path", "t"]) == 2
+    assert cli.main(["run", "--inputs= , ", f"--config={ROOT}/configs/pretrain.json", *JOB[1:2], *JOB[3:]]) == 2
     assert capsys.readouterr().err.endswith("beam-prep run: no input: give files or quoted globs, or --inputs\n")
 
 

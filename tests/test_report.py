@@ -360,6 +360,7 @@ def test_what_is_trained_is_marked_and_data_stays_text(run: Run) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_of_the_project_has_a_page(output: Callable[[str], Any], name: str) -> None:
     made = output(name)
+    made.verify()
     assert f"{made.manifest['totals']['rows']:,}" in text_of(made.path / "report.html")
     report = json.loads((made.path / "run.json").read_text())["report"]
     assert len(report["samples"]) == min(6, made.manifest["ledger"]["kept"])

@@ -216,7 +216,6 @@ def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, toke
     [
         ([], "runner: 2 worker processes"),
         (["--direct_running_mode=in_memory"], "runner: in-process"),  # Beam's own default, and asked for
-        (["--direct_num_workers=1"], "runner: in-process"),
         (["--direct_num_workers=3"], "runner: 3 worker processes"),
         (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], "runner: 2 worker threads"),
     ],
@@ -248,9 +247,7 @@ def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: p
         (["--direct_num_workers=3"], 3),
         (["--direct_num_workers=99"], 16),
         (["--runner=FlinkRunner", "--parallelism=4"], 4),
-        (["--runner=FlinkRunner"], 1),
         (["--runner=DataflowRunner", "--max_num_workers=8", "--num_workers=2"], 8),
-        (["--runner=DataflowRunner"], 1),
         (["--runner=PrismRunner"], 1),
     ],
 )
