@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.chat.kinds import without_history_reasoning
 from beam_prep.data.schema import PART_KINDS
 from beam_prep.errors import ConfigError
 from tests.conftest import ROOT
@@ -130,31 +129,6 @@ def test_reasoning_within_a_content_is_found() -> None:
     assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
 
 
-def test_a_completion_of_several_messages_has_the_parts_of_each() -> None:
-    output = bp.Output(
-        *("ids", "ids"),
-        (bp.Section("prompt", "mask", "conversation"), bp.Section("completion", "train", "conversation")),
-        "mask",
-    )
-    options = bp.MaskOptions(reasoning="mask", tool_calls="mask")
-    records = bp.testing.records([{"prompt": CHAT[:3], "completion": CHAT[3:]}])
-    rules = bp.TextRules(chat_template=MARKED, mask_options=options)
-    block = bp.ApplyTemplate([output], TOKENIZER, rules=rules).step()(records)
-    batch = bp.BuildMask({}, options=options).step()(bp.Tokenize(TOKENIZER).step()(block))
-    assert len(batch) == 1, batch.ledger.messages
-    text = TOKENIZER.decode(batch["ids"].flat[batch["mask"].flat == 1].tolist())
-    assert text == f"I ask{END}\n<|im_start|>tool\n900 miles{END}\n<|im_start|>assistant\n900 miles.{END}\n"
-
-
-def test_policies_see_the_kinds() -> None:
-    def calls_alone(segments: bp.Segments) -> Any:
-        assert segments.kind is not None
-        return segments.kind == PART_KINDS.index("tool_calls")
-
-    batch = bp.BuildMask(calls_alone).step()(segments_of(KEEPING, CHAT, bp.MaskOptions()))
-    assert TOKENIZER.decode(batch["ids"].flat[batch["mask"].flat == 1].tolist()) == WRITTEN
-
-
 WORDS = st.text(st.sampled_from("ab<>/\n think"), max_size=12)
 
 
@@ -188,13 +162,6 @@ def test_whatever_the_words_are_the_parts_are_what_the_template_wrote(said: list
         assert parts["eos"].strip() == END
 
 
-def test_history_is_what_comes_before_the_last_question() -> None:
-    kept, dropped = without_history_reasoning(CHAT)
-    assert dropped == 1
-    assert kept == [CHAT[0], {"role": "assistant", "content": "Two miles."}, *CHAT[2:]]
-    assert without_history_reasoning(CHAT[3:]) == (CHAT[3:], 0)
-
-
 def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_record() -> None:
     """A template that repeats the reasoning of an answer in front of the next one."""
     template = (
@@ -208,19 +175,8 @@ def test_reasoning_that_is_written_in_the_turn_of_another_message_rejects_the_re
     assert bp.testing.rejects(masked) == [(0, "turn_apart")]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mask_options": {"reasoning": "drop"}}, "mask_options.reasoning: found 'drop'"),
-        ({"mask_options": {"thinking": "mask"}}, "mask_options.thinking: unknown key 'thinking'"),
-        (
-            {"mask_options": {}, "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]}},
-            "mask_options: found an object; it works only with template: 'conversation'",
-        ),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
-    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
-    with pytest.raises(ConfigError) as caught:
-        bp.PipelineConfig.from_dict({**config, **change})
-    assert message in str(caught.value)
+def test_options_work_only_where_the_template_renders_conversations() -> None:
+    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text()) | {"mask_options": {}}
+    config["input"]["sections"] = [{"field": "messages", "action": "$role", "template": True}]
+    with pytest.raises(ConfigError, match="mask_options: found an object; it works only with template: 'conversation'"):
+        bp.PipelineConfig.from_dict(config)

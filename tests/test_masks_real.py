@@ -5,7 +5,9 @@ import gzip
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,58 +160,25 @@ def test_derived_spans_are_the_marked_ones(name: str, file: str) -> None:
 MENDED = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
 
 
-def two_turns(answer: str) -> list[tuple[str, str]]:
-    return [("user", "Hi"), ("assistant", answer), ("user", "More"), ("assistant", "Bye.")]
-
-
-@pytest.fixture(scope="module", params=["gpt2", "qwen2.5"])
-def trimming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """(name, a tokenizer's folder with `trim_offsets: true` where it counts, as Llama 3 and RoBERTa have it)."""
-    folder = shared("tokenizers", request.param)
-    backend = json.loads((folder / "tokenizer.json").read_text())
-    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    backend["post_processor"] = {"type": "Sequence", "processors": [byte_level]}
-    made = tmp_path_factory.mktemp("trimming")
-    (made / "tokenizer.json").write_text(json.dumps(backend))
-    (made / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
-    return request.param, str(made)
-
-
 @pytest.mark.parametrize("answer", [" Hello.", "    Hello."])
-def test_white_space_at_the_beginning_of_an_answer(trimming: tuple[str, str], answer: str) -> None:
-    """With `trim_offsets: true`, a space at a token's edge belongs to no token.
+def test_white_space_at_the_beginning_of_an_answer(answer: str, tmp_path: Path) -> None:
+    """With `trim_offsets: true`, as Llama 3 and RoBERTa have it, a space at a token's edge belongs to no token.
 
     Before 5.24 transformers looks for the token of a block's first character, finds none, and masks nothing from there
     on: not this answer, and no later one. Ours covers both, whether the spans are marked or derived.
     """
-    name, folder = trimming
-    rows = [{"messages": [{"role": role, "content": content} for role, content in two_turns(answer)]}]
-    reference = theirs(folder, rows, template(name, True))[0]
-    untrimmed = theirs(name, rows, template(name, True))[0]
+    folder = shutil.copytree(shared("tokenizers", "gpt2"), tmp_path / "trimming")
+    backend = json.loads((folder / "tokenizer.json").read_text())
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    backend["post_processor"] = {"type": "Sequence", "processors": [byte_level]}
+    (folder / "tokenizer.json").write_text(json.dumps(backend))
+    talk = [("user", "Hi"), ("assistant", answer), ("user", "More"), ("assistant", "Bye.")]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in talk]}]
+    (reference,) = theirs(str(folder), rows, template("gpt2", True))
+    (untrimmed,) = theirs("gpt2", rows, template("gpt2", True))
     assert reference[0] == untrimmed[0]
-    assert 1 in untrimmed[1]
     assert reference == untrimmed if MENDED else 1 not in reference[1]
     for is_marked in (True, False):
-        mine = ours(folder, rows, template(name, is_marked))[0]
+        (mine,) = ours(str(folder), rows, template("gpt2", is_marked))
         assert mine == untrimmed
-        wanted = f" {answer}<|endoftext|> Bye.<|endoftext|>" if name == "gpt2" else f"{answer}<|im_end|>Bye.<|im_end|>"
-        assert trained(folder, mine) == wanted
-
-
-def test_a_block_that_ends_within_a_character() -> None:
-    """The last character of a block may be several tokens: before 5.24 transformers masks the first, we mask all."""
-    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
-    rows = [{"messages": [{"role": "assistant", "content": "ok \U0001f9d1\u200d\U0001f680"}]}]
-    mine, reference = ours("gpt2", rows, source)[0], theirs("gpt2", rows, source)[0]
-    assert trained("gpt2", mine) == rows[0]["messages"][0]["content"]
-    assert reference == mine if MENDED else trained("gpt2", reference).endswith("\ufffd")
-
-
-def test_a_block_at_the_very_beginning() -> None:
-    """Before 5.24 transformers takes an end token of 0 for none, and masks to the row's end (transformers#47325)."""
-    source = "{% for m in messages %}{% if loop.first %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}"
-    source += "{{ m.content }}{% endif %}{% endfor %}"
-    messages = [{"role": "assistant", "content": "<|im_end|>"}, {"role": "user", "content": "secret"}]
-    mine, reference = (made("qwen2.5", [{"messages": messages}], source)[0] for made in (ours, theirs))
-    assert trained("qwen2.5", mine) == "<|im_end|>"
-    assert reference == mine if MENDED else trained("qwen2.5", reference) == "<|im_end|>secret"
+        assert trained(str(folder), mine) == f" {answer}<|endoftext|> Bye.<|endoftext|>"

@@ -227,13 +227,6 @@ def test_an_option_without_effect_is_said(words: list[str], wait: bool, wanted: 
     assert all(map(str.startswith, found, wanted)), found
 
 
-def test_an_option_without_effect_stands_in_run_json() -> None:
-    Path("x.jsonl").write_text(TEXT)
-    assert run("x.jsonl", more=("--num_workers=4",)) == 0
-    (said,) = json.loads(Path("out/run.json").read_text())["warnings"][:1]
-    assert said.startswith("--num_workers without effect: for DataflowRunner, and this is DirectRunner; for worker ")
-
-
 # Settings of other tools in a config
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.inspect.rows import render
-from tests.conftest import ROOT
 
 TALKS = [
     {"messages": [{"role": "user", "content": "How far? " * n}, {"role": "assistant", "content": f"{n} miles."}]}
@@ -29,14 +27,6 @@ PACKED: dict[str, Any] = {
     "output": {"columns": "labels", "storage_format": list(FORMAT_NAMES), "dtype": {"labels": "int64"}},
 }
 NAMES = {"input_ids": "tokens", "labels": "targets", "position_ids": "places", "seq_lens": "seq_lengths"}
-GRPO: dict[str, Any] = json.loads((ROOT / "configs" / "grpo.json").read_text())
-ROLLOUT = {"prompt": [{"role": "user", "content": "Count."}], "responses": ["one", "one two"], "rewards": [0.5, 1.0]}
-OF_LISTS = {"prompts": "queries", "responses": "completions", "masks": "completion_mask", "rewards": "scores"}
-Run = Callable[..., Any]
-
-
-def with_names(config: dict[str, Any], names: dict[str, str], **output: Any) -> dict[str, Any]:
-    return {**config, "output": {**config["output"], **output, "names": names}}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> tuple
     """One job under the columns' own names, and with others and the same token cache."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
-    for name, wanted in (("plain", PACKED), ("named", with_names(PACKED, NAMES))):
+    for name, wanted in (("plain", PACKED), ("named", {**PACKED, "output": {**PACKED["output"], "names": NAMES}})):
         config = bp.PipelineConfig.from_dict(wanted)
         job = bp.Pipeline(config, folder / "in.jsonl", folder / name, tokenizer_path, cache_dir=str(folder / "cache"))
         job.run(["--runner=FnApiRunner"])
@@ -77,16 +67,6 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
     shown = [render(dataset, 0, marks=True).plain for dataset in pair]
     assert "document 2 of" in shown[0]
     assert shown[0] == shown[1]
-
-
-def test_columns_of_several_sources_have_the_names(run: Run) -> None:
-    config = {**GRPO, "output": {**GRPO.get("output", {}), "storage_format": list(FORMAT_NAMES)}}
-    plain = bp.open(run(config, [ROLLOUT] * 2, "plain").output)
-    named = bp.open(run(with_names(config, OF_LISTS), [ROLLOUT] * 2, "named").output)
-    assert named.columns == tuple(OF_LISTS.get(name, name) for name in plain.columns)
-    for one, other in zip(plain, named, strict=True):
-        assert {OF_LISTS.get(name, name): value for name, value in as_lists(one).items()} == as_lists(other)
-    named.verify()
 
 
 # Chains written by hand.

@@ -1,4 +1,4 @@
-"""The options of a job: one list, from which the command line is made."""
+"""The options of a job: one list, from which the command line is made; old names are errors that say the new ones."""
 
 import argparse
 import inspect
@@ -9,7 +9,8 @@ from typing import Any, get_args
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep import cli, options
+import beam_prep as bp
+from beam_prep import cli, options, renamed
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS, Option, RunOptions
 from beam_prep.pipeline import Pipeline
@@ -53,9 +54,7 @@ def test_the_defaults_are_those_of_the_steps() -> None:
         ({"spool": "x"}, "unknown option 'spool'; it is cache_dir now"),
         ({"render": "fast"}, "unknown option 'render'; it is gone, because there is only one way to render"),
         ({"overwirte": True}, "unknown option 'overwirte'; did you mean 'overwrite'? known: overwrite, "),
-        ({"wait": True}, "unknown option 'wait'; known: overwrite, "),
         ({"overwrite": "yes"}, "overwrite is 'yes', wanted true or false"),
-        ({"lease": "100"}, "lease is '100', wanted 60 seconds or more"),
         ({"block_bytes": True}, "block_bytes is True, wanted a whole number"),
         ({"max_reject_rate": 1.5}, "max_reject_rate is 1.5, wanted a share between 0 and 1"),
         ({"check": "all"}, "check is 'all', wanted one of sample, full"),
@@ -70,10 +69,8 @@ def test_a_wrong_argument_of_a_pipeline_says_what_to_give(given: dict[str, Any],
     ("words", "overwrite", "files"),
     [
         (["--overwrite", "b.jsonl"], True, ["b.jsonl", "a.jsonl"]),
-        (["b.jsonl", "--overwrite"], True, ["b.jsonl", "a.jsonl"]),
         (["--overwrite", "true", "b.jsonl"], True, ["b.jsonl", "a.jsonl"]),
         (["--overwrite", "--verbose"], True, ["a.jsonl"]),
-        (["--overwrite=True"], True, ["a.jsonl"]),
         (["--overwrite=false"], False, ["a.jsonl"]),
         (["--overwrite="], False, ["a.jsonl"]),
     ],
@@ -84,12 +81,6 @@ def test_a_flag_stands_alone_or_says_true_or_false(words: list[str], overwrite: 
     assert given.inputs == files
 
 
-def test_waiting_can_be_turned_off() -> None:
-    assert parsed(*JOB).wait is True
-    assert parsed(*JOB, "--wait=false").wait is False
-    assert parsed(*JOB, "--wait", "false").wait is False
-
-
 def test_an_empty_value_is_none_at_all() -> None:
     empty = [
         f"--{option.name}=" for option in OPTIONS if not option.required and option.name not in ("inputs", "config")
@@ -97,12 +88,8 @@ def test_an_empty_value_is_none_at_all() -> None:
     assert vars(parsed(*JOB, *empty)) == vars(parsed(*JOB))
 
 
-@pytest.mark.parametrize("text", ["a.jsonl,b/*.jsonl", " a.jsonl ,\n b/*.jsonl\n"])
-def test_inputs_in_one_text_are_taken_apart(text: str) -> None:
-    assert parsed(*JOB, f"--inputs={text}").inputs == ["a.jsonl", "b/*.jsonl"]
-
-
-def test_a_file_with_a_blank_or_a_comma_in_its_name_is_given_by_itself() -> None:
+def test_inputs_in_one_text_are_taken_apart() -> None:
+    assert parsed(*JOB, "--inputs= a.jsonl ,\n b/*.jsonl\n").inputs == ["a.jsonl", "b/*.jsonl"]
     assert parsed("my file, 1.jsonl", *JOB[1:]).inputs == ["my file, 1.jsonl"]
 
 
@@ -122,19 +109,9 @@ def test_a_wrong_call_says_what_to_give(words: list[str], problem: str, capsys: 
     assert capsys.readouterr().err == f"beam-prep run: {problem} (beam-prep run --help says more)\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--inputs= , "]])
-def test_a_call_without_inputs_says_what_to_give(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    config = str(ROOT / "configs" / "pretrain.json")
-    assert cli.main(["run", *words, "-o", "out", "-c", config, "--tokenizer_path", "t"]) == 2
+def test_a_call_without_inputs_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--inputs= , ", f"--config={ROOT}/configs/pretrain.json", *JOB[1:2], *JOB[3:]]) == 2
     assert capsys.readouterr().err.endswith("beam-prep run: no input: give files or quoted globs, or --inputs\n")
-
-
-def test_a_config_may_be_given_in_line(tmp_path: Path, tokenizer_path: str) -> None:
-    config = '{"input": {"sections": [{"field": "text", "action": "train"}]}}'
-    source = ROOT / "examples" / "data" / "text.jsonl"
-    words = [f"--inputs={source}", f"--output_dir={tmp_path / 'out'}", "--config=", f"--config_json={config}"]
-    assert cli.main(["run", *words, f"--tokenizer_path={tokenizer_path}"]) == 0
-    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("option", FORM, ids=lambda option: option.name)
@@ -182,3 +159,64 @@ def test_a_runner_is_told_what_differs_from_the_defaults() -> None:
     shown = PipelineOptions(told).get_all_options(drop_default=True)
     assert shown["inputs"] == "b.jsonl a.jsonl"
     assert "check" not in shown
+
+
+# Old names
+
+
+@pytest.mark.parametrize(("old", "new"), renamed.OPTIONS.items())
+def test_an_old_option_names_the_new_one(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "in.jsonl", "-o", "out", "-c", "c.json", "--tokenizer_path", "t", f"--{old}", "3"]) == 2
+    assert f"'--{old}'" in (said := capsys.readouterr().err)
+    assert f"it is --{new} now" in said
+
+
+@pytest.mark.parametrize(("old", "what_to_do"), renamed.GONE_OPTIONS.items())
+def test_an_option_that_is_gone_says_what_to_do(old: str, what_to_do: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "in.jsonl", "-o", "out", "-c", "c.json", "--tokenizer_path", "t", f"--{old}", "x"]) == 2
+    assert what_to_do in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), renamed.CONFIG_KEYS.items())
+def test_an_old_key_of_the_config_names_the_new_one(old: str, new: str) -> None:
+    part, _, key = old.partition(".")
+    config: dict[str, Any] = {"input": {"sections": [{"field": "text", "action": "train"}]}, part: {key: "drop"}}
+    with pytest.raises(ConfigError, match=re.escape(f"it is {new} now")):
+        bp.PipelineConfig.from_dict(config)
+
+
+@pytest.mark.parametrize(("old", "new"), renamed.PUBLIC_NAMES.items())
+def test_an_old_public_name_names_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(AttributeError, match=f"bp.{new}"):
+        getattr(bp, old)
+    assert getattr(bp, new)
+
+
+def test_an_output_of_an_earlier_version_is_sound_and_up_to_date(tmp_path: Path, tokenizer_path: str) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text('{"text": "one two three four", "id": "a"}\n')
+    sections = [{"field": "text", "action": "train"}]
+    config = bp.PipelineConfig.from_dict(
+        {"input": {"sections": sections}, "output": {"keep_fields": ["id"]}, "preprocessing": {"min_chars": 1}}
+    )
+    bp.Pipeline(config, source, out, tokenizer_path).run()
+    written = (out / "manifest.json").read_text()
+    for old, new in (*renamed.CONFIG_KEYS.items(), ("options.reject_text", "options.max_reject_chars")):
+        names = [f'"{name.partition(".")[2]}": ' for name in (new, old)]
+        assert names[0] in written
+        written = written.replace(names[0], names[1])
+    (out / "manifest.json").write_text(written)
+    assert cli.main(["verify", str(out)]) == 0
+    bp.Pipeline(config, source, out, tokenizer_path).run()  # without overwrite
+    assert (out / "manifest.json").read_text() == written
+
+
+def test_the_docs_list_every_name() -> None:
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (.+) \|$", (ROOT / "docs/renamed.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    wanted = {f"--{old}": f"`--{new}`" for old, new in renamed.OPTIONS.items()}
+    wanted |= {old: f"`{new}`" for old, new in renamed.CONFIG_KEYS.items()}
+    wanted |= {f"bp.{old}": f"`bp.{new}`" for old, new in renamed.PUBLIC_NAMES.items()}
+    wanted |= {f"--{old}": what for old, what in renamed.GONE_OPTIONS.items()}
+    assert dict(rows) == wanted

@@ -95,17 +95,3 @@ def test_texts_of_the_data_cannot_break_the_picture(run: Callable[..., Any]) -> 
     assert texts_of(svg, trained=True) == ["Because.", "<|im_end|>", "trained"]  # the last is the legend's
     shapes = [each.get("fill") for each in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
     assert (shapes.count(LIGHT["marker"]), shapes.count(LIGHT["trained"])) == (2, 1)
-
-
-def test_a_row_of_many_documents_is_cut_as_a_whole(run: Callable[..., Any]) -> None:
-    text = {
-        "input": {"sections": [{"field": "text", "action": "train"}]},
-        "preprocessing": {"packing_strategy": "bfd", "max_packed_len": 512, "min_chars": 1},
-        "output": {"columns": "labels"},
-    }
-    dataset = bp.open(run(text, [{"text": f"number {number}"} for number in range(90)]).output)
-    shown = texts_of(picture(dataset, 0, lines=20))
-    documents = len(dataset[0]["seq_lens"])
-    assert documents > 20
-    assert f"... {documents - 20} more lines" in shown
-    assert sum(text.startswith("document ") for text in shown) == 20

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.errors import ConfigError, RunError
+from beam_prep.errors import ConfigError
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
 from beam_prep.tokens.rows import split_prompt
 from tests.conftest import ROOT, prepared
 
-TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
 DPO = json.loads((ROOT / "configs" / "dpo_conversation.json").read_text())
-GRPO = json.loads((ROOT / "configs" / "grpo.json").read_text())
 
 
 def pair(chosen: str, rejected: str, question: str = "What is two and two?") -> dict[str, Any]:
@@ -35,52 +33,11 @@ def rejects(batch: Batch) -> dict[int, str]:
     return {line + 1: reason for line, reason in bp.testing.rejects(batch)}
 
 
-def messages(batch: Batch) -> dict[int, str]:
-    return {line + 1: message for line, message in batch.ledger.messages.items()}
-
-
-def test_as_many_rewards_as_responses() -> None:
-    ask = [{"role": "user", "content": "Two and two?"}]
-    rows = [
-        {"prompt": ask, "responses": ["4", "5"], "rewards": [1.0, 0.0]},
-        {"prompt": ask, "responses": ["4", "5"], "rewards": [1.0]},
-    ]
-    assert rejects(prepared(GRPO, rows)) == {2: "count_mismatch"}
-
-
 def test_the_last_message_is_the_assistants() -> None:
     config = json.loads((ROOT / "configs" / "sft_last_turn_shifted.json").read_text())
     good = {"messages": pair("Four.", "")["chosen"]}
     bad = {"messages": [*good["messages"], {"role": "user", "content": "Sure?"}]}
     assert rejects(prepared(config, [good, bad])) == {2: "last_not_assistant"}
-
-
-def test_the_answer_of_each_side_is_trained() -> None:
-    """Of messages as of texts, which are encoded together or apart."""
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    template += "{% if add_generation_prompt %}<assistant>{% endif %}"
-    texts = {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}
-    asked = {"prompt": [{"role": "user", "content": "Sky?"}]}
-    chat = {**asked, **{side: [{"role": "assistant", "content": text}] for side, text in [*texts.items()][1:]}}
-    for record, more, prompt in (
-        (chat, {"template": "conversation"}, "<user>Sky?<assistant>"),
-        (texts, {"encode": "joint"}, "The sky is"),
-        (texts, {"encode": "separate"}, "The sky is"),
-    ):
-        rules = {"encode": more["encode"]} if "encode" in more else {}
-        both = {} if rules else more
-        sources = {
-            side: {
-                "sections": [{"field": "prompt", "action": "mask", **both}, {"field": side, "action": "train", **both}]
-            }
-            for side in ("chosen", "rejected")
-        }
-        given = {"sources": sources, **({} if rules else {"chat_template": template})}
-        (row,) = bp.testing.to_rows(prepared({"input": given, "preprocessing": rules}, [record]))
-        for side in ("chosen", "rejected"):
-            tokens, trained = np.array(row[side]), np.array(row[f"{side}_mask"]) > 0
-            assert TOKENIZER.decode(tokens[~trained].tolist()) == prompt
-            assert TOKENIZER.decode(tokens[trained].tolist()) == texts[side]
 
 
 def test_sides_that_only_the_cut_makes_equal_say_so() -> None:
@@ -104,9 +61,8 @@ def make(folder: Path, name: str, source: Path, **changes: Any) -> bp.Dataset:
     config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
     for part, fields in changes.items():
         config[part] = {**config.get(part, {}), **fields}
-    bp.Pipeline(
-        bp.PipelineConfig.from_dict(config), [str(source)], folder, ROOT / "examples" / "tokenizer", max_reject_rate=1
-    ).run(["--runner=FnApiRunner"])
+    job = bp.Pipeline(bp.PipelineConfig.from_dict(config), source, folder, ROOT / "examples/tokenizer")
+    job.run(["--runner=FnApiRunner"])
     return bp.open(folder)
 
 
@@ -121,18 +77,6 @@ def test_prompt_and_completions_are_the_two_sides(tmp_path: Path) -> None:
             assert [*one["prompt_ids"], *one[f"{side}_ids"]] == other[side].tolist()
             assert other[f"{side}_mask"].tolist() == [0] * len(one["prompt_ids"]) + [1] * len(one[f"{side}_ids"])
     assert main(["verify", str(split.path), "--inputs"]) == 0
-
-
-def test_rows_without_a_common_prompt_are_left_out(tmp_path: Path) -> None:
-    """Cut at their beginnings, the sides have other prompts."""
-    said = {"prompt": "word " * 90, "chosen": "Far.", "rejected": "No"}
-    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
-    record = {field: [{"role": roles[field], "content": text}] for field, text in said.items()}
-    (tmp_path / "in.jsonl").write_text(json.dumps(record) + "\n")
-    step = {"max_seq_len": 60, "truncation_mode": "keep_end"}
-    columns = {"columns": "prompt_completion"}
-    with pytest.raises(RunError, match=r"nothing is kept of 1 records \(1 prompt_differs\)"):
-        make(tmp_path / "out", "dpo_conversation", tmp_path / "in.jsonl", preprocessing=step, output=columns)
 
 
 @st.composite
@@ -173,12 +117,13 @@ def test_rows_without_a_completion_are_dropped_where_rows_without_loss_are_kept(
         assert split.ledger.outcomes == [(outcome, "rows_without_loss")]
 
 
-def test_a_mask_with_holes_is_refused() -> None:
-    batch = batch_of([([1, 2], [3, 4, 5], [6, 7])])
-    batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1]], np.uint8)
-    split = split_prompt(batch)
+def test_a_mask_with_holes_and_sides_of_two_prompts_are_refused() -> None:
+    batch = batch_of([([1, 2], [3, 4, 5], [6, 7]), ([1, 2], [3, 4], [5, 6])])
+    batch.columns["chosen_mask"] = bp.Ragged.from_lists([[0, 0, 1, 0, 1], [0, 0, 1, 1]], np.uint8)
+    batch.columns["rejected"] = bp.Ragged.from_lists([[1, 2, 6, 7], [1, 9, 5, 6]])
+    split = bp.SplitPrompt().step()(batch)
     assert len(split) == 0
-    assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first"]
+    assert [reason for _, reason in split.ledger.outcomes] == ["not_prompt_first", "prompt_differs"]
 
 
 @pytest.mark.parametrize(

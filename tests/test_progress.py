@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep import progress
 from beam_prep.data.block import InputFile
-from beam_prep.progress import Counts, Progress, lasting, report_block, reported, reported_rows
+from beam_prep.progress import Counts, Progress, lasting, report_block, reported
 from beam_prep.runners import counters_of
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import pack_files, read_split, split_files
 from tests.conftest import ROOT
-from tests.test_runners import flink as flink
+from tests.test_worker_processes import flink as flink
 
 MB = 10**6
 SAMPLE = [str(ROOT / "examples/data/chat.jsonl"), "-c", str(ROOT / "configs/sft_conversation.json")]
@@ -96,15 +96,6 @@ def test_a_plan_that_is_made_again_counts_once(folder: Path) -> None:
         report_block(str(folder), Counts(plans=1))
         report_block(str(folder), Counts(plans=1, planned=10))
     assert (reported(str(folder)).plans, reported(str(folder)).planned) == (1, 10)
-
-
-def test_rows_of_a_shard_are_all_reported_with_few_lines(folder: Path) -> None:
-    with reported_rows(str(folder)) as tell:
-        for _ in range(10_000):
-            tell(3)
-    (report,) = folder.iterdir()
-    assert reported(str(folder)).written == 30_000
-    assert len(report.read_text().splitlines()) < 1_000
 
 
 # What is said

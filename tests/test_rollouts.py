@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.config import FORMAT_NAMES
 from beam_prep.errors import ConfigError
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.shards.layout import finalize_columns
@@ -218,20 +217,7 @@ CONFIG: dict[str, Any] = {
         }
     },
     "preprocessing": {"truncation_mode": "drop"},
-    "output": {"storage_format": list(FORMAT_NAMES), "max_tokens_per_shard": 300},
 }
-
-
-def test_every_format_holds_the_groups_as_they_were(run: Callable[..., Any]) -> None:
-    records = [{**GROUP, "prompt_ids": [number], "version": number} for number in range(80)]
-    found = bp.open(run(CONFIG, records).output)
-    found.verify()  # each format against the others
-    assert len(found.manifest["shards"]) > 1
-    for row, record in zip(found, records, strict=True):  # a group is a row: no shard has a part of it
-        assert [np.asarray(each).tolist() for each in row["response_ids"]] == GROUP["response_ids"]
-        assert row["logprobs"].flat.tolist() == flat(GROUP["logprobs"])
-        assert (row["prompt_ids"].tolist(), row["policy_version"].tolist()) == ([record["version"]],) * 2
-        assert row["answer"].tobytes().decode() == GROUP["gold"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
-from beam_prep.room import lacks_room, sizes
+from beam_prep.room import lacks_room
 
 pytestmark = pytest.mark.long
 
@@ -51,17 +51,6 @@ def job(tmp_path: Path, tokenizer_path: str, change: dict[str, Any], **options: 
     return Pipeline(config, str(tmp_path / "in.jsonl"), tmp_path / "out", tokenizer_path=tokenizer_path, **options)
 
 
-def test_sizes_are_those_of_the_files(tmp_path: Path, tokenizer_path: str) -> None:
-    made = job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache")
-    cached, output = sizes(made.config, made.tokenizer, made.inputs, 1000)
-    made.run(["--runner=FnApiRunner"])
-    written = sum(path.stat().st_size for path in tmp_path.glob("cache/??/*"))
-    assert abs(cached * len(TEXTS) - written) < 0.01 * written
-    assert made.output is not None
-    shards = sum(path.stat().st_size for path in tmp_path.glob("out/__default__/**/*") if path.is_file())
-    assert abs(output * len(TEXTS) - shards) < 0.1 * shards
-
-
 def test_a_run_says_before_it_begins_what_it_lacks_room_for(
     tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,13 +62,3 @@ def test_a_run_says_before_it_begins_what_it_lacks_room_for(
     (line,) = (each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"] if "are needed" in each)
     whats = [part.partition(" in ")[0] for part in line.partition(": about ")[0].split(" and ")]
     assert " and ".join(whats) == "the token cache and sorted runs and the output"
-
-
-def test_a_refresh_counts_nothing_that_may_be_there(
-    tmp_path: Path, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache").run(["--runner=FnApiRunner"])
-    free(monkeypatch, 1000)
-    again = job(tmp_path, tokenizer_path, {}, cache_dir=tmp_path / "cache", overwrite=True, check="full")
-    again.run(["--runner=FnApiRunner"])
-    assert not any("are needed" in each for each in json.loads((tmp_path / "out/run.json").read_text())["warnings"])

@@ -17,10 +17,8 @@ from beam_prep.reading.records import Records, parse
 from beam_prep.sample.sample import prepare
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import blocks_of, split_file
-from tests.conftest import ROOT, shared
-from tests.reference import ours
+from tests.conftest import ROOT
 from tests.test_configs import CONFIGS, sample
-from tests.test_goldens_sections import EXACT
 
 RUNNER = ["--runner=FnApiRunner"]
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples/tokenizer")
@@ -99,16 +97,6 @@ def test_blocks_of_tables_give_what_the_same_records_give_as_jsonl(name: str, tm
         assert tokens_of(write(rows_of(sample(name)), tmp_path / "x", kind), given) == wanted
 
 
-@pytest.mark.parametrize("case", EXACT)
-def test_so_do_the_inputs_of_goldens(case: str, tmp_path: Path) -> None:
-    folder = shared("goldens", "sections", case)
-    given = json.loads((folder / "config.json").read_text())
-    tokenizer = ours(shared("tokenizers", json.loads((folder / "case.json").read_text())["tokenizer"]))
-    for name in json.loads((folder / "case.json").read_text())["inputs"]:
-        wanted = tokens_of(str(folder / name), given, tokenizer)
-        assert tokens_of(write(rows_of(folder / name), tmp_path / "x"), given, tokenizer) == wanted
-
-
 def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str) -> None:
     texts: list[Any] = [f"text {number} " * 400 for number in range(60)]
     texts[7], texts[9] = None, "b" * 9000
@@ -128,9 +116,8 @@ def test_rejects_and_drops_name_file_and_row(tmp_path: Path, tokenizer_path: str
     assert (drop["file"], drop["line"], drop["offset"]) == (path, 8, 7)
 
 
-def test_commands_read_tables(
-    chats: str, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_read_tables(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = write(rows_of(sample("sft_conversation")), tmp_path / "chats", group=50)
     words = ["-c", str(ROOT / "configs/sft_conversation.json"), "--tokenizer_path", tokenizer_path]
     assert cli.main(["inspect", chats, *words]) == 0
     assert "chats.parquet, row " in capsys.readouterr().out.replace("\n", "")
@@ -144,6 +131,10 @@ def test_commands_read_tables(
         capsys.readouterr()
     assert audits[0] == audits[1]
     assert configs[0] == configs[1]
+    made(ROOT / "configs/sft_conversation.json", chats, tmp_path / "out", tokenizer_path)
+    shutil.copy(write(rows_of(sample("sft_conversation"))[:-1], tmp_path / "other"), chats)
+    assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 1
+    assert "chats.parquet: found" in capsys.readouterr().err
 
 
 def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Path, tokenizer_path: str) -> None:
@@ -153,18 +144,3 @@ def test_a_table_without_the_configs_fields_is_refused_before_a_run(tmp_path: Pa
     ):
         made(TEXTS, inputs, tmp_path / "out", tokenizer_path, cache_dir=str(tmp_path / "token_cache"))
     assert not (tmp_path / "token_cache").exists()
-
-
-@pytest.fixture
-def chats(tmp_path: Path) -> str:
-    return write(rows_of(sample("sft_conversation")), tmp_path / "chats", group=50)
-
-
-def test_verify_reads_the_inputs_of_tables_again(
-    chats: str, tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made(ROOT / "configs/sft_conversation.json", chats, tmp_path / "out", tokenizer_path)
-    assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 0
-    shutil.copy(write(rows_of(sample("sft_conversation"))[:-1], tmp_path / "other"), chats)
-    assert cli.main(["verify", str(tmp_path / "out"), "--inputs"]) == 1
-    assert "chats.parquet: found" in capsys.readouterr().err

@@ -2,14 +2,12 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import hcl2
 import pytest
 
-from beam_prep import cli, options
 from beam_prep.options import OPTIONS
 from pipelines.dataflow import template
 from tests.conftest import ROOT
@@ -57,16 +55,6 @@ def test_the_module_in_the_docs_has_all_that_must_be_given() -> None:
     needed = {**variables("variables.tf"), **variables("parameters.tf")}
     assert given.keys() - {"source", "__is_block__"} <= needed.keys()
     assert {name for name, variable in needed.items() if "default" not in variable} <= given.keys()
-
-
-def test_the_launch_without_the_template_has_options_that_exist() -> None:
-    text = (ROOT / "docs" / "dataflow.md").read_text()
-    (command,) = re.findall(r"^beam-prep (run (?:.*\\\n)*.*)", text, re.M)
-    words = shlex.split(re.sub(r"\$\w+", "it", command.replace("\\\n", " ")))
-    given, beams = cli.PARSER.parse_known_args(words)
-    assert options.complete(given) is None
-    assert cli.unknown_beam_options([*beams, *re.findall(r"`(--setup_file=\S+)", text)]) is None
-    assert {"--runner=DataflowRunner", "--sdk_container_image=it"} <= {*beams}
 
 
 def test_image_requirements_and_project_name_one_beam() -> None:

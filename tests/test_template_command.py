@@ -5,15 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import beam_prep as bp
 from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.cli import main
-from beam_prep.inspect.left_out import LeftOut
-from beam_prep.template import cases_of
-from tests.conftest import shared
 
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -45,22 +40,6 @@ def of(tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]) 
         return by_name(found["templates"][0])
 
     return _of
-
-
-def test_rows_are_those_of_a_run(tokenizer_path: str) -> None:
-    tokenizer = bp.Tokenizer.load(tokenizer_path)
-    entry = next(case.entry for case in cases_of(PLAIN, tokenizer) if case.name == "several turns")
-    assert not isinstance(entry, LeftOut)
-    parts = []
-    for message in CONVERSATIONS["several turns"]["messages"]:
-        is_answer = message["role"] == "assistant"
-        parts += [(f"<|im_start|>{message['role']}\n", 0), (f"{message['content']}<|im_end|>", is_answer), ("\n", 0)]
-    ids = [tokenizer.encode([text], add_special_tokens=False).flat.tolist() for text, _ in parts]
-    (column,) = [column for column in entry.display.schema if column.role == "ids"]
-    (mask,) = [column for column in entry.display.schema if column.role == "mask"]
-    np.testing.assert_array_equal(entry.row[column.name], np.concatenate(ids))
-    trained = np.repeat([int(is_trained) for _, is_trained in parts], [*map(len, ids)])
-    np.testing.assert_array_equal(entry.row[mask.name], trained)
 
 
 def test_results_name_their_calls() -> None:
@@ -129,27 +108,3 @@ def test_each_named_template_has_a_heading(
     assert f"{folder}, template 'strict': 14 taken, 5 not written, 0 refused, 1 raises\n" in capsys.readouterr().out
     assert main(["template", str(folder), "--chat_template", "loose"]) == 2
     assert "this tokenizer's chat templates are named 'default', 'strict'" in capsys.readouterr().err
-
-
-def test_a_tokenizer_without_a_template_is_an_error_that_says_what_to_type(
-    tmp_path: Path, tokenizer_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "plain"
-    shutil.copytree(tokenizer_path, folder)
-    (folder / "chat_template.jinja").unlink()
-    assert main(["template", str(folder)]) == 2
-    assert f"{folder} has no chat template; give one: --chat_template FILE.jinja" in capsys.readouterr().err
-
-
-def test_templates_of_models_are_shown() -> None:
-    """The real ones: every conversation has an outcome, and what is drawn is what the template writes."""
-    tokenizer = bp.Tokenizer.load(str(shared("tokenizers") / "chatml-12k"))
-    paths = sorted((shared("templates") / "models").glob("*.jinja"))[::24]
-    assert len(paths) > 1
-    for path in paths:
-        cases = cases_of(path.read_text("utf-8"), tokenizer)
-        assert [case.name for case in cases] == [*CONVERSATIONS]
-        for name, outcome, entry in cases:
-            assert isinstance(entry, LeftOut) == (outcome.kind in ("refused", "raises")), (path, name)
-            if outcome.kind == "taken":
-                assert not {"calls", "contents"} & {*outcome.lost_kinds}, (path, name)

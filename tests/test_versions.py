@@ -13,7 +13,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep import cli
-from beam_prep.errors import ConfigError, LockedError, OutputError, RunError
+from beam_prep.errors import ConfigError, OutputError, RunError
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage.stores import objects
 from beam_prep.storage.versions import Versions
@@ -32,18 +32,15 @@ def rows(count: int) -> str:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
-def job(folder: Path, count: int, config: dict[str, Any] = TEXT, **options: Any) -> Pipeline:
-    (folder / "in.jsonl").write_text(rows(count))
-    given = {"output_dir": folder / "out", "tokenizer_path": ROOT / "examples/tokenizer", **options}
-    return Pipeline(bp.PipelineConfig.from_dict(config), folder / "in.jsonl", **given)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs a job of so many records."""
 
     def run(count: int, config: dict[str, Any] = TEXT, **options: Any) -> Result:
-        return job(tmp_path, count, config, **options).run(["--runner=FnApiRunner"])
+        (tmp_path / "in.jsonl").write_text(rows(count))
+        given = {"output_dir": tmp_path / "out", "tokenizer_path": ROOT / "examples/tokenizer", **options}
+        job = Pipeline(bp.PipelineConfig.from_dict(config), tmp_path / "in.jsonl", **given)
+        return job.run(["--runner=FnApiRunner"])
 
     return run
 
@@ -170,20 +167,3 @@ def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store:
     for again in (False, True):
         made = Pipeline(config, "mem://bucket/in.jsonl", OUT, ROOT / "examples/tokenizer", keep_versions=2)
         assert made.run(["--runner=FnApiRunner"]).up_to_date is again
-
-
-def test_a_version_that_a_killed_launch_began_keeps_its_name_and_nothing_of_its_files(
-    store: MemoryStore, run: Run, tmp_path: Path
-) -> None:
-    run(1, output_dir=OUT, keep_versions=2, version_name="0")
-    claim = job(tmp_path, 9, output_dir=OUT, keep_versions=2).claim()
-    began = claim.choose_version()
-    claim.take(here=False, wait=True)
-    objects.put(f"{began}/__default__/shard_0099/old.bin", b"")
-    with pytest.raises(LockedError):
-        run(2, output_dir=OUT, keep_versions=2)
-    claim.claims.update(renewed=0.0)
-    assert run(2, output_dir=OUT, keep_versions=2).output == began
-    assert Versions(OUT).latest() == began.rpartition("/")[2]
-    assert cli.main(["verify", OUT]) == 0
-    assert not [name for name in stored() if name.startswith(".beam_prep") or name.endswith("old.bin")]

@@ -6,18 +6,23 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import Tokenizer, runners
+from beam_prep.errors import ConfigError
+from beam_prep.runners import choose_runner
 from beam_prep.storage.files import list_inputs
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TRAINED = {"input": {"sections": [{"field": "text", "action": "train"}]}}
 
 
@@ -113,48 +118,36 @@ def long_source(source: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("connected", "which"), [(False, 0), (True, 1)])
-def test_a_worker_that_is_killed_ends_the_run_in_one_line(
-    start: Start, long_source: Path, tmp_path: Path, connected: bool, which: int
-) -> None:
-    """Also before it has connected; Beam alone would wait for ever. Nothing is left but the token cache."""
-    run = start(long_source)
-    run.wait_for_workers(connected)
-    killed = time.monotonic()
-    run.workers[which].kill()
-    code, said = run.end()
-    assert time.monotonic() - killed < 30
-    assert code == 5, said
-    told = [line for line in said.splitlines() if "a worker process was killed, or crashed" in line]
-    assert said.splitlines()[-1:] == told, said
-    assert "Traceback" not in said
-    assert "Exception" not in said
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.long
+@pytest.mark.parametrize("connected", [False, True])
 @pytest.mark.parametrize(
-    ("number", "whole_group", "connected"),
-    [(signal.SIGINT, True, True), (signal.SIGTERM, False, False), (signal.SIGTERM, False, True)],
+    ("who", "number", "code", "last"),
+    [
+        ("a worker", signal.SIGKILL, 5, "a worker process was killed, or crashed"),
+        ("the group", signal.SIGINT, 130, "beam-prep: stopped by SIGINT"),  # Ctrl-C in a terminal
+        ("the launcher", signal.SIGTERM, 143, "beam-prep: stopped by SIGTERM"),
+        ("the launcher", signal.SIGKILL, -9, ""),
+    ],
 )
-def test_a_signal_ends_a_run_and_its_workers(
-    start: Start, long_source: Path, tmp_path: Path, number: signal.Signals, whole_group: bool, connected: bool
+def test_a_run_that_is_killed_ends_with_its_workers_in_one_line(
+    start: Start, long_source: Path, tmp_path: Path, connected: bool, who: str, number: int, code: int, last: str
 ) -> None:
-    """Ctrl-C in a terminal reaches the whole group, `kill` the launcher alone."""
+    """Also before a worker has connected; Beam alone would wait for ever. Nothing is left but the token cache."""
     run = start(long_source)
     run.wait_for_workers(connected)
     began = time.monotonic()
-    if whole_group:
+    if who == "the group":
         os.killpg(run.process.pid, number)
     else:
-        run.process.send_signal(number)
-    code, said = run.end()
+        os.kill(run.workers[0].pid if who == "a worker" else run.process.pid, number)
+    returned, said = run.end()
     assert time.monotonic() - began < 30
-    assert code == 128 + number, said
-    assert said.splitlines()[-1].startswith(f"beam-prep: stopped by {number.name}"), said
+    assert returned == code, said
+    assert not last or last in said.splitlines()[-1], said
     assert "Traceback" not in said
+    assert "Exception" not in said
     assert not (tmp_path / "out").exists()
-    assert not [path for path in tmp_path.glob(".*") if any(path.rglob("token_cache"))]
+    if last.endswith(("SIGINT", "SIGTERM")):
+        assert not [path for path in tmp_path.glob(".*") if any(path.rglob("token_cache"))]
 
 
 def test_a_thread_of_an_engine_that_never_ends_keeps_no_process_alive() -> None:
@@ -171,15 +164,6 @@ def test_a_thread_of_an_engine_that_never_ends_keeps_no_process_alive() -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM  # 143 in a shell
     assert said == "beam-prep: stopped by SIGTERM\n"
-
-
-@pytest.mark.long
-def test_workers_end_with_a_launcher_that_is_killed(start: Start, long_source: Path) -> None:
-    run = start(long_source)
-    run.wait_for_workers(True)
-    run.process.kill()
-    run.end()
-    assert len(run.workers) == 2
 
 
 @pytest.mark.long
@@ -232,7 +216,6 @@ def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, toke
     [
         ([], "runner: 2 worker processes"),
         (["--direct_running_mode=in_memory"], "runner: in-process"),  # Beam's own default, and asked for
-        (["--direct_num_workers=1"], "runner: in-process"),
         (["--direct_num_workers=3"], "runner: 3 worker processes"),
         (["--direct_running_mode=multi_threading", "--direct_num_workers=2"], "runner: 2 worker threads"),
     ],
@@ -242,7 +225,7 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
 ) -> None:
     monkeypatch.setattr(runners, "SMALL_INPUT", 0)
     monkeypatch.setattr(runners, "cores", lambda: 2)
-    assert runners.choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
+    assert choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
 
 
 def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +234,7 @@ def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: p
 
     def told(name: str, size: int) -> str:
         (tmp_path / name).write_bytes(b"x" * size)
-        return runners.choose_runner(PipelineOptions([]), list_inputs([str(tmp_path / name)]))[2]
+        return choose_runner(PipelineOptions([]), list_inputs([str(tmp_path / name)]))[2]
 
     assert told("a.jsonl.gz", 1000) == told("a.jsonl", 4000) == "runner: in-process"
     assert told("b.jsonl.gz", 1001) == told("b.jsonl", 4001) == "runner: 2 worker processes"
@@ -264,9 +247,7 @@ def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: p
         (["--direct_num_workers=3"], 3),
         (["--direct_num_workers=99"], 16),
         (["--runner=FlinkRunner", "--parallelism=4"], 4),
-        (["--runner=FlinkRunner"], 1),
         (["--runner=DataflowRunner", "--max_num_workers=8", "--num_workers=2"], 8),
-        (["--runner=DataflowRunner"], 1),
         (["--runner=PrismRunner"], 1),
     ],
 )
@@ -280,3 +261,80 @@ def test_cores_are_those_that_the_process_may_use() -> None:
     code = f"import os; os.sched_setaffinity(0, [{own}]); from beam_prep import runners; print(runners.cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+# What runners are told where the user does not say otherwise
+
+
+def told(*asked: str) -> tuple[dict[str, Any], str]:
+    """(all options that are no default, how it runs) where these were asked for."""
+    runner, options, how = choose_runner(PipelineOptions(list(asked)), [])
+    assert runner == options.get_all_options()["runner"]
+    return options.get_all_options(drop_default=True), how
+
+
+@pytest.fixture
+def flink() -> Iterator[dict[str, Any]]:
+    """What a cluster's REST interface answers, by path, and its address."""
+    answers: dict[str, Any] = {"/overview": {"slots-total": 8, "taskmanagers": 2}}
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in answers else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(answers.get(self.path)).encode())
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    with HTTPServer(("localhost", 0), Answer) as server:
+        answers["address"] = f"localhost:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield answers
+        server.shutdown()
+
+
+def test_a_flink_job_uses_all_slots_with_a_process_each(flink: dict[str, Any]) -> None:
+    options, how = told("--runner=FlinkRunner", f"--flink_master={flink['address']}")
+    assert (options["parallelism"], options["sdk_worker_parallelism"]) == (8, 4)
+    assert options["execution_mode_for_batch"] == "BATCH_FORCED"
+    assert how == (
+        "runner: FlinkRunner with execution_mode_for_batch=BATCH_FORCED, parallelism=8, sdk_worker_parallelism=4"
+    )
+
+
+def test_what_was_asked_for_is_left_alone(flink: dict[str, Any]) -> None:
+    asked = ["--execution_mode_for_batch=PIPELINED", "--parallelism=-1", "--sdk_worker_parallelism=1"]
+    options, how = told("--runner=FlinkRunner", f"--flink_master=http://{flink['address']}", *asked)
+    assert options["execution_mode_for_batch"] == "PIPELINED"
+    assert "parallelism" not in options  # it is Beam's default
+    assert options["sdk_worker_parallelism"] == "1"
+    assert how == "runner: FlinkRunner"
+
+
+def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Of a cluster that has no machines yet, or does not answer, which is said."""
+    flink["/overview"] = {"slots-total": 0, "taskmanagers": 0}
+    for address in (flink["address"], "localhost:1"):
+        options, _ = told("--runner=FlinkRunner", f"--flink_master={address}")
+        assert options.keys().isdisjoint({"parallelism", "sdk_worker_parallelism"})
+    assert "http://localhost:1/overview" in caplog.text
+    assert "set --parallelism and --sdk_worker_parallelism" in caplog.text
+
+
+def test_a_dataflow_worker_has_one_thread_and_no_main_session() -> None:
+    options, how = told("--runner=apache_beam.runners.dataflow.dataflow_runner.DataflowRunner")
+    assert options["number_of_worker_harness_threads"] == 1
+    assert options.get("save_main_session") is False
+    assert how.endswith("DataflowRunner with number_of_worker_harness_threads=1, save_main_session=False")
+    options, _ = told("--runner=DataflowRunner", "--number_of_worker_harness_threads=4", "--save_main_session")
+    assert options["number_of_worker_harness_threads"] == 4
+    assert options["save_main_session"] is True
+
+
+def test_prism_is_not_downloaded_unasked() -> None:
+    with pytest.raises(ConfigError, match="would download a program from GitHub") as error:
+        told("--runner=PrismRunner")
+    assert "--prism_location=https://github.com/apache/beam/releases/tag/v2.77.0" in str(error.value)
+    assert told("--runner=PrismRunner", "--prism_location=/bin/prism")[1] == "runner: PrismRunner"
+    assert told("--runner=PrismRunner", "--job_endpoint=localhost:1")[1] == "runner: PrismRunner"

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from beam_prep.storage.tokenizers import TokenizerFolder, ship
 from beam_prep.tokens import tokenizer_cache as resolve
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, tree
+from tests.test_worker_processes import wait_for
 
 pytestmark = pytest.mark.long
 
@@ -65,13 +65,6 @@ LOOPBACK = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_ty
 def answers(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("localhost", port)) == 0
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not so after {seconds} s"
-        time.sleep(0.02)
 
 
 def job(output: Path, tokenizer: str, **options: Any) -> Pipeline:
