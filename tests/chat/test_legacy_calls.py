@@ -76,7 +76,7 @@ def test_no_call_is_none(empty: Any) -> None:
         ({"tool_calls": [3]}, "bad_message", "'m[0].tool_calls[0]' is a number (3), wanted a call (an object)"),
         ({"function_call": {"arguments": "{}"}}, "bad_message", "'m[0].function_call' is an object without a name"),
         ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "bad_message", "'m[0]' has both 'function_call'"),
-        ({"tool_calls": "get_tide(Brest)"}, "bad_json", "'m[0].tool_calls' is a string that is no JSON"),
+        ({"tool_calls": "get_tide(Brest)"}, "bad_json", "field 'm[0].tool_calls' is a string that is no JSON"),
         ({"functions": [{"a": 1}, TIDE]}, "bad_tools", "'functions[0]' is an object without a name, wanted a schema"),
         ({"functions": [TIDE, "x"]}, "bad_tools", "'functions[1]' is a string (\"x\"), wanted a schema"),
         ({"functions": '[{"name": bad'}, "bad_tools", "field 'functions' is a string that is no JSON ("),
