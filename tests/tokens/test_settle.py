@@ -43,13 +43,6 @@ def test_numbers_are_stored_as_they_are_or_their_record_is_rejected(
     assert batch.schema["v"].dtype == dtype
 
 
-def test_one_bad_number_takes_its_whole_record() -> None:
-    batch = stored([[1, 2], [3, 300], [], [4]], "uint8")
-    assert outcomes(batch) == ["", "bad_number", "", ""]
-    assert batch["v"].to_lists() == [[1, 2], [], [4]]
-    assert len(batch["sequence"]) == 3
-
-
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3), max_size=5))
 def test_a_stored_integer_is_the_number_that_was_given(values: list[list[float]]) -> None:
     for dtype in ("int8", "int64", "uint64"):
