@@ -474,9 +474,6 @@ class Template:
     proves: frozenset[str] = frozenset()
     twists: list[str] = field(default_factory=list)
 
-    def __repr__(self) -> str:
-        return f"<{self.family}, {', '.join(self.twists) or 'plain'}: {self.source}>"
-
     @property
     def source(self) -> str:
         """The jinja template."""
@@ -519,7 +516,7 @@ class Template:
         behind = "".join(part.constant for part in [*self.other.end, *self.other.tail])
         return f"{header}You are a helpful assistant.{behind}"
 
-    def render(self, messages: list[Message], prompt: bool = False) -> "Rendered":
+    def render(self, messages: list[Message]) -> "Rendered":
         """What it writes, in plain Python."""
         plain = [_plain(message) for message in messages]
         shown = Rendered(self, plain)
@@ -545,9 +542,6 @@ class Template:
             shown.turn(self.answer if now.m["role"] == "assistant" else self.other, now)
         for part in self.after:
             shown.write(part.run(Now(plain, len(plain) - 1)))
-        if prompt and self.prompt and (not self.prompt_after_user or plain[-1]["role"] == "user"):
-            said = FORMS[self.prompt_echo][1](_text(plain[-1])) if self.prompt_echo else ""
-            shown.write([Run(self.prompt, CONST), Run(said, OTHER)])
         return shown
 
     def _order(self, messages: list[Message]) -> list[int]:

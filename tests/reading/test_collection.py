@@ -119,14 +119,6 @@ def test_lines_are_in_the_order_of_digests_of_records_with_sorted_keys() -> None
     assert list(map(list, rows(other, one))) == [["a", "b"], ["b", "a"]]  # its keys stay in their order
 
 
-def test_the_digest_of_the_file_is_of_every_line() -> None:
-    some = [{"n": n} for n in range(50)]
-    digests = {content(read(each))[1] for each in (some, some[1:], [*some, some[0]], [*some[1:], {"n": 0.0}])}
-    assert len(digests) == 4
-    keys = [{"a": 1, "b": 2}, {"b": 2, "a": 1}]
-    assert content(read(keys[:1]))[1] != content(read(keys[1:]))[1]
-
-
 class Point(NamedTuple):
     x: int
     place: Any

@@ -49,18 +49,6 @@ def lines_of(content: bytes, size: int = 1 << 20) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        (b'[{"a": "],[\\",\\\\"},{"b":"\\\\\\"}"}]', b' {"a": "],[\\",\\\\"}\n{"b":"\\\\\\"}"} '),
-        (b'{\n "a": [1,\n 2]\n}\n', b'{\r "a": [1,\r 2]\r}\n'),
-        (b'{"a":\n1}\n{"b":\n2}', b'{"a":\r1}\n{"b":\r2}'),
-    ],
-)
-def test_bytes_change_one_for_one(content: bytes, lines: bytes) -> None:
-    assert lines_of(content) == lines
-
-
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
