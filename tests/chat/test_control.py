@@ -181,12 +181,7 @@ R1 = "models/lcpp-deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja"
 )  # fmt: skip
 def test_an_answer_may_hold_what_its_template_parses(template: str, question: str, answer: Any, kept: bool) -> None:
     source = shared("templates", template).read_text(encoding="utf-8")
-    rules = TextRules(control_tokens="reject", chat_template=source)
-    rendered = apply_template(
-        testing.records([asked(question, answer)]),
-        (CONVERSATION,),
-        chat_format_of((CONVERSATION,), load("chatml-12k"), rules),
-    )
+    rendered = in_words(asked(question, answer), source, "reject")
     assert (rendered.ledger.messages == {}) == kept, rendered.ledger.messages
 
 
@@ -274,21 +269,21 @@ WIDE = "\uff1cfi", "nd\uff1e"
 def test_a_token_that_comes_about_behind_the_normaliser_or_in_a_message_alone_is_rejected(
     output: Output, row: dict[str, Any], source: str | None, rule: Any
 ) -> None:
+    assert testing.rejects(with_find(output, row, source, rule)) == [(0, "control_token")]
+
+
+def with_find(output: Output, row: dict[str, Any], source: str | None, rule: Any) -> Batch:
+    """The tokens of a record, of a tokenizer whose normaliser may make the token `<find>`."""
     added = tokenizers.AddedToken("<find>", special=False, normalized=True)
     tokenizer = with_added(added, normalizer={"type": "NFKC"})
     chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens=rule, chat_template=source))
-    rendered = apply_template(testing.records([row]), (output,), chat_format)
-    assert testing.rejects(tokenize(rendered, tokenizer, None)) == [(0, "control_token")]
+    return tokenize(apply_template(testing.records([row]), (output,), chat_format), tokenizer, None)
 
 
 def test_tokens_that_the_template_writes_are_no_seams() -> None:
-    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
-    tokenizer = with_added(added, normalizer={"type": "NFKC"})
     source = "{% for m in messages %}\uff1cfind><find>{{ m.content }}<find>{% endfor %}"
     for output in (CONVERSATION, MESSAGE):
-        chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens="reject", chat_template=source))
-        rendered = apply_template(testing.records([asked("a <b", "> c")]), (output,), chat_format)
-        assert testing.rejects(tokenize(rendered, tokenizer, None)) == []
+        assert testing.rejects(with_find(output, asked("a <b", "> c"), source, "reject")) == []
 
 
 def test_an_added_token_of_one_sign_is_text() -> None:

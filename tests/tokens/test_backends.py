@@ -4,7 +4,6 @@ import functools
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from beam_prep.tokens.backends import FastEncoder, choose, encoder_of
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.resolver import PROBES
-from beam_prep.tokens.token_bytes import token_bytes
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer, TokenSpans
 from tests.conftest import shared
@@ -192,27 +190,6 @@ def test_the_sample_is_a_small_part() -> None:
     assert made["compared_with_transformers"] == 16
 
 
-def test_sums_that_cancel_out_shift_no_mask() -> None:
-    """NFC makes two code points of one and other bytes of others: one turn grows, another shrinks by as much."""
-    tokenizer = loaded(shared("tokenizers", "qwen2.5"))
-    grows, shrinks = "x\u0344", "\u2126\u2126"
-    text = f"<|im_start|>user\n{grows}<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n{shrinks}"
-    ids = tokenizer.encode([text], False).flat
-    table = token_bytes(tokenizer)
-    assert table is not None
-    assert table.lengths[ids].sum() == len(text.encode())  # so the sums alone would not tell
-    rows = [
-        {"messages": [
-            {"role": "user", "content": grows}, {"role": "assistant", "content": "yes"},
-            {"role": "user", "content": shrinks}, {"role": "assistant", "content": "no"},
-        ]}
-    ]  # fmt: skip
-    block = apply_template(testing.records(rows), ROW, VOICE)
-    fast = FastEncoder(tokenizer, "gigatoken")
-    assert same(tokenize(block, fast, None), tokenize(block, tokenizer, None))
-    assert fast.fell_back == 1
-
-
 NFC_TOO = ("ours", "ours, NFC", "qwen2.5", "mistral-v1")
 
 
@@ -336,33 +313,3 @@ def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], other
 
     wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
     assert module.sharing(some, others) == (wanted[0] if wanted else None)
-
-
-def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: Path) -> None:
-    """A space that is put before a text is in its tokens, and not in the text."""
-    import json
-
-    source = json.loads((OURS / "tokenizer.json").read_text())
-    steps = json.dumps(source["pre_tokenizer"]).replace('"add_prefix_space": false', '"add_prefix_space": true')
-    tokenizer = Tokenizer.load(changed_copy(OURS, tmp_path / "t", pre_tokenizer=json.loads(steps)))
-    texts = ["one two", "three"]
-    fast = FastEncoder(tokenizer, "transformers")
-    spans = spans_of(texts)
-    mine, theirs = (encoder.encode_spans(texts, False, spans)[1].to_list() for encoder in (fast, tokenizer))
-    assert mine == theirs
-    assert fast.fell_back == 2
-
-
-def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
-    table = token_bytes(ours())
-    assert table is not None
-    wide = replace(table, lengths=np.full(len(table.lengths), (1 << 29) + 1, np.int32))
-    monkeypatch.setattr(module, "token_bytes", lambda tokenizer: wide)
-    fast = FastEncoder(ours(), "gigatoken")
-    spans = CharSpans.of([(0, 2, 5)])
-    mine, theirs = (encoder.encode_spans(["12345678"], False, spans)[1].to_list() for encoder in (fast, ours()))
-    assert mine == theirs
-    assert fast.fell_back == 1

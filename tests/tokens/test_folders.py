@@ -90,19 +90,6 @@ def test_a_config_names_the_template_that_renders(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "user=Hi  ;assistant=Hello.\n;"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("pad_token", "<pad_new>"),
-        ("extra_special_tokens", {"image_token": "<|image|>"}),
-    ],
-)
-def test_a_named_token_that_the_vocabulary_lacks_is_an_error(key: str, value: Any, tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made", **{key: value})
-    with pytest.raises(TokenizerError, match=rf"{key} names '<.*>', which the vocabulary lacks; .* new id \d+"):
-        Tokenizer.load(folder)
-
-
 def test_parts_of_a_document_are_encoded_with_the_tokenizers_settings(tmp_path: Path) -> None:
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     folder = changed(tmp_path / "made", split_special_tokens=True)
@@ -118,6 +105,28 @@ def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> N
     folder = changed(tmp_path / "made", files={"config.json": rows}, pad_token="<pad_new>")
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.pad_id == load_reference(folder).pad_token_id == tokenizer.max_id
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "content", "says"),
+    [
+        ({"model_max_length": "512"}, "", b"", r"^tokenizer_config.json: model_max_length is '512'.+ without quotes"),
+        ({"pad_token": "<pad_new>"}, "", b"", r"pad_token names '<.*>', which the vocabulary lacks; .* new id \d+"),
+        ({"extra_special_tokens": {"a_token": "<|a|>"}}, "", b"", r"names '<.*>', which the vocabulary lacks"),
+        ({}, "tokenizer.json", b"{x", r"tokenizer.json is no JSON \(Expecting property name"),
+        ({}, "chat_template.jinja", "1".encode("utf-16"), r"is not UTF-8 \(invalid start byte at"),
+        ({}, "additional_chat_templates/rag.jinja", b"\xe4", r"rag.jinja is not UTF-8 \(unexpected end of data at"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_what_is_wrong_where(
+    config: dict[str, Any], name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path / "made", **config)
+    if name:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=says):
+        Tokenizer.load(folder)
 
 
 def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -165,26 +174,6 @@ def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
     for place, (given, known) in enumerate([(512, 512), (512.0, 512), (-1, None), (None, None)]):
         folder = changed(tmp_path / str(place), model_max_length=given)
         assert Tokenizer.load(folder).model_max_length == known
-    with pytest.raises(TokenizerError, match=r"^tokenizer_config.json: model_max_length is '512'.+ without quotes"):
-        Tokenizer.load(changed(tmp_path / "made", model_max_length="512"))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("tokenizer.json", b"{x", "tokenizer.json is no JSON (Expecting property name"),
-        ("chat_template.jinja", "{{ 1 }}".encode("utf-16"), "chat_template.jinja is not UTF-8 (invalid start byte at"),
-        ("additional_chat_templates/rag.jinja", b"\xe4", "rag.jinja is not UTF-8 (unexpected end of data at byte 0)"),
-    ],
-)
-def test_a_file_that_nobody_can_read_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made")
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(content)
-    with pytest.raises(TokenizerError) as caught:
-        Tokenizer.load(folder)
-    assert says in str(caught.value)
-    assert "wanted a folder with tokenizer.json" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["additional_chat_templates/rag.jinja", "tokenizer_config.json"])
