@@ -394,7 +394,6 @@ class Turn:
         end: end tokens.
         tail: what follows in the same turn.
         mode: how it is written: each part alone ("apart"), as one expression by "~" or "+", or that "trimmed".
-        marked: what lies between header and tail is put in a `{% generation %}` block.
     """
 
     before: list[Part] = field(default_factory=list)
@@ -405,7 +404,6 @@ class Turn:
     end: list[Part] = field(default_factory=list)
     tail: list[Part] = field(default_factory=list)
     mode: str = "apart"
-    marked: bool = False
 
     @property
     def parts(self) -> list[Part]:
@@ -417,12 +415,6 @@ class Turn:
     @property
     def source(self) -> str:
         parts = self.parts
-        if self.marked:
-            first, last = len(self.before) + len(self.header), len(parts) - len(self.tail)
-            written = [
-                "".join(part.written for part in each) for each in (parts[:first], parts[first:last], parts[last:])
-            ]
-            return "{% generation %}".join(written[:2]) + "{% endgeneration %}" + written[2]
         if self.mode in ("~", "+") and all(part.expr for part in parts):
             return "{{ " + f" {self.mode} ".join(f"({part.expr})" for part in parts) + " }}"
         return "".join(part.written for part in parts)

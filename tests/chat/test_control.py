@@ -218,19 +218,6 @@ def test_words_and_blanks_of_a_vocabulary_control_nothing() -> None:
     assert sorted(found) == sorted([*marked, "### User", "END"])
 
 
-def test_an_escape_that_the_tokenizer_takes_away_is_an_error(tmp_path: Path) -> None:
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(ROOT / "examples" / "tokenizer", folder)
-    made = json.loads((folder / "tokenizer.json").read_text())
-    made["normalizer"] = {"type": "Replace", "pattern": {"String": JOINER}, "content": ""}
-    for token in made["added_tokens"]:
-        token["normalized"] = True
-    (folder / "tokenizer.json").write_text(json.dumps(made))
-    tokenizer = Tokenizer.load(folder)
-    with pytest.raises(TokenizerError, match="because its normalizer removes the escape: use 'reject'"):
-        chat_format_of((TEXT,), tokenizer, TextRules(control_tokens="escape"))
-
-
 # Tokens that no single text holds
 
 
@@ -290,3 +277,10 @@ def test_an_added_token_of_one_sign_is_text() -> None:
     tokenizer = with_added(tokenizers.AddedToken("\u00f7", special=False, normalized=False))
     for rule in ("reject", "escape"):
         assert testing.rejects(tokens(tokenizer, TEXT, [{"text": "6 \u00f7 2"}], rule)) == []
+
+
+def test_an_escape_that_the_tokenizer_takes_away_is_an_error() -> None:
+    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
+    tokenizer = with_added(added, normalizer={"type": "Replace", "pattern": {"String": JOINER}, "content": ""})
+    with pytest.raises(TokenizerError, match="because its normalizer removes the escape: use 'reject'"):
+        chat_format_of((TEXT,), tokenizer, TextRules(control_tokens="escape"))

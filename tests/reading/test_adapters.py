@@ -121,15 +121,11 @@ class TestShareGPT:
             "conversations": talk(("human", "q")),
             "chosen": talk(("gpt", "good")),
             "rejected": talk(("gpt", "bad")),
-            "prompt": "text",
-            "completion": says(("assistant", "x")),
         }
         assert outcome(adapter("sharegpt"), row) == {
             "messages": says(("user", "q")),
             "chosen": says(("assistant", "good")),
             "rejected": says(("assistant", "bad")),
-            "prompt": "text",
-            "completion": says(("assistant", "x")),
         }
         del row["conversations"]
         assert outcome(adapter("sharegpt"), row)["chosen"] == says(("assistant", "good"))

@@ -13,7 +13,7 @@ from hypothesis import example, given
 import beam_prep as bp
 from beam_prep.reading import decontaminate as module
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Shared, Words, decontaminate
-from beam_prep.reading.records import CONTAMINATED, SHOWN
+from beam_prep.reading.records import SHOWN
 
 
 def words(text: str) -> list[str]:
@@ -92,26 +92,6 @@ def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch:
 
 
 REFERENCES = index_of(2, [["Two words"]])
-
-
-@pytest.mark.parametrize(
-    ("fields", "kept"),
-    [(None, [1]), (("a",), [1, 2, 3]), (("b", "a"), [1, 3]), (("c",), [0, 1, 2])],
-)
-def test_records_that_share_an_ngram_in_these_fields_are_dropped(
-    fields: tuple[str, ...] | None, kept: list[int]
-) -> None:
-    rows: list[Any] = [
-        {"a": "two WORDS"},
-        {"a": "two", "b": "words"},
-        {"b": "-two-words-"},
-        {"c": [{"d": "two words"}]},
-    ]
-    made = decontaminate(bp.testing.records(rows), REFERENCES, fields)
-    assert bp.testing.to_rows(made) == [rows[place] for place in kept]
-    assert made.ledger.outcomes == [("dropped", CONTAMINATED)]
-    assert {*made.ledger.notes} == {0, 1, 2, 3} - {*kept}
-    assert {*made.ledger.notes.values()} == {"shares 'two words' with eval.jsonl, line 1"}
 
 
 def test_of_dropped_records_the_first_say_what_they_share() -> None:

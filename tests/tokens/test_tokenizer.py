@@ -175,25 +175,6 @@ def test_padding_and_truncation_that_are_stored_are_off(tmp_path: Path) -> None:
 # Fingerprints
 
 
-def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = load(folder)
-    saved = tokenizer.save(tmp_path / "saved")
-    again = Tokenizer.load(tmp_path / "saved")
-    assert again.fingerprint == saved.fingerprint == tokenizer.fingerprint
-    assert again.special_tokens == tokenizer.special_tokens
-    assert again.chat_template == tokenizer.chat_template
-    texts = verify_texts()[1::16]
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
-    for special in (False, True):
-        ids = tokenizer.encode(texts, special).to_lists()
-        assert again.encode(texts, special).to_lists() == ids
-        assert theirs(texts, add_special_tokens=special)["input_ids"] == ids
-    assert theirs.chat_template == tokenizer.chat_template
-    assert theirs.bos_token == tokenizer.special_tokens.get("bos_token")
-
-
 def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     names = ["mm_chatml_pp", "chatml-12k"]
     folders = [str(OURS), *(str(shared("tokenizers", name)) for name in names)]
