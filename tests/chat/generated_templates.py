@@ -394,7 +394,6 @@ class Turn:
         end: end tokens.
         tail: what follows in the same turn.
         mode: how it is written: each part alone ("apart"), as one expression by "~" or "+", or that "trimmed".
-        marked: what lies between header and tail is put in a `{% generation %}` block.
     """
 
     before: list[Part] = field(default_factory=list)
@@ -405,7 +404,6 @@ class Turn:
     end: list[Part] = field(default_factory=list)
     tail: list[Part] = field(default_factory=list)
     mode: str = "apart"
-    marked: bool = False
 
     @property
     def parts(self) -> list[Part]:
@@ -417,12 +415,6 @@ class Turn:
     @property
     def source(self) -> str:
         parts = self.parts
-        if self.marked:
-            first, last = len(self.before) + len(self.header), len(parts) - len(self.tail)
-            written = [
-                "".join(part.written for part in each) for each in (parts[:first], parts[first:last], parts[last:])
-            ]
-            return "{% generation %}".join(written[:2]) + "{% endgeneration %}" + written[2]
         if self.mode in ("~", "+") and all(part.expr for part in parts):
             return "{{ " + f" {self.mode} ".join(f"({part.expr})" for part in parts) + " }}"
         return "".join(part.written for part in parts)
@@ -474,9 +466,6 @@ class Template:
     proves: frozenset[str] = frozenset()
     twists: list[str] = field(default_factory=list)
 
-    def __repr__(self) -> str:
-        return f"<{self.family}, {', '.join(self.twists) or 'plain'}: {self.source}>"
-
     @property
     def source(self) -> str:
         """The jinja template."""
@@ -519,7 +508,7 @@ class Template:
         behind = "".join(part.constant for part in [*self.other.end, *self.other.tail])
         return f"{header}You are a helpful assistant.{behind}"
 
-    def render(self, messages: list[Message], prompt: bool = False) -> "Rendered":
+    def render(self, messages: list[Message]) -> "Rendered":
         """What it writes, in plain Python."""
         plain = [_plain(message) for message in messages]
         shown = Rendered(self, plain)
@@ -545,9 +534,6 @@ class Template:
             shown.turn(self.answer if now.m["role"] == "assistant" else self.other, now)
         for part in self.after:
             shown.write(part.run(Now(plain, len(plain) - 1)))
-        if prompt and self.prompt and (not self.prompt_after_user or plain[-1]["role"] == "user"):
-            said = FORMS[self.prompt_echo][1](_text(plain[-1])) if self.prompt_echo else ""
-            shown.write([Run(self.prompt, CONST), Run(said, OTHER)])
         return shown
 
     def _order(self, messages: list[Message]) -> list[int]:

@@ -181,12 +181,7 @@ R1 = "models/lcpp-deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja"
 )  # fmt: skip
 def test_an_answer_may_hold_what_its_template_parses(template: str, question: str, answer: Any, kept: bool) -> None:
     source = shared("templates", template).read_text(encoding="utf-8")
-    rules = TextRules(control_tokens="reject", chat_template=source)
-    rendered = apply_template(
-        testing.records([asked(question, answer)]),
-        (CONVERSATION,),
-        chat_format_of((CONVERSATION,), load("chatml-12k"), rules),
-    )
+    rendered = in_words(asked(question, answer), source, "reject")
     assert (rendered.ledger.messages == {}) == kept, rendered.ledger.messages
 
 
@@ -221,19 +216,6 @@ def test_words_and_blanks_of_a_vocabulary_control_nothing() -> None:
     texts = [*blanks, *words, *signs, *marked, "### User", "### Other"]
     found = control_tokens([*map(added, texts), added("END", True), added("", True)], "{{ m }} ### User covid ==")
     assert sorted(found) == sorted([*marked, "### User", "END"])
-
-
-def test_an_escape_that_the_tokenizer_takes_away_is_an_error(tmp_path: Path) -> None:
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(ROOT / "examples" / "tokenizer", folder)
-    made = json.loads((folder / "tokenizer.json").read_text())
-    made["normalizer"] = {"type": "Replace", "pattern": {"String": JOINER}, "content": ""}
-    for token in made["added_tokens"]:
-        token["normalized"] = True
-    (folder / "tokenizer.json").write_text(json.dumps(made))
-    tokenizer = Tokenizer.load(folder)
-    with pytest.raises(TokenizerError, match="because its normalizer removes the escape: use 'reject'"):
-        chat_format_of((TEXT,), tokenizer, TextRules(control_tokens="escape"))
 
 
 # Tokens that no single text holds
@@ -274,24 +256,31 @@ WIDE = "\uff1cfi", "nd\uff1e"
 def test_a_token_that_comes_about_behind_the_normaliser_or_in_a_message_alone_is_rejected(
     output: Output, row: dict[str, Any], source: str | None, rule: Any
 ) -> None:
+    assert testing.rejects(with_find(output, row, source, rule)) == [(0, "control_token")]
+
+
+def with_find(output: Output, row: dict[str, Any], source: str | None, rule: Any) -> Batch:
+    """The tokens of a record, of a tokenizer whose normaliser may make the token `<find>`."""
     added = tokenizers.AddedToken("<find>", special=False, normalized=True)
     tokenizer = with_added(added, normalizer={"type": "NFKC"})
     chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens=rule, chat_template=source))
-    rendered = apply_template(testing.records([row]), (output,), chat_format)
-    assert testing.rejects(tokenize(rendered, tokenizer, None)) == [(0, "control_token")]
+    return tokenize(apply_template(testing.records([row]), (output,), chat_format), tokenizer, None)
 
 
 def test_tokens_that_the_template_writes_are_no_seams() -> None:
-    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
-    tokenizer = with_added(added, normalizer={"type": "NFKC"})
     source = "{% for m in messages %}\uff1cfind><find>{{ m.content }}<find>{% endfor %}"
     for output in (CONVERSATION, MESSAGE):
-        chat_format = chat_format_of((output,), tokenizer, TextRules(control_tokens="reject", chat_template=source))
-        rendered = apply_template(testing.records([asked("a <b", "> c")]), (output,), chat_format)
-        assert testing.rejects(tokenize(rendered, tokenizer, None)) == []
+        assert testing.rejects(with_find(output, asked("a <b", "> c"), source, "reject")) == []
 
 
 def test_an_added_token_of_one_sign_is_text() -> None:
     tokenizer = with_added(tokenizers.AddedToken("\u00f7", special=False, normalized=False))
     for rule in ("reject", "escape"):
         assert testing.rejects(tokens(tokenizer, TEXT, [{"text": "6 \u00f7 2"}], rule)) == []
+
+
+def test_an_escape_that_the_tokenizer_takes_away_is_an_error() -> None:
+    added = tokenizers.AddedToken("<find>", special=False, normalized=True)
+    tokenizer = with_added(added, normalizer={"type": "Replace", "pattern": {"String": JOINER}, "content": ""})
+    with pytest.raises(TokenizerError, match="because its normalizer removes the escape: use 'reject'"):
+        chat_format_of((TEXT,), tokenizer, TextRules(control_tokens="escape"))

@@ -7,9 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from beam_prep.chat.renderer import Renderer
-from beam_prep.chat.template import ChatTemplate
-from tests.chat.trained import CONTROLS, TOKENS, outcome, said, say, talk, trained
+from tests.chat.trained import outcome, said, say, talk, trained
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -177,18 +175,3 @@ def test_what_is_trained_is_what_was_said(
     text = "".join(found)
     assert re.findall("⟦[0-9]+⟧", text) == [f"⟦{n}⟧" for n, m in enumerate(messages) if m["role"] in roles]
     assert all(message["content"].strip() in text for message in messages if message["role"] in roles)
-
-
-def test_a_conversation_whose_borders_the_probes_show_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = ChatTemplate(plain(CHATML), TOKENS, CONTROLS)
-    template.facts({})
-    renderings = []
-    whole = Renderer.run
-
-    def counted(*given: Any) -> Any:
-        renderings.append(given)
-        return whole(*given)
-
-    monkeypatch.setattr(Renderer, "run", counted)
-    template.render(talk(*(f"turn {n}" for n in range(100))))
-    assert len(renderings) == 1

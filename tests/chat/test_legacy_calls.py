@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.chat.checks import check_message, variables_of
+from beam_prep.chat.checks import check_messages, variables_of
 from beam_prep.data.block import Reject
 from tests.chat.trained import CHATML, outcome, runs, said
 from tests.conftest import shared
@@ -71,12 +71,12 @@ def test_no_call_is_none(empty: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "reason", "says"),
     [
-        ({"function_call": [CALL]}, "bad_message", "'m.function_call' is a list"),
-        ({"tool_calls": {"function": CALL}}, "bad_message", "'m.tool_calls' is an object, wanted a list of calls"),
-        ({"tool_calls": [3]}, "bad_message", "'m.tool_calls[0]' is a number (3), wanted a call (an object)"),
-        ({"function_call": {"arguments": "{}"}}, "bad_message", "'m.function_call' is an object without a name"),
-        ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "bad_message", "'m' has both 'function_call'"),
-        ({"tool_calls": "get_tide(Brest)"}, "bad_json", "'m.tool_calls' is a string that is no JSON"),
+        ({"function_call": [CALL]}, "bad_message", "'m[0].function_call' is a list"),
+        ({"tool_calls": {"function": CALL}}, "bad_message", "'m[0].tool_calls' is an object, wanted a list of calls"),
+        ({"tool_calls": [3]}, "bad_message", "'m[0].tool_calls[0]' is a number (3), wanted a call (an object)"),
+        ({"function_call": {"arguments": "{}"}}, "bad_message", "'m[0].function_call' is an object without a name"),
+        ({"function_call": CALL, "tool_calls": [{"function": CALL}]}, "bad_message", "'m[0]' has both 'function_call'"),
+        ({"tool_calls": "get_tide(Brest)"}, "bad_json", "field 'm[0].tool_calls' is a string that is no JSON"),
         ({"functions": [{"a": 1}, TIDE]}, "bad_tools", "'functions[0]' is an object without a name, wanted a schema"),
         ({"functions": [TIDE, "x"]}, "bad_tools", "'functions[1]' is a string (\"x\"), wanted a schema"),
         ({"functions": '[{"name": bad'}, "bad_tools", "field 'functions' is a string that is no JSON ("),
@@ -84,7 +84,7 @@ def test_no_call_is_none(empty: Any) -> None:
 )
 def test_what_is_no_call_or_no_schema_is_a_reject(message: dict[str, Any], reason: str, says: str) -> None:
     with pytest.raises(Reject) as found:
-        variables_of(message) if "functions" in message else check_message({**OLD[3], **message}, "m")
+        variables_of(message) if "functions" in message else check_messages([{**OLD[3], **message}], "m")
     assert found.value.reason == reason
     assert found.value.message.startswith(says)
 

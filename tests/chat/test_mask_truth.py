@@ -124,16 +124,6 @@ def test_what_history_has_of_a_prompt_that_is_always_written_is_the_header() -> 
 # The truth itself
 
 
-def test_the_truth_of_plain_templates_is_what_their_own_marks_train() -> None:
-    report = Report()
-    for number in range(12):
-        cases = list(draw_cases(Seeded(f"marked/{number}"), 16, plain=True))
-        for case in cases:
-            case.template.answer.marked = True
-        report.add(judged(cases))
-    assert_right(report)
-
-
 def test_the_judge_finds_spans_that_are_a_character_longer_or_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = list(draw_cases(Seeded("moved"), 8, plain=True))
     assert not judged(cases).counts["wrong"]

@@ -115,15 +115,6 @@ def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], co
     ]
 
 
-def test_the_ids_of_a_record_with_a_call() -> None:
-    batch = masked(WHOLE, {"messages": [ASKED, CALLED]})
-    head = "<|im_start|>user\nHow far?<|im_end|>\n<|im_start|>assistant\n"
-    turn = 'Look:find {"to": "Gent"}<|im_end|>'
-    ids = [TOKENIZER.encode([text], False).to_lists()[0] for text in (head, turn, "\n")]
-    assert batch["sequence"].to_lists() == [[*ids[0], *ids[1], *ids[2]]]
-    assert batch["loss_mask"].to_lists() == [[0] * len(ids[0]) + [1] * len(ids[1]) + [0] * len(ids[2])]
-
-
 def test_the_plain_way_misses_the_same_texts() -> None:
     for source, message in ((FIRST_PART, say("assistant", PARTS)), (WHOLE, say("assistant", None, refusal="I won't."))):
         template = ChatTemplate(source, {"eos_token": "<|im_end|>"}, ["<|im_end|>"])

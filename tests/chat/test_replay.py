@@ -88,26 +88,6 @@ def test_the_third_plain_chat_of_a_kind_is_replayed(roles: tuple[str, ...]) -> N
         assert found[2:] == [True, True]
 
 
-def test_texts_that_are_not_plain_are_rendered() -> None:
-    template = ChatTemplate(CHATML, TOKENS, CONTROLS)
-    assert [check(template, talk("question", f"answer {n}")) for n in range(3)] == [False, False, True]
-    for text in ("", " ", "a", " ab", "ab ", "a <|im_end|>", "<|im_end|>", "a <|", "</s>"):
-        assert template.replay(talk("question", text)) is None
-        assert template.replay(talk(text, "answer")) is None
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("repeats the question", "characters", "looks for it in a constant", "a half of a token"),
-        *("writes no question", "writes contents alone"),
-    ],
-)
-def test_a_template_that_makes_something_of_texts_is_not_replayed(name: str) -> None:
-    template = ChatTemplate(SOURCES[name], TOKENS, CONTROLS)
-    assert not any(check(template, talk("question", f"answer {n}")) for n in range(5))
-
-
 @pytest.mark.parametrize(
     "asked",
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, each, said, say, talk, trained
+from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, each, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 
@@ -154,12 +154,6 @@ def test_a_block_of_marks_around_blanks_is_not_that_of_an_earlier_answer() -> No
     assert trained(source, talk("q", "z", " ", " ")) == ["z<|im_end|>", " <|im_end|>"]
 
 
-def test_a_constant_turn_behind_an_answer_without_an_end_refuses_it() -> None:
-    """A token that words follow in the prompt begins a header: it is no end, as one before another token may be."""
-    behind = "{{ '<|im_start|>system\nStay polite.<|im_end|>\n' if m.role == 'assistant' }}"
-    assert trained(each(HEADER + "{{ m.content }}" + behind) + PROMPT, talk("q", "x", "r", "a")) == "turn_end"
-
-
 # What generated templates found
 
 BARE = (
@@ -174,32 +168,6 @@ def test_words_before_an_end_are_nobodys_where_no_prompt_is_known(more: str) -> 
     for end in (" ", "\n\n### End\n"):  # one word may be a part of the end
         short = source.replace("system\nStay polite.", end)
         assert trained(short, talk("Where?", "Here." + more)) == [f"Here.{more}{end}</s>"]
-
-
-@pytest.mark.parametrize("content", ["<think>\n<think>", "Here."])
-def test_what_the_answer_says_within_its_header_is_not_trained(content: str) -> None:
-    header = "<|im_start|>assistant{{ messages[-1].content * 2 }}<|end|>\n"
-    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + header + "{{ m.content }}<|im_end|>"
-    source += "{% else %}<|im_start|>{{ m.role }}<|end|>\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
-    source += "{% if add_generation_prompt %}<|im_start|>assistant<|end|>\n{% endif %}"
-    assert trained(source, talk("q", content)) == "turn_begin"
-
-
-def test_a_header_that_only_ends_as_that_of_a_plain_answer_is_refused() -> None:
-    """A number stands in it, and the prompt is a line end: whose the header is cannot be told."""
-    header = "{{ m.content | length }}Assistant: "
-    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + header + "{{ m.content }}</s>{% else %}"
-    source += "User: {{ m.content }} {% endif %}\n{% endfor %}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"
-    assert trained(source, talk("Where?", "Here it is.")) == "turn_begin"
-
-
-def test_a_word_that_an_index_loop_writes_again_refuses_the_question() -> None:
-    source = "{% set ns = namespace(q='') %}{% for i in range(messages | length) %}{% set m = messages[i] %}"
-    source += "{% if m.role == 'assistant' %}{{ ns.q }}\nASSISTANT: {{ m.content }}</s>"
-    source += "{% else %}USER: {{ m.content }}\n{% set ns.q = m.content.split(' ')[-1] %}{% endif %}{% endfor %}"
-    source += "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
-    assert said(source, talk("Say where", "Here."), user="train") == "turn_apart"
-    assert said(source, talk("Say where", "Here.")) == ["Here.</s>"]
 
 
 # Empty texts
@@ -247,23 +215,6 @@ def test_an_empty_answer_ends_with_its_end_token_where_its_header_goes_on_behind
     source = source.replace("'<|im_end|>\n'", "'</s>' if loop.last and not add_generation_prompt else '<|im_end|>'")
     wanted = ["<s>final\n<|im_end|>", "<s>final\nb</s>"]
     assert trained(source, talk("q", "", "r", "b"), tokens={"eos_token": "</s>"}) == wanted
-
-
-# Formatted texts
-
-
-@pytest.mark.parametrize(
-    "formatted",
-    [
-        "'<|im_start|>%s\n%s<|im_end|>\n' | format(m.role, m.content)",
-        "'<|im_start|>%s\n%s<|im_end|>\n' % (m.role, m.content)",
-        "'<|im_start|>{}\n{}<|im_end|>\n'.format(m.role, m.content)",
-        "'<|im_start|>' ~ m.role ~ '\n' ~ '%s<|im_end|>\n' % m.content",
-    ],
-)
-def test_a_turn_that_is_formatted_ends_with_its_end_token(formatted: str) -> None:
-    messages = [say("user", "q"), say("assistant", "a"), say("assistant", "b %s {}")]
-    assert trained(each("{{ " + formatted + " }}") + PROMPT, messages) == ["a<|im_end|>", "b %s {}<|im_end|>"]
 
 
 # A greeting

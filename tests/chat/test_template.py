@@ -318,16 +318,3 @@ def test_what_has_no_order_or_is_one_of_our_classes_is_not_written() -> None:
     assert "a template writes a function" in written("messages[0].get", "{{ X }}")
     for expression in ("messages[0].keys() - ['x']", "{'x': 1, 'y': 2}.keys() - 'ab'"):
         assert "a template makes a set" in written(f"({expression}) | length", "{{ X }}")
-
-
-def test_what_is_refused_as_text_is_used_as_ever() -> None:
-    source = (
-        "{% set up = messages[0].content.upper %}{{ up() }}{{ 'a{}'.format(1) }}"
-        "{{ messages | map(attribute='role') | first }}"
-        "{% for k, v in messages[0] | items %}{{ k }}{{ loop.cycle(1, 2) }}{% endfor %}{{ [3, 1] | reverse | join }}"
-        "{{ [1, 2, 2] | unique | list }}{{ [1, 2, 3] | batch(2) | list }}{{ 3 - 1 }}{{ {'a': 1}.items() | list }}"
-        "{{ 2 in ([1, 2] | select) }}{{ messages | map('length') | sum }}"
-        "{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.current }}"
-    )
-    tokenizer = auto(ROOT / "examples" / "tokenizer")
-    assert ours(ChatTemplate(source, {}, ()), [say("user", "x")]) == theirs(tokenizer, source, [say("user", "x")])

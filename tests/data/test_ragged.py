@@ -108,11 +108,6 @@ def test_concat(case: tuple[list[list[Any]], int]) -> None:
     assert joined.depth == depth
 
 
-def test_a_slice_copies_nothing() -> None:
-    rows = Ragged.from_lists([[1, 2], [3]])
-    assert np.shares_memory(rows[1:].flat, rows.flat)
-
-
 def test_offsets_count_beyond_32_bits() -> None:
     assert offsets_of(np.array([2**31 - 1] * 3, np.int32)).tolist() == [0, 2**31 - 1, 2**32 - 2, 3 * 2**31 - 3]
 
@@ -130,13 +125,6 @@ def test_only_offsets_that_rise_from_0_to_the_end_are_taken(borders: list[int], 
         return
     with pytest.raises(ValueError, match="offsets must"):
         Ragged(values, offsets)
-
-
-def test_offsets_that_fall_are_named() -> None:
-    with pytest.raises(ValueError, match="offsets must not fall, those of row 1 are 3 and 1"):
-        Ragged(np.arange(4), np.array([0, 3, 1, 4]))
-    with pytest.raises(ValueError, match="offsets must not fall"):
-        Ragged.from_lengths(np.arange(1), [3, -2])
 
 
 def test_borders_beyond_int32_are_refused_before_they_wrap() -> None:

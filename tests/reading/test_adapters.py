@@ -60,14 +60,6 @@ class TestShareGPT:
             assert outcome(adapt, row) == {"id": row["id"], "messages": messages}
         assert sum(len(adapt(row)["messages"]) for row in given) == 2000
 
-    def test_golden_keeps_the_names(self) -> None:
-        case = shared("goldens", "conversations", "sft_sharegpt__chatml-12k")
-        given, wanted = rows(case / "input.jsonl"), rows(case / "expected.converted.jsonl")
-        assert [outcome(adapter("sharegpt", roles="keep"), row) for row in given] == wanted
-        assert [outcome(adapter("sharegpt", roles={}), row) for row in given] == wanted
-        mapped = [outcome(adapter("sharegpt"), row) for row in given]
-        assert {message["role"] for row in mapped for message in row["messages"]} == {"user", "assistant"}
-
     def test_odd_file(self) -> None:
         starts_with_gpt, null_value, other_keys, no_field, unknown = rows(shared("data", "bad", "sharegpt_odd.jsonl"))
         adapt = adapter("sharegpt")
@@ -92,7 +84,6 @@ class TestShareGPT:
         ("system", "items", "wanted"),
         [
             ("Be kind.", talk(("human", "x")), {"messages": says(("system", "Be kind."), ("user", "x"))}),
-            (None, talk(("human", "x")), {"system": None, "messages": says(("user", "x"))}),
             ("a", talk(("system", "b")), {"system": "a", "messages": says(("system", "b"))}),
             ("a", [], {"system": "a", "messages": []}),
         ],
@@ -130,15 +121,11 @@ class TestShareGPT:
             "conversations": talk(("human", "q")),
             "chosen": talk(("gpt", "good")),
             "rejected": talk(("gpt", "bad")),
-            "prompt": "text",
-            "completion": says(("assistant", "x")),
         }
         assert outcome(adapter("sharegpt"), row) == {
             "messages": says(("user", "q")),
             "chosen": says(("assistant", "good")),
             "rejected": says(("assistant", "bad")),
-            "prompt": "text",
-            "completion": says(("assistant", "x")),
         }
         del row["conversations"]
         assert outcome(adapter("sharegpt"), row)["chosen"] == says(("assistant", "good"))
@@ -212,7 +199,6 @@ class TestOptions:
                 "'roles' of adapter 'sharegpt' is 'drop', wanted names to names, or 'keep'",
             ),
             ("alpaca", {"to": "text"}, "'to' of adapter 'alpaca' is 'text', wanted one of 'messages', 'prompt_"),
-            ("alpaca", {"input": 3}, "'input' of adapter 'alpaca' is 3, wanted the name of a field"),
             ("alpaca", {"input": "output"}, "one field under two names"),
         ],
     )
@@ -223,13 +209,6 @@ class TestOptions:
 
 
 class TestTools:
-    def test_files(self) -> None:
-        for row in rows(shared("data", "tool_messages_glaive_en.jsonl")):
-            assert outcome(tools, row) is row["tools"]
-        case = shared("goldens", "conversations", "sft_tools_json__chatml-12k")
-        for row in rows(case / "input.jsonl"):
-            assert outcome(tools, row) == json.loads(row["tools"])
-
     def test_odd_file(self) -> None:
         given = rows(shared("data", "bad", "tool_calls_odd.jsonl"))
         assert [outcome(tools, row) for row in given] == [None] * 5 + [[], None, [{"name": "bare"}]]
@@ -245,10 +224,8 @@ class TestTokenized:
         [
             ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
             ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, [0, 1, 1]),
-            ({"input_ids": [5, 6, 7], "completion_mask": [False, True, True]}, [0, 1, 1]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, 7]}, [1, 1, 1]),
-            ({"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, [1, 1, 1]),
             ({"input_ids": [], "labels": []}, []),
         ],
     )
@@ -285,7 +262,6 @@ def of_ids(record: Row) -> Any:
         (ALPACA, {"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
         (ALPACA, alpaca(history="h"), "wrong_type", "field 'history' is a string (\"h\"), wanted a list of pairs"),
         (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "is a list of 1, wanted [question, "),
-        (ALPACA, alpaca(history=[["a", None]]), "wrong_type", "'history[0][1]' is null, wanted a string"),
         (ALPACA, alpaca(messages=[]), "field_taken", "the record has 'messages' beside 'instruction'"),
         (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
         (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is a string that holds an object, wanted a list"),
@@ -293,7 +269,6 @@ def of_ids(record: Row) -> Any:
         (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (NaN is no value of JSON: "),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
-        (of_ids, {"input_ids": [True]}, "wrong_type", "'input_ids[0]' is a boolean (true), wanted a token id"),
         (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id"),
         (of_ids, {"input_ids": [2**31]}, "bad_id", "is a number (2147483648), wanted an id of"),
         (of_ids, {"input_ids": [5, 2**64]}, "bad_id", "is a number (18446744073709551616), wanted"),

@@ -20,10 +20,9 @@ import beam_prep as bp
 from beam_prep.data.hashing import tree_digest
 from beam_prep.errors import InputError
 from beam_prep.reading import collection
-from beam_prep.reading.blocks import RawBlock
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.json_line import MAX_DEPTH
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import Records
 
 ONE = 1
 """One bucket."""
@@ -101,30 +100,11 @@ def test_every_record_comes_back_as_it_was(records: list[dict[str, Any]]) -> Non
     assert texts(rows(*records)) == texts(records)
 
 
-@given(st.lists(RECORDS | ODD, min_size=1, max_size=8))
-def test_parsing_the_lines_again_gives_the_same(elements: list[Any]) -> None:
-    """So `check="full"` compares what was read."""
-    for block in read(elements):
-        raw = RawBlock(block.origin.start, block.origin.size, 0, block.ledger.raw, b"")
-        again = parse(raw, block.origin)
-        assert bp.testing.rejects(again) == bp.testing.rejects(block)
-        assert again.ledger.messages == block.ledger.messages
-        assert json.dumps([*again.rows]) == json.dumps([*block.rows])
-
-
 def test_lines_are_in_the_order_of_digests_of_records_with_sorted_keys() -> None:
     one, other = {"a": 1, "b": [{"c": 1, "d": 2}]}, {"b": [{"d": 2, "c": 1}], "a": 1}
     assert encode_record(one)[:16] == encode_record(other)[:16]
     assert encode_record(one)[16:] == orjson.dumps(one)
     assert list(map(list, rows(other, one))) == [["a", "b"], ["b", "a"]]  # its keys stay in their order
-
-
-def test_the_digest_of_the_file_is_of_every_line() -> None:
-    some = [{"n": n} for n in range(50)]
-    digests = {content(read(each))[1] for each in (some, some[1:], [*some, some[0]], [*some[1:], {"n": 0.0}])}
-    assert len(digests) == 4
-    keys = [{"a": 1, "b": 2}, {"b": 2, "a": 1}]
-    assert content(read(keys[:1]))[1] != content(read(keys[1:]))[1]
 
 
 class Point(NamedTuple):
@@ -144,18 +124,14 @@ MOMENT = datetime.datetime(2026, 3, 1, 12, 30, 0, 250, tzinfo=datetime.UTC)
     [
         (MOMENT, "2026-03-01T12:30:00.000250+00:00"),
         (pd.Timestamp("2026-03-01"), "2026-03-01T00:00:00"),
-        (MOMENT.time(), "12:30:00.000250"),
         (Timestamp(0), "1970-01-01T00:00:00Z"),
         (decimal.Decimal("1.10"), "1.10"),
         (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         (Point(1, Point(2, None)), {"x": 1, "place": {"x": 2, "place": None}}),
         (beam.Row(a=1, b=[beam.Row(c="d")]), {"a": 1, "b": [{"c": "d"}]}),
-        ((1, (2, 3)), [1, [2, 3]]),
         (Colour.RED, "red"),
         (np.arange(3, dtype=np.int32), [0, 1, 2]),
-        (np.array(["a", None], object), ["a", None]),
         (np.bool_(True), True),
-        (2**70, 2**70),
     ],
 )
 def test_what_json_lacks_has_its_form(value: Any, found: Any) -> None:
@@ -165,29 +141,18 @@ def test_what_json_lacks_has_its_form(value: Any, found: Any) -> None:
     assert type(rows({"value": value})[0]["value"]) is type(found)
 
 
-def test_rows_and_named_tuples_are_records() -> None:
-    assert rows(beam.Row(text="a", at=MOMENT.date())) == [{"text": "a", "at": "2026-03-01"}]
-    assert rows(Point(1, {"z": 2})) == [{"x": 1, "place": {"z": 2}}]
-    for place in (2, 1e-7, None, MOMENT, [1e22, None]):
-        assert encode_record(Point(1, place)) == encode_record({"x": 1, "place": place})
-        assert encode_record(beam.Row(x=1, place=place)) == encode_record({"x": 1, "place": place})
-
-
 @pytest.mark.parametrize(
     ("element", "reason", "message", "text"),
     [
         ({"id": 7, "image": b"\xff"}, "not_json", "field 'image' is of type bytes", '{"id": 7, "image": "<bytes>"}'),
         ({"a": [1, {"b": {2}}]}, "not_json", "field 'a[1].b' is of type set", '{"a": [1, {"b": "<set>"}]}'),
         ({"a": float("nan")}, "not_json", "field 'a' is nan", '{"a": "<float>"}'),
-        ({"a": decimal.Decimal("NaN")}, "not_json", "field 'a' is of type Decimal", '{"a": "<Decimal>"}'),
-        ({"a": pd.NA}, "not_json", "field 'a' is of type NAType", '{"a": "<NAType>"}'),
         ({"a": MIN_TIMESTAMP}, "not_json", "of type Timestamp", '{"a": "<Timestamp>"}'),
         ({"a": {1: "x"}}, "not_json", "a key of field 'a' is of type int", '{"a": {"<int>": "x"}}'),
         ({b"a": 1}, "not_json", "a key of the record is of type bytes", '{"<bytes>": 1}'),
         ({"a": "x\ud800"}, "bad_text", "character 1 of field 'a' is half of a surrogate pair", '{"a": "x\\ud800"}'),
         ({"a": 10**400}, "bad_number", "field 'a' is beyond a double", '{"a": "<int>"}'),
         ([{"a": 1}], "not_an_object", "the element is of type list, wanted a dict or a Row", '[{"a": 1}]'),
-        ('{"a": 1}', "not_an_object", "the element is of type str", '"{\\"a\\": 1}"'),
     ],
 )
 def test_what_json_cannot_hold_is_a_reject(element: Any, reason: str, message: str, text: str) -> None:

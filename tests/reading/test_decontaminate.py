@@ -1,6 +1,5 @@
 """N-grams of words: what is found is what a set of tuples of words finds."""
 
-import itertools
 import pickle
 import unicodedata
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from hypothesis import example, given
 import beam_prep as bp
 from beam_prep.reading import decontaminate as module
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Shared, Words, decontaminate
-from beam_prep.reading.records import CONTAMINATED, SHOWN
+from beam_prep.reading.records import SHOWN
 
 
 def words(text: str) -> list[str]:
@@ -84,17 +83,6 @@ def test_what_is_found_is_what_a_set_of_words_finds(
     assert pickle.loads(pickle.dumps(index)).find(texts) == wanted
 
 
-@given(st.lists(TEXT, max_size=4))
-def test_words_are_those_of_the_texts(texts: list[str]) -> None:
-    found = Words(texts)
-    borders = found.first.tolist()
-    assert [[found.text(word, 1) for word in range(*pair)] for pair in itertools.pairwise(borders)] == [
-        words(text) for text in texts
-    ]
-    lines = ["".join(f"{word} " for word in words(text))[:-1] for text in texts]
-    assert found.joined()[0].decode() == "".join(f"{line}\n" for line in lines if line)
-
-
 def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Words, "hashes", lambda self: np.zeros(len(self), np.uint64))
     index = index_of(2, [["one two"]])
@@ -104,34 +92,6 @@ def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch:
 
 
 REFERENCES = index_of(2, [["Two words"]])
-
-
-@pytest.mark.parametrize(
-    ("fields", "kept"),
-    [(None, [1]), (("a",), [1, 2, 3]), (("b", "a"), [1, 3]), (("c",), [0, 1, 2])],
-)
-def test_records_that_share_an_ngram_in_these_fields_are_dropped(
-    fields: tuple[str, ...] | None, kept: list[int]
-) -> None:
-    rows: list[Any] = [
-        {"a": "two WORDS"},
-        {"a": "two", "b": "words"},
-        {"b": "-two-words-"},
-        {"c": [{"d": "two words"}]},
-    ]
-    made = decontaminate(bp.testing.records(rows), REFERENCES, fields)
-    assert bp.testing.to_rows(made) == [rows[place] for place in kept]
-    assert made.ledger.outcomes == [("dropped", CONTAMINATED)]
-    assert {*made.ledger.notes} == {0, 1, 2, 3} - {*kept}
-    assert {*made.ledger.notes.values()} == {"shares 'two words' with eval.jsonl, line 1"}
-
-
-def test_marked_records_stay_as_they_are() -> None:
-    given = bp.testing.records([{"a": "two words"}, {"a": "other"}, {"a": "Two; Words"}])
-    made = decontaminate(given, REFERENCES, None, "mark")
-    assert bp.testing.to_rows(made) == bp.testing.to_rows(given)
-    assert {*made.ledger.notes} == {0, 2}
-    assert given.ledger.notes == {}  # it may have a second consumer
 
 
 def test_of_dropped_records_the_first_say_what_they_share() -> None:

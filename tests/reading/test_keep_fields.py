@@ -53,11 +53,3 @@ def test_a_number_in_a_column_of_strings_is_its_json(value: Any, text: str) -> N
 )
 def test_what_a_column_cannot_hold_is_said(value: Any, kind: MetadataType, message: str) -> None:
     assert metadata(bp.testing.records([{"id": value}]), kind).problems == {0: message}
-
-
-def test_a_step_between_does_not_lose_what_is_carried() -> None:
-    records = bp.testing.records([{"id": "a", "text": "x"}, {"id": "b", "text": "yy"}])
-    kept = bp.FilterRecords(lambda record: len(record["text"]) > 1).step()(bp.KeepFields(["id"]).step()(records))
-    found = kept.ledger.metadata
-    assert found is not None
-    assert [bytes(np.asarray(value)).decode() for value in found.values["id"].take(kept.line)] == ["b"]

@@ -59,7 +59,6 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
     "answers alone, as in TRL's explicit format": (([ASK], [HERON], [ROBIN]), ONCE),
     "both sides begin with the prompt": (([ASK], [ASK, HERON], [ASK, ROBIN]), ONCE),
     "one side begins with the prompt, the other is an answer": (([ASK], [ASK, HERON], [ROBIN]), ONCE),
-    "the prompt is a text, the sides begin with it": (("Which bird wades?", [ASK, HERON], [ASK, ROBIN]), ONCE),
     "the prompt is a text with other white space": ((" Which bird wades?\n", [ASK, HERON], [ASK, ROBIN]), ONCE),
     "the prompt lacks the system message of the sides": (
         ([ASK], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
@@ -98,10 +97,6 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
         (LONG, f"{LONG} A heron.", f"{LONG}\nA robin."),
         ([user(LONG)], [HERON], [ROBIN]),
     ),
-    "answers that begin with a question of several words": (
-        ([user(LONG)], [assistant(f"{LONG} A heron.")], [assistant(f"{LONG} A robin.")]),
-        ([user(LONG)], [HERON], [ROBIN]),
-    ),
     "the prompt's messages have keys that those of the sides have not": (
         ([{**ASK, "id": "m1"}], [ASK, HERON], [{**ASK, "time": 3}, ROBIN]),
         ONCE,
@@ -129,7 +124,6 @@ OF_PAIRS = (
     "the prompt is a system message alone, the sides are conversations",
     "the sides are conversations that share more than the prompt",
     "texts that begin with a question of several words",
-    "answers that begin with a question of several words",
 )
 """Cases in which only the other side shows where the answer begins."""
 
@@ -158,11 +152,20 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
         ("Be brief.", "Which bird"),
     ),
     "a side that is the prompt alone": (([ASK], [ASK], [ASK, ROBIN]), "no_answer", ("'chosen'", "Which bird")),
-    "sides that are equal": (([ASK], [ASK, HERON], [ASK, HERON]), "equal_sides", ("are equal;",)),
     "sides that are equal without the prompt": (
         ([ASK], [ASK, HERON], [HERON]),
         "equal_sides",
         ("once the prompt is taken out of them",),
+    ),
+    "text and its prompt, but for blanks": (
+        ("Which bird wades here?\n", "Which bird wades here? A heron.", "Which bird wades here? A robin."),
+        "prompt_differs",
+        ("here?\\n", "A heron."),
+    ),
+    "text and its prompt alone": (
+        ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
+        "no_answer",
+        ("'chosen'", "here?"),
     ),
     "texts that repeat a text, but for blanks": (
         ("Which bird wades here?", "Which bird wades  here? A heron.", "Which bird wades here? A robin."),
@@ -176,10 +179,9 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
 def test_sides_that_fit_neither_are_rejects_that_show_both(case: str) -> None:
     given, reason, shown = REFUSED[case]
     for implicit in (False, True):
-        found = outcome(pair(*given), "conversation", implicit)
+        found = outcome(pair(*given), None if case.startswith("text and its") else "conversation", implicit)
         assert found[0] == reason
-        for text in shown:
-            assert text in found[1]
+        assert all(text in found[1] for text in shown)
 
 
 # Texts.
@@ -190,7 +192,6 @@ TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
         ("The sky is", " blue.", " green."),
     ),
     "the prompt ends in a space": (("Sky? ", "Sky? Blue.", "Sky? Green."), ("Sky? ", "Blue.", "Green.")),
-    "the prompt ends in a sign": (("2+2=", "2+2=4", "2+2=5"), ("2+2=", "4", "5")),
     "another word that begins as the prompt does": (
         ("The sky", "The skyline.", "The skyscraper."),
         ("The sky", "The skyline.", "The skyscraper."),
@@ -198,10 +199,6 @@ TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "first words that look like the prompt, and differ": (
         ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
         ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
-    ),
-    "one side alone begins with a short prompt": (
-        ("Hello! ", "Hello! How are you?", "Go away."),
-        ("Hello! ", "Hello! How are you?", "Go away."),
     ),
     "an answer that is the prompt, in few words": (("Hello", "Hello", "Go"), ("Hello", "Hello", "Go")),
 }
@@ -212,32 +209,7 @@ def test_a_prompt_of_text_stands_once(case: str) -> None:
     given, wanted = TEXTS[case]
     for implicit in (False, True):
         assert outcome(pair(*given), implicit=implicit) == wanted
-    if "one side" not in case:
-        assert outcome({"prompt": given[0], "completion": given[1]}) == wanted[:2]
-
-
-@pytest.mark.parametrize(
-    ("given", "reason", "shown"),
-    [
-        (
-            ("Which bird wades here?\n", "Which bird wades here? A heron.", "Which bird wades here? A robin."),
-            "prompt_differs",
-            ("here?\\n", "A heron."),
-        ),
-        (
-            ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
-            "no_answer",
-            ("'chosen'", "here?"),
-        ),
-    ],
-)
-def test_texts_of_which_it_is_not_certain_are_rejects_that_show_both(
-    given: tuple[str, str, str], reason: str, shown: tuple[str, ...]
-) -> None:
-    for implicit in (False, True):
-        found = outcome(pair(*given), implicit=implicit)
-        assert found[0] == reason
-        assert all(text in found[1] for text in shown)
+    assert outcome({"prompt": given[0], "completion": given[1]}) == wanted[:2]
 
 
 def test_an_answer_may_be_the_question_itself() -> None:
@@ -275,12 +247,7 @@ def test_only_a_masked_prompt_before_one_trained_section_has_sides() -> None:
     assert sides_of((Output("a", "ids", (Section("p", "mask", "message"), text)),), True) == []
     assert sides_of((Output("a", "ids", (Section("p", "mask"), text, text)),), True) == []
     (found,) = sides_of(outputs("chosen", "rejected", fields=("s", "p")), True)
-    assert (found.prompt, found.names, found.messages, found.implicit) == (
-        ("s", "p"),
-        ("chosen", "rejected"),
-        False,
-        True,
-    )
+    assert (found.prompt, found.names) == (("s", "p"), ("chosen", "rejected"))
 
 
 def test_a_prompt_of_several_fields_is_their_sum() -> None:

@@ -43,9 +43,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
         (1,),
     ),
     "steps": (answered("labels", [True, True], [True, False]), "'labels' marks answers as good or bad", (1,)),
-    "rejected, a boolean": (answered("rejected", True, False), "'rejected' marks answers as good or bad", (0,)),
     "rejected, a text": (answered("rejected", " 3", " 4"), "'rejected' holds answers that were rejected (in 2", ()),
-    "rating": (answered("rating", 5, 4, 1), "'rating' rates answers (1 to 5, in 3 records)", (2,)),
     "score": (answered("score", 0.9, 0.5, 0.0), "'score' rates answers (0 to 0.9, in 3 records)", (2,)),
     "reward": (answered("reward", 1.5, -2.0), "'reward' rates answers (-2 to 1.5, in 2 records)", (1,)),
     "weight": (answered("weight", 1.0, 0, None), "'weight' is 0 in 1 of 2 records: do not train these", (1,)),
@@ -69,8 +67,6 @@ def test_a_field_that_judges_answers_is_said_in_one_line(case: str) -> None:
         answered("label", 3, 7),  # of classes
         answered("score", "3-1", "0-0"),
         answered("weight", 1, 2.5),
-        answered("labels", [1, 2]),
-        answered("label", None, None),
         answered("note", "The request was rejected by us", "rejected"),  # sentences
         answered("word", *"abcdefgh", "rejected"),  # a vocabulary
         answered("meta", {"id": 0}, None),
@@ -140,15 +136,11 @@ def test_a_number_that_some_records_lack_is_no_typed_column() -> None:
 
 FORMS: dict[str, Any] = {
     "final_verdict": ("OK", "WRONG_ANSWER"),
-    "toxicity": (0.001, 0.93),
     "scores": ({"toxicity": 0.02, "note": "x"}, {"toxicity": 0.7, "note": "y"}),
     "ratings": ({"average": 4.5, "count": 900}, {"average": 1.0, "count": 3}),
     "moderation": ({"flagged": False}, {"flagged": True}),
     "quality": ("excellent", "very poor"),
-    "refused": (False, True),
-    "thumbs": ("up", "down"),
     "grade": ("A-", "F"),
-    "human_rating": (5, 1),
     "isCorrect": (True, False),
     "meta": ({"label": True, "id": 1}, {"label": False, "id": 2}),
     "judge": ({"verdict": "correct"}, {"verdict": "incorrect"}),
@@ -167,13 +159,9 @@ def test_what_judges_answers_is_found_in_all_its_forms(name: str) -> None:
 NEUTRAL: dict[str, Any] = {
     "scores": ({"toxicity": 0.001, "overall": 4}, {"toxicity": 0.3, "overall": 5}),
     "error": (0, 1, 5),
-    "votes": ({"up": 12, "down": 0}, {"up": 3, "down": 9}),
     "score": (2, 5, 3, 11, 1, 4, 250),
-    "upvotes": (0, 0, 1, 0, 2, 5),
     "label": (0, 1, 2),
     "status": ("failed", "ok", "pending"),
-    "preference": (0, 1),
-    "exit_status": (0, 1),
     "meta": ({"finish_reason": "failed"}, {"finish_reason": "passed"}),
     "intent": ("refused", "accepted"),
     "is_test": (False, True),
@@ -189,10 +177,8 @@ def test_counts_open_scales_and_classes_mark_nothing_as_bad(name: str) -> None:
     ("name", "values", "bad"),
     [
         ("rating", (1, 1, 1, 5), (0, 1, 2)),  # most are bad
-        ("rating", (0, 4, 3, 1), (0, 3)),
         ("score", (250, 3, -4), (2,)),
         ("thumbs", ("up", "none", "down", None), (2,)),
-        ("verdict", ("correct", "partially correct", "incorrect"), (2,)),
         ("score", (float("nan"), 1.0, 0.0), (2,)),
         ("rejected", ("no", "yes"), (1,)),
     ],

@@ -28,6 +28,7 @@ TEMPLATES = {
     "default": CHATML,
     "tool_use": "{% if tools %}{{ 'Tools: ' + (tools | tojson) + '\n' }}{% endif %}" + CHATML,
     "marked": "{{ bos_token }}{% for m in messages %}\n[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{%- endfor %}\n",
+    "spaces": "{# a #} {% set a = 1 %}\n  {{ a }} {{ messages[0].content }} \n  {% if a %}\n  yes\n  {% endif %}\r\n\n",
     "blocks": "\n{% set ns = namespace(n=0) %}\n{% macro one(m) %}\n{{ m.role }}: {{ m.content }}\n{% endmacro %}\n"
     "{% for m in messages %}\n  {% set ns.n = ns.n + 1 %}\n{{ ns.n }} {{ one(m) }}\n{% endfor %}\n\n",
 }
@@ -53,6 +54,12 @@ def _new_token(rng: random.Random, parsed: dict[str, Any], **rules: Any) -> str:
     return content
 
 
+def _object(content: str, **rules: bool) -> dict[str, Any]:
+    """A token as settings write it with its rules."""
+    plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False)
+    return {**plain, "content": content, "__type": "AddedToken", **rules}
+
+
 def _flag(name: str, *values: Any) -> Draw:
     def draw(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
         config[name] = rng.choice(values)
@@ -61,16 +68,10 @@ def _flag(name: str, *values: Any) -> Draw:
 
 
 def _named_token(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
-    if found := _added(parsed):
-        text: Any = rng.choice(found)
-        if rng.random() < 0.3:
-            text = {"content": text, "lstrip": rng.random() < 0.5, "rstrip": False, "normalized": False}
-            text |= {"single_word": False, "__type": "AddedToken"}
-        config[rng.choice(NAMED)] = text
-
-
-def _no_token(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
-    config[rng.choice(NAMED)] = None
+    text: Any = rng.choice([None, *_added(parsed)])
+    if text is not None and rng.random() < 0.3:
+        text = _object(text, lstrip=rng.random() < 0.5)
+    config[rng.choice(NAMED)] = text
 
 
 def _rules(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
@@ -88,21 +89,19 @@ def _more_tokens(rng: random.Random, config: dict[str, Any], parsed: dict[str, A
 
 def _extra_tokens(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
     tokens = [_new_token(rng, parsed) for _ in range(2)]
-    form = rng.choice(["list", "additional", "dict", "objects", "map"])
-    if form == "list":
-        config["extra_special_tokens"] = tokens
-    elif form == "additional":
-        config["additional_special_tokens"] = tokens
-    elif form == "dict":
-        config["extra_special_tokens"] = {"image_token": tokens[0], "boi_token": tokens[1]}
-    elif form == "objects":
-        objects = [{"content": token, "lstrip": False, "rstrip": rng.random() < 0.5} for token in tokens]
-        config["extra_special_tokens"] = [
-            {**each, "normalized": False, "single_word": False, "special": True, "__type": "AddedToken"}
-            for each in objects
+    rules = {"rstrip": rng.random() < 0.5, "special": True}
+    name, value = rng.choice(
+        [
+            ("extra_special_tokens", tokens),
+            ("additional_special_tokens", tokens),
+            ("extra_special_tokens", {"image_token": tokens[0], "boi_token": tokens[1]}),
+            ("extra_special_tokens", [_object(token, **rules) for token in tokens]),
         ]
-    else:
+    )
+    if rng.random() < 0.2:
         (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": tokens}))
+    else:
+        config[name] = value
 
 
 def _normaliser(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
@@ -127,28 +126,21 @@ def _pre_tokenizer(rng: random.Random, config: dict[str, Any], parsed: dict[str,
 
 
 def _post_processor(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
-    if not parsed["added_tokens"] or rng.random() < 0.2:
-        parsed["post_processor"] = None
-        return
-    tokens = [rng.choice(parsed["added_tokens"]) for _ in range(2)]
-    around = [{"SpecialToken": {"id": token["content"], "type_id": 0}} for token in tokens]
-    single = [*around[:1], {"Sequence": {"id": "A", "type_id": 0}}, *around[1 : rng.randrange(1, 3)]]
+    def piece(kind: str, name: str, type_id: int = 0) -> dict[str, Any]:
+        return {kind: {"id": name, "type_id": type_id}}
+
+    tokens = rng.choices(parsed["added_tokens"], k=rng.randrange(3)) if parsed["added_tokens"] else []
+    around = [piece("SpecialToken", token["content"]) for token in tokens]
     table = {
         token["content"]: {"id": token["content"], "ids": [token["id"]], "tokens": [token["content"]]}
         for token in tokens
     }
-    pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
-    parsed["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": table}
-
-
-def _stored_lengths(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
-    sizes = {"direction": rng.choice(["Right", "Left"]), "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    if rng.random() < 0.5:
-        parsed["truncation"] = sizes
-    elif parsed["added_tokens"]:
-        token = parsed["added_tokens"][0]
-        parsed["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
-        parsed["padding"] |= {"pad_id": token["id"], "pad_type_id": 0, "pad_token": token["content"]}
+    parsed["post_processor"] = tokens and {
+        "type": "TemplateProcessing",
+        "single": [*around[:1], piece("Sequence", "A"), *around[1:]],
+        "pair": [piece("Sequence", "A"), piece("Sequence", "B", 1)],
+        "special_tokens": table,
+    }
 
 
 def _template(rng: random.Random, config: dict[str, Any], parsed: dict[str, Any], folder: Path) -> None:
@@ -197,14 +189,12 @@ DRAWS: dict[str, Draw] = {
         *("GemmaTokenizer", "TokenizersBackend", "T5Tokenizer", "CodeLlamaTokenizer"),
     ),
     "named_token": _named_token,
-    "no_token": _no_token,
     "rules": _rules,
     "more_tokens": _more_tokens,
     "extra_special_tokens": _extra_tokens,
     "normalizer": _normaliser,
     "pre_tokenizer": _pre_tokenizer,
     "post_processor": _post_processor,
-    "stored_lengths": _stored_lengths,
     "chat_template": _template,
     "added_tokens_decoder": _added_in_config,
 }

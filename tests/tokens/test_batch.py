@@ -151,9 +151,6 @@ def test_list_elements_keep_their_borders_and_empty_ones_their_place() -> None:
     assert outcomes(batch) == ["", "missing_source", ""]
 
 
-# Encoding
-
-
 # Batch
 
 

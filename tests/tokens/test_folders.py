@@ -14,10 +14,9 @@ from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
 from beam_prep.sample.sample import prepare
 from beam_prep.tokens import resolver
-from beam_prep.tokens.resolver import one_template
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
-from tests.tokens.folders import TEMPLATES, TOOLS, differences, folder_of, load_reference
+from tests.tokens.folders import TEMPLATES, differences, folder_of, load_reference
 
 OURS = ROOT / "examples" / "tokenizer"
 CHAT = [{"role": "user", "content": "Hi  "}, {"role": "assistant", "content": "Hello.\n"}]
@@ -47,7 +46,9 @@ def check_folders(base: Path, seed: str, count: int, tmp_path: Path) -> None:
         names = folder_of(rng, base, path)
         reference = load_reference(path)
         if reference is not None:
-            assert differences(path, reference, rng, texts=20, conversations=6) == [], names
+            found = differences(path, reference, rng, texts=20, conversations=6)
+            # The class may name a token that the base lacks: that is refused.
+            assert [each for each in found if "which the vocabulary lacks" not in each] == [], names
 
 
 def test_a_folder_drawn_at_random_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
@@ -58,26 +59,6 @@ def test_a_folder_drawn_at_random_gives_the_ids_and_texts_of_transformers(tmp_pa
 @pytest.mark.parametrize("base", ["chatml-12k", "mistral-v1", "minimind", "t5-small", "tekken-32k"])
 def test_a_folder_of_another_vocabulary_gives_them_too(base: str, tmp_path: Path) -> None:
     check_folders(shared("tokenizers", base), "long", 10, tmp_path)
-
-
-@pytest.mark.parametrize("one", [*TEMPLATES, "spaces", "break", "comment"])
-@pytest.mark.parametrize("other", TEMPLATES)
-def test_two_named_templates_render_as_each_alone(one: str, other: str) -> None:
-    sources = {
-        **TEMPLATES,
-        "spaces": "   {% set a = 1 %}  \n   {{ a }} {{ messages[0].content }}   \n  {% if a %}\n  yes\n  {% endif %}\n",
-        "break": "\r\n{{ messages|length }}\r\n\r\n",
-        "comment": "{# about #}\n{%- set bos_token = 'B' -%}\n {{ bos_token }}\n{# end #}\n\n",
-    }
-    joined = one_template({"default": sources[one], "tool_use": sources[other]})
-    assert joined is not None
-    reference = load_reference(OURS)
-    for tools, name in ((None, one), (TOOLS, other), ([], other)):
-        texts = [
-            reference.apply_chat_template(CHAT, tools=tools, chat_template=source, tokenize=False, bos_token="<b>")
-            for source in (sources[name], joined)
-        ]
-        assert texts[0] == texts[1]
 
 
 def test_templates_in_the_folder_below_are_named_by_their_files(tmp_path: Path) -> None:
@@ -109,30 +90,6 @@ def test_a_config_names_the_template_that_renders(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "user=Hi  ;assistant=Hello.\n;"
 
 
-def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made", split_special_tokens=True)
-    tokenizer, reference = Tokenizer.load(folder), load_reference(folder)
-    text = "".join(reference.all_special_tokens) + " and text"
-    ids = tokenizer.encode([text], False).to_lists()[0]
-    assert ids == reference(text, add_special_tokens=False)["input_ids"]
-    assert ids != load_reference(OURS)(text, add_special_tokens=False)["input_ids"]
-    assert load_reference(Path(tokenizer.folder))(text, add_special_tokens=False)["input_ids"] == ids
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("pad_token", "<pad_new>"),
-        ("eos_token", {"content": "<|stop|>", "lstrip": False, "rstrip": False, "__type": "AddedToken"}),
-        ("extra_special_tokens", {"image_token": "<|image|>"}),
-    ],
-)
-def test_a_named_token_that_the_vocabulary_lacks_is_an_error(key: str, value: Any, tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made", **{key: value})
-    with pytest.raises(TokenizerError, match=rf"{key} names '<.*>', which the vocabulary lacks; .* new id \d+"):
-        Tokenizer.load(folder)
-
-
 def test_parts_of_a_document_are_encoded_with_the_tokenizers_settings(tmp_path: Path) -> None:
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     folder = changed(tmp_path / "made", split_special_tokens=True)
@@ -148,6 +105,28 @@ def test_a_new_token_for_which_the_model_has_a_row_is_taken(tmp_path: Path) -> N
     folder = changed(tmp_path / "made", files={"config.json": rows}, pad_token="<pad_new>")
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.pad_id == load_reference(folder).pad_token_id == tokenizer.max_id
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "content", "says"),
+    [
+        ({"model_max_length": "512"}, "", b"", r"^tokenizer_config.json: model_max_length is '512'.+ without quotes"),
+        ({"pad_token": "<pad_new>"}, "", b"", r"pad_token names '<.*>', which the vocabulary lacks; .* new id \d+"),
+        ({"extra_special_tokens": {"a_token": "<|a|>"}}, "", b"", r"names '<.*>', which the vocabulary lacks"),
+        ({}, "tokenizer.json", b"{x", r"tokenizer.json is no JSON \(Expecting property name"),
+        ({}, "chat_template.jinja", "1".encode("utf-16"), r"is not UTF-8 \(invalid start byte at"),
+        ({}, "additional_chat_templates/rag.jinja", b"\xe4", r"rag.jinja is not UTF-8 \(unexpected end of data at"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_what_is_wrong_where(
+    config: dict[str, Any], name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path / "made", **config)
+    if name:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=says):
+        Tokenizer.load(folder)
 
 
 def test_code_in_the_folder_is_refused_and_never_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -195,44 +174,6 @@ def test_the_longest_row_of_the_model_is_known(tmp_path: Path) -> None:
     for place, (given, known) in enumerate([(512, 512), (512.0, 512), (-1, None), (None, None)]):
         folder = changed(tmp_path / str(place), model_max_length=given)
         assert Tokenizer.load(folder).model_max_length == known
-
-
-@pytest.mark.parametrize("given", ["512", [512]])
-def test_a_longest_row_that_is_no_number_is_an_error(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError) as caught:
-        Tokenizer.load(changed(tmp_path / "made", model_max_length=given))
-    assert str(caught.value).startswith(f"tokenizer_config.json: model_max_length is {given!r}, and transformers")
-    assert "write a number of tokens, without quotes" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("tokenizer.json", b"{x", "tokenizer.json is no JSON (Expecting property name"),
-        ("tokenizer_config.json", b"[1]", "tokenizer_config.json holds a list, wanted a JSON object"),
-        ("chat_template.jinja", "{{ 1 }}".encode("utf-16"), "chat_template.jinja is not UTF-8 (invalid start byte at"),
-        ("additional_chat_templates/rag.jinja", b"\xe4", "rag.jinja is not UTF-8 (unexpected end of data at byte 0)"),
-    ],
-)
-def test_a_file_that_nobody_can_read_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made")
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(content)
-    with pytest.raises(TokenizerError) as caught:
-        Tokenizer.load(folder)
-    assert says in str(caught.value)
-    assert "wanted a folder with tokenizer.json" not in str(caught.value)
-
-
-def test_a_token_that_the_class_adds_is_an_error_like_one_that_the_settings_name(tmp_path: Path) -> None:
-    folder = changed(tmp_path / "made", tokenizer_class="GemmaTokenizer")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config.pop("pad_token", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        TokenizerError, match=r"_token of its class \(Gemma\w+\) names '<\w+>', which the vocabulary lacks"
-    ):
-        Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize("name", ["additional_chat_templates/rag.jinja", "tokenizer_config.json"])

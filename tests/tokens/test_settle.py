@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
@@ -41,22 +39,6 @@ def test_numbers_are_stored_as_they_are_or_their_record_is_rejected(
     assert batch["v"].flat.dtype == dtype
     assert batch["v"].flat.tolist() == np.array(good).astype(dtype).tolist()
     assert batch.schema["v"].dtype == dtype
-
-
-def test_one_bad_number_takes_its_whole_record() -> None:
-    batch = stored([[1, 2], [3, 300], [], [4]], "uint8")
-    assert outcomes(batch) == ["", "bad_number", "", ""]
-    assert batch["v"].to_lists() == [[1, 2], [], [4]]
-    assert len(batch["sequence"]) == 3
-
-
-@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3), max_size=5))
-def test_a_stored_integer_is_the_number_that_was_given(values: list[list[float]]) -> None:
-    for dtype in ("int8", "int64", "uint64"):
-        limits = np.iinfo(dtype)
-        fits = [all(v == int(v) and limits.min <= int(v) <= limits.max for v in row) for row in values]
-        batch = stored(values, dtype)
-        assert batch["v"].to_lists() == [[int(v) for v in row] for row, fit in zip(values, fits, strict=True) if fit]
 
 
 @pytest.mark.parametrize(("dtype", "ids"), [("int16", [5, 32768]), ("int8", [128, 1])])

@@ -37,14 +37,6 @@ def test_shifted_labels_are_those_of_the_next_token(rows: tuple[list[list[int]],
     assert batch.schema["labels"].shifted
 
 
-def test_without_a_mask_every_label_is_its_token() -> None:
-    ids = [[5, 6, 7], [8, 9]]
-    assert to_labels(made_of(ids), shift=False)["labels"].to_lists() == ids
-    shifted = to_labels(made_of(ids), shift=True)
-    assert shifted["input_ids"].to_lists() == [[5, 6], [8]]
-    assert shifted["labels"].to_lists() == [[6, 7], [9]]
-
-
 def test_labels_of_several_outputs_are_refused() -> None:
     sides = row(text("x"), name="x", mask=None), row(text("y"), name="y", mask=None)
     with pytest.raises(ValueError, match="labels are made of one sequence and its mask, the batch has x, y"):

@@ -1,8 +1,10 @@
 """Offsets from byte lengths of tokens that SentencePiece made: the reference's, or the reference itself."""
 
 import functools
+import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.data.ragged import Ragged
+from beam_prep.tokens import backends
 from beam_prep.tokens.backends import FastEncoder, choose
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.token_bytes import TokenBytes, token_bytes
 from beam_prep.tokens.tokenizer import CharSpans, Tokenizer
+from tests.conftest import shared
 from tests.tokens.sentencepiece import BLANK, CONTROLS, KINDS, PREPEND, REPLACE, made
 from tests.tokens.test_tokenizer import OURS, copy_of
 
+SOURCE = json.loads((OURS / "tokenizer.json").read_text())
 ODD = [" ", "  ", "\n", BLANK, "<0x0A>", "<0x41>", "\u00e9", "\u4f60\u597d", "\U0001f600", "word", " the", "\x00", "\t"]
 WORDS = st.lists(st.sampled_from([*ODD, *CONTROLS, "a", "x\u0344"]), max_size=8).map("".join)
 PREFIXES = {"llama-2": "parts", "first": "text", "first, split": "text", "always": None}
@@ -123,49 +128,63 @@ def test_what_changes_a_text_in_another_way_is_left_to_the_reference(changes: di
 
 def test_unknown_bytes_and_blanks_that_a_token_takes_move_no_offset(tmp_path: Path) -> None:
     """Sums of bytes may be right where two tokens are wrong: one is longer than its text, the other shorter."""
-    import json
-
-    source = json.loads((OURS / "tokenizer.json").read_text())
-    vocabulary = {token: number for token, number in source["model"]["vocab"].items() if "z" not in token}
-    merges = [pair for pair in source["model"]["merges"] if "z" not in "".join(pair)]
-    model = {**source["model"], "vocab": {**vocabulary, "<unk>": 5000}, "merges": merges}
+    vocabulary = {token: number for token, number in SOURCE["model"]["vocab"].items() if "z" not in token}
+    merges = [pair for pair in SOURCE["model"]["merges"] if "z" not in "".join(pair)]
+    model = {**SOURCE["model"], "vocab": {**vocabulary, "<unk>": 5000}, "merges": merges}
     unknown = Tokenizer.load(
         copy_of(OURS, tmp_path / "unknown", model={**model, "unk_token": "<unk>", "fuse_unk": True})
     )
     assert compare(unknown, ["azzzbcdzzzzzzzend of it", "azzzzbzzzzzzthe end", "plain"], "transformers") == 2
     tokens = [
-        {**source["added_tokens"][0], "id": 5001 + at, "content": content, "rstrip": at == 0}
+        {**SOURCE["added_tokens"][0], "id": 5001 + at, "content": content, "rstrip": at == 0}
         for at, content in enumerate(("<t>", "  "))
     ]
-    spaced = Tokenizer.load(copy_of(OURS, tmp_path / "spaced", added_tokens=[*source["added_tokens"], *tokens]))
+    spaced = Tokenizer.load(copy_of(OURS, tmp_path / "spaced", added_tokens=[*SOURCE["added_tokens"], *tokens]))
     assert compare(spaced, ["<t>  y", "<t>   y", "plain"], "transformers") == 2
 
 
 @pytest.mark.parametrize("flag", ["normalized", "rstrip"])
 def test_added_tokens_of_byte_level_move_no_offset(flag: str, tmp_path: Path) -> None:
     """With a normaliser, a token that is found in normalised text may stand for more or fewer bytes than its own."""
-    import json
-
-    source = json.loads((OURS / "tokenizer.json").read_text())
     tokens = [
-        {**source["added_tokens"][0], "id": 5000 + at, "content": content, "special": False, flag: True}
+        {**SOURCE["added_tokens"][0], "id": 5000 + at, "content": content, "special": False, flag: True}
         for at, content in enumerate(("e\u0301", "[T]"))
     ]
-    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*source["added_tokens"], *tokens]}
+    changes = {"normalizer": {"type": "NFC"}, "added_tokens": [*SOURCE["added_tokens"], *tokens]}
     other = Tokenizer.load(copy_of(OURS, tmp_path / "tokenizer", **changes))
     texts = ["-' \u00e9!", "e\u0301x [T] y", "a[T]b  [T]  ", "\u212b\u00e9\u2126"]
     for backend in ("transformers", choose(other, "auto")[0]):
         compare(other, texts, backend)
 
 
-def test_lengths_are_bytes_of_the_text() -> None:
-    table, (ids,) = token_bytes(tokenizer("llama-2")), tokenizer("llama-2").encode(["a \u4f60<s>b"], False).to_lists()
-    assert table is not None
-    found = table.of(tokenizer("llama-2").encode(["a \u4f60<s>b"], False), ["a \u4f60<s>b"])
-    assert found.sum() == len("a \u4f60<s>b".encode())
-    assert len(found) == len(ids)
-
-
 def test_tokens_of_more_bytes_than_a_byte_counts_keep_their_length() -> None:
     table = TokenBytes(np.array([3, 256, 0], np.int32))
     assert table.of(Ragged.from_lists([[1, 0], [], [1]]), ["", "", ""]).tolist() == [256, 3, 256]
+
+
+def test_sums_that_cancel_out_move_no_offset() -> None:
+    """NFC makes two code points of one and other bytes of others: one part grows, another shrinks by as much."""
+    qwen = Tokenizer.load(shared("tokenizers", "qwen2.5"))
+    text, table = "x\u0344<|im_end|>yes \u2126\u2126", token_bytes(qwen)
+    assert table is not None
+    assert table.lengths[qwen.encode([text], False).flat].sum() == len(text.encode())  # sums alone would not tell
+    assert compare(qwen, [text]) == 1
+
+
+def test_a_vocabulary_with_a_prefix_space_has_the_references_offsets(tmp_path: Path) -> None:
+    """A space that is put before a text is in its tokens, and not in the text."""
+    steps = json.dumps(SOURCE["pre_tokenizer"]).replace('"add_prefix_space": false', '"add_prefix_space": true')
+    other = Tokenizer.load(copy_of(OURS, tmp_path / "t", pre_tokenizer=json.loads(steps)))
+    assert compare(other, ["one two", "three"], "transformers") == 2
+
+
+def test_tokens_that_stand_for_more_than_int32_counts_are_not_taken_for_their_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight tokens of 2**29 + 1 bytes would be 8 bytes, as the text has, where sums wrap."""
+    ours = Tokenizer.load(OURS)
+    table = token_bytes(ours)
+    assert table is not None
+    wide = replace(table, lengths=np.full(len(table.lengths), (1 << 29) + 1, np.int32))
+    monkeypatch.setattr(backends, "token_bytes", lambda tokenizer: wide)
+    assert compare(ours, ["12345678"]) == 1

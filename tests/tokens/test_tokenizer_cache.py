@@ -152,9 +152,8 @@ def assert_private(said: Said, reason: str) -> None:
     assert "XDG_CACHE_HOME" in message
 
 
-@pytest.mark.parametrize("bits", [0o720, 0o702])
-def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: Said, bits: int) -> None:
-    resolve.cache().chmod(bits)
+def test_a_folder_into_which_others_can_write_is_not_used(folder: Path, said: Said) -> None:
+    resolve.cache().chmod(0o702)
     forget()
     assert_private(said, "others may have written into")
 
@@ -169,17 +168,11 @@ def test_a_folder_of_somebody_else_is_not_used(
     assert "others may have written into" in said()[0]
 
 
-@pytest.mark.parametrize(
-    ("home", "reason"),
-    [("/proc/self/exe", "Not a directory"), ("/proc/nowhere", "No such file")],
-)
-def test_without_a_home_folder_there_is_still_one(
-    folder: Path, said: Said, home: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_home_folder_there_is_still_one(folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers on Flink and Dataflow may have none, or one that cannot be written."""
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", home)
-    assert_private(said, reason)
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    assert_private(said, "No such file")
 
 
 def test_a_home_folder_that_is_not_known_is_not_the_current_one(
