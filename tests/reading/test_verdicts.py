@@ -37,6 +37,7 @@ def judged(config: dict[str, Any], records: list[dict[str, Any]]) -> list[tuple[
 
 CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
     "label": (answered("label", True, False), "'label' marks answers as good or bad (true 1, false 1)", (1,)),
+    "label, 0 is neutral": (answered("label", 1, -1, 0), "'label' marks answers as good or bad", (1,)),
     "feedback": (
         answered("human_feedback", "positive", "negative"),
         "'human_feedback' marks answers as good or bad",
