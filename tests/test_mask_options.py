@@ -55,6 +55,7 @@ INLINE: list[dict[str, Any]] = [
     {"role": "user", "content": "And Rome?"},
     {"role": "assistant", "content": "Far.\n</think>\n\n900 miles."},
 ]
+SILENT = {"role": "assistant", "content": ""}
 THOUGHT, ASKED = "<think>\nOne and one.\n</think>\n\n", "<think>\nA call.\n</think>\n\n"
 END = "<|im_end|>"
 
@@ -127,6 +128,14 @@ def test_reasoning_within_a_content_is_found() -> None:
     assert trained(PLAIN, INLINE, bp.MaskOptions(reasoning="mask")) == ["Two miles." + END, "900 miles." + END]
     dropped = trained(PLAIN, INLINE, bp.MaskOptions(reasoning="drop_history"))
     assert dropped == ["Two miles." + END, "Far.\n</think>\n\n900 miles." + END]
+
+
+def test_an_answer_that_is_not_written_is_the_last_all_the_same() -> None:
+    options = bp.MaskOptions(reasoning="mask")
+    batch = segments_of(
+        PLAIN.replace("in messages", "in messages if m.content"), [*CHAT[:2], *INLINE[2:3], SILENT], options
+    )
+    assert not bp.BuildMask({"assistant": "last"}, options=options).step()(batch)["mask"].flat.any()
 
 
 WORDS = st.text(st.sampled_from("ab<>/\n think"), max_size=12)

@@ -5,7 +5,7 @@
     python -m tools.drawn_mutants ../scratch --seed 1 --count 200
 
 Its operators are cosmic-ray's. A place in the code is drawn first, then an operator there; annotations are no places.
-Each mutant is written into the clone, tried with the tests of its room (those named like its module first), then
+Each mutant is written into the clone, tried with the tests of its room (those that import its module first), then
 with tests of whole jobs, and taken back.
 """
 
@@ -62,12 +62,13 @@ def mutants(path: Path) -> Iterator[tuple[Place, str, int]]:
 
 
 def is_noticed(root: Path, path: Path) -> str:
-    """The first test that fails with a module as it is, or "" where none does: those of its name are tried first."""
+    """The first test that fails with a module as it is, or "" where none does: files that import it are tried first."""
     there: list[Path] = []
+    imported = f"from beam_prep.{path.parent.name}.{path.stem} import"
     for tests in (TESTS[path.parent.name], JOBS):
         found = [each for test in tests.split() for each in sorted(root.glob(f"tests/{test}/test_*.py"))]
         found += [root / "tests" / f"{test}.py" for test in tests.split() if (root / "tests" / f"{test}.py").exists()]
-        there += sorted(found, key=lambda file: not file.stem.startswith(f"test_{path.stem[:4]}"))
+        there += sorted(found, key=lambda file: imported not in file.read_text())
     options = "-x -q -n 0 --timeout 120 --hypothesis-profile unshrunk -p no:cacheprovider -m"
     command = [sys.executable, "-m", "pytest", *options.split(), "not long", *dict.fromkeys(map(str, there))]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -37,6 +37,7 @@ def judged(config: dict[str, Any], records: list[dict[str, Any]]) -> list[tuple[
 
 CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
     "label": (answered("label", True, False), "'label' marks answers as good or bad (true 1, false 1)", (1,)),
+    "label, 0 is neutral": (answered("label", 1, -1, 0), "'label' marks answers as good or bad", (1,)),
     "feedback": (
         answered("human_feedback", "positive", "negative"),
         "'human_feedback' marks answers as good or bad",
@@ -79,8 +80,8 @@ def test_what_judges_nothing_is_not_said(records: list[dict[str, Any]]) -> None:
 
 def test_a_label_that_is_the_answer_is_no_verdict() -> None:
     sections = [{"field": "prompt", "action": "mask"}, {"field": "label", "action": "train"}]
-    records = [{"prompt": "Is it so?", "label": "yes"}, {"prompt": "Is it?", "label": "no"}]
-    assert judged({**PAIR, "input": {"sections": sections}}, records) == []
+    records = [{"prompt": "So?", "label": label, "split": split} for label, split in (("yes", "train"), ("no", "test"))]
+    assert [says[:7] for says, _ in judged({**PAIR, "input": {"sections": sections}}, records)] == ["'split'"]
 
 
 def test_documents_and_pairs_have_no_bad_answers() -> None:
