@@ -212,7 +212,6 @@ def test_no_line_of_preference_pairs_is_lost(records: list[Record]) -> None:
 
 # Steps of the user's own
 
-
 LINES = [b'{"text": "one"}', b"", b'{"text": "two"}', b'{"text": "three"}']
 
 

@@ -100,24 +100,19 @@ def test_a_full_check_changes_nothing_and_is_counted(run: Run) -> None:
     assert run(config(), data, "full", check="full", max_reject_rate=1).up_to_date
 
 
-def needle(rows: list[dict[str, Any]], text: str) -> tuple[bytes, int]:
-    """The rows as a file, and where the one begins that has the text."""
-    lines = [json.dumps(each) + "\n" for each in rows]
-    at = next(place for place, line in enumerate(lines) if text in line)
-    return "".join(lines).encode(), len("".join(lines[:at]).encode())
-
-
-def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], data: bytes, offset: int, how: str) -> None:
-    wrong = run(job, data)
+def seen_by_a_full_check_alone(run: Run, job: dict[str, Any], rows: list[dict[str, Any]], text: str, how: str) -> None:
+    """The row that has the text is named by its place."""
+    wrong = run(job, rows)
     assert "blocks_encoded_again" not in told(wrong)
     assert "blocks_rendered_plainly" not in told(wrong)
+    lines = [json.dumps(row) for row in rows]
+    offset = "\n".join(lines).index(next(line for line in lines if text in line))
     with pytest.raises(RunError, match=rf"--check full: .+input.jsonl \(byte offset {offset}\) is not .+: {how}"):
-        run(job, data, "full", check="full")
+        run(job, rows, "full", check="full")
 
 
 def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample misses it: this is what `--check full` is for."""
-    data, offset = needle(TEXTS, "number 123,")
     whole = FastEncoder.encode
 
     def other(self: FastEncoder, texts: Sequence[str], special: bool) -> Ragged:
@@ -128,7 +123,8 @@ def test_one_text_that_gigatoken_encodes_in_another_way(run: Run, monkeypatch: p
         return ids.with_flat(flat)
 
     monkeypatch.setattr(backend.FastEncoder, "encode", other)
-    seen_by_a_full_check_alone(run, TEXT, data, offset, r"column 'sequence': found \[.+\] from token 2 on, wanted")
+    says = r"column 'sequence': found \[.+\] from token 2 on, wanted"
+    seen_by_a_full_check_alone(run, TEXT, TEXTS, "number 123,", says)
 
 
 CHATS = [
@@ -145,7 +141,7 @@ def test_one_chat_that_is_rendered_in_another_way(run: Run, monkeypatch: pytest.
         return found and (found[0].replace("Say 123!", "Say 321!"), *found[1:])
 
     monkeypatch.setattr(Replay, "find", other)
-    seen_by_a_full_check_alone(run, config(), *needle(CHATS, "Say 123!"), "the rendering differs")
+    seen_by_a_full_check_alone(run, config(), CHATS, "Say 123!", "the rendering differs")
 
 
 def test_an_output_that_was_not_checked_is_not_taken_for_one_that_was(run: Run) -> None:

@@ -400,17 +400,6 @@ def test_whatever_stands_in_a_config_it_is_one_or_a_config_error(obj: Any) -> No
         assert all(config.warnings)
 
 
-def test_names_are_those_that_are_written_and_all_else_keeps_to_the_columns_own() -> None:
-    output = {"columns": "labels", "names": {"seq_lens": "seq_lengths", "labels": "y"}, "dtype": {"labels": "int64"}}
-    packed = {"packing_strategy": "bfd"}
-    config = load(sections(CHAT, preprocessing=packed, output=output))
-    own = {"input_ids": "int32", "labels": "int64", "position_ids": "int32", "seq_lens": "int32"}
-    assert config.columns() == own
-    assert config.written() == {"input_ids": "int32", "y": "int64", "position_ids": "int32", "seq_lengths": "int32"}
-    wrong = sections(CHAT, output={**output, "dtype": {"y": "int64"}}, preprocessing=packed)
-    assert the_problem(wrong, "output.dtype.y").startswith("unknown column 'y'")
-
-
 # Character limits
 
 

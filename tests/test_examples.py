@@ -34,13 +34,10 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
     return _here
 
 
-def test_every_example_is_tested_and_short() -> None:
-    scripts = {path.name for path in EXAMPLES.glob("*.py")}
-    # Of the last one the tests are in tests/trainers.
-    here = {"custom_filter.py", "custom_format.py", "custom_mask.py", "hand_written_chain.py"}
-    assert scripts == {*here, "train_tiny.py"}
-    for name in scripts:
-        assert len((EXAMPLES / name).read_text().splitlines()) < (66 if name in here else 100), name
+def test_every_example_is_tested() -> None:
+    """The last one in tests/trainers."""
+    here = {"custom_filter.py", "custom_format.py", "custom_mask.py", "hand_written_chain.py", "train_tiny.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == here
 
 
 @pytest.mark.long

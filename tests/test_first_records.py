@@ -1,7 +1,6 @@
 """A role that is trained without an end token in the first records is told at the start of a run."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,15 +74,6 @@ def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None
     (line,) = found(OURS, bare, {"assistant": "train", "tool": "train"}, rows)
     assert line.startswith(SAYS.format("tool") + "its turns end with 'zz'. To mend it: ")
     assert "with a template that writes '<|im_end|>' behind each of its turns" in line
-
-
-def test_a_setting_that_splits_end_tokens_is_told(tmp_path: Path) -> None:
-    folder = tmp_path / "split"
-    shutil.copytree(OURS, folder, ignore=shutil.ignore_patterns("beam_prep.json"))
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "split_special_tokens": True}))
-    (line,) = found(folder, CHATML)
-    assert "split_special_tokens of the tokenizer makes plain text of its special tokens" in line
 
 
 def test_nothing_is_told_of_turns_that_end_or_whose_ends_are_masked_on_purpose() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import beam_prep as bp
 from beam_prep.chat import checks
-from beam_prep.errors import InputError, RunError
+from beam_prep.errors import RunError
 from tests.conftest import ROOT, prepared
 
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
@@ -106,16 +106,6 @@ def test_a_template_that_writes_much_for_every_record_ends_the_run(
     config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{{ 'x ' * 9999 }}" + PLAIN}}  # type: ignore[dict-item]
     with pytest.raises(RunError, match="the chat template writes much more than it gets"):
         made(config, ROOT / "examples/data/chat.jsonl")
-
-
-def test_what_is_no_regular_file_is_refused_before_anything_runs(
-    made: Callable[..., bp.Dataset], tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "fifo.jsonl")
-    (tmp_path / "folder.jsonl").mkdir()
-    for name, says in (("fifo", "is a pipe or a device"), ("folder", "is a directory")):
-        with pytest.raises(InputError, match=says):
-            made(TEXT, tmp_path / f"{name}.jsonl")
 
 
 DECOMPOSED = unicodedata.normalize("NFD", "\u00e9")

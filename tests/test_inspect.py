@@ -234,13 +234,6 @@ def test_inspect_prints_totals_and_one_record(chats: Dataset, capsys: pytest.Cap
     assert "what is trained is between ⟦ and ⟧\n\n━━ record " in out
 
 
-def test_inspect_prints_records_of_a_domain(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect(by_domain.path, domain="maths", count=2)
-    out = capsys.readouterr().out
-    assert re.findall("━━ record ([0-9]+) · domain (.*?) ·", out) == [("0", "maths"), ("1", "maths")]
-    assert f"{len(by_domain.domains)} domains\n" in out
-
-
 def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:
     path, rows = by_domain.path, len(by_domain)
     cases: dict[str, dict[str, Any]] = {
@@ -286,13 +279,17 @@ def test_cat_prints_lists_of_lists_numbers_and_texts(output: Outputs, capsys: py
     assert printed == [record["answer"] for record in records_of(example("more/rlvr"))]
 
 
-def test_cat_stops_at_the_count_over_domains(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_and_inspect_stop_at_the_count_over_domains(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = len(by_domain.domain(by_domain.domains[0])) + 2
     assert main(["cat", str(by_domain.path), "--count", str(wanted)]) == 0
     domains = [json.loads(line)["domain"] for line in capsys.readouterr().out.splitlines()]
     assert domains == [by_domain.domain_of(index) for index in range(wanted)]
     cat(by_domain.path, count=2, domain="maths")
     assert len(capsys.readouterr().out.splitlines()) == 2
+    inspect(by_domain.path, count=2, domain="maths")
+    out = capsys.readouterr().out
+    assert re.findall("━━ record ([0-9]+) · domain (.*?) ·", out) == [("0", "maths"), ("1", "maths")]
+    assert f"{len(by_domain.domains)} domains\n" in out
 
 
 def test_a_reader_that_goes_away_is_no_error(chats: Dataset) -> None:

@@ -196,18 +196,13 @@ def test_chosen_stands_beside_rejected(paged: Callable[..., Any]) -> None:
         assert left["t"] != right["t"]
 
 
-def test_documents_of_packed_rows_and_responses_of_rollouts_are_parts(
-    output: Callable[[str], Dataset], tmp_path: Path
-) -> None:
-    packed, rollouts = output("sft_packed"), output("grpo")
+def test_documents_of_packed_rows_are_parts(output: Callable[[str], Dataset], tmp_path: Path) -> None:
+    packed = output("sft_packed")
     inspect(packed.path, html=tmp_path / "page.html", count=10)
     for row, shown in zip(packed[:10], Page(tmp_path / "page.html").rows, strict=True):
         sizes = [len(part["t"]) for part in shown["parts"] if "t" in part]
         assert shown["packed"]
         assert sizes == row["seq_lengths"].tolist()
-    inspect(rollouts.path, html=tmp_path / "page.html")
-    parts = [part["name"] for part in Page(tmp_path / "page.html").rows[0]["parts"]]
-    assert parts == ["prompts", "responses[0]", "responses[1]", "responses[2]"]
 
 
 def test_only_pages_are_replaced_and_only_when_they_are_whole(
