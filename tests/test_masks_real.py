@@ -16,7 +16,6 @@ import transformers
 from beam_prep import testing
 from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat, template_of
-from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.reading.adapters import adapter
 from beam_prep.tokens.backends import FastEncoder, choose
@@ -74,18 +73,9 @@ def records(file: str) -> list[dict[str, Any]]:
 
 
 def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
-    """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)
-
-    The fast ways (gigatoken, byte lengths, chats of a kind that comes again) give the same.
-    """
-    found = in_one_way(name, rows, source, fast=False)
-    assert in_one_way(name, rows, source, fast=True) == found
-    return found
-
-
-def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: bool) -> list[Row | str]:
+    """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)"""
     made = tokenizer(name)
-    encoder = FastEncoder(made, choose(made, "auto")[0]) if fast else made
+    encoder = FastEncoder(made, choose(made, "auto")[0])
     tokens = made.special_tokens
     rules = TextRules(chat_template=source, tool_arguments="as_is", not_rendered="keep")
     chat_format = ChatFormat(
@@ -94,10 +84,7 @@ def in_one_way(name: str, rows: Sequence[dict[str, Any]], source: str, fast: boo
         eos=tokens.get("eos_token", ""),
         rules=rules,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        if not fast:
-            patch.setattr(ChatTemplate, "replay", lambda *_, **__: None)
-        rendered = apply_template(testing.records(rows), ROW, chat_format)
+    rendered = apply_template(testing.records(rows), ROW, chat_format)
     batch = build_mask(tokenize(rendered, encoder, made.bos_id), RoleMask({"assistant": "train"}))
     found: dict[int, Row | str] = dict(testing.rejects(batch))
     columns = (batch["sequence"].to_lists(), batch["loss_mask"].to_lists())

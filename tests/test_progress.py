@@ -1,6 +1,5 @@
 """Progress is right about what is done and what is left, and never disturbs a run."""
 
-import bz2
 import gzip
 import json
 import os
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +170,12 @@ def test_times_are_rounded_as_a_whole(seconds: float, words: str) -> None:
 # Compressed inputs
 
 
-@pytest.mark.parametrize("name", ["x.json.gz", "x.jsonl.zst", "x.jsonl.bz2"])
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst"])
 def test_compressed_bytes_are_counted_as_they_are_read(name: str, folder: Path) -> None:
     drawn = random.Random(5)
     rows = [json.dumps({"text": drawn.randbytes(450).hex()}) for _ in range(3000)]
-    text = ("[" + ",".join(rows) + "]" if ".json." in name else "\n".join(rows)).encode()
-    pack: dict[str, Callable[[bytes], bytes]] = {
-        ".gz": gzip.compress,
-        ".bz2": bz2.compress,
-        ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
-    }
-    path = folder / name
-    path.write_bytes(pack.get(path.suffix, bytes)(text))
+    text, path = "\n".join(rows).encode(), folder / name
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else pa.compress(text, codec="zstd", asbytes=True))
     inputs = list_inputs(str(path))
     splits = split_files(b"", pack_files(inputs), 65536)
     stored = [block.origin.stored for split in splits for block in read_split(split, 65536)]

@@ -40,24 +40,19 @@ def config(template: str | None = STRICT, **parts: Any) -> dict[str, Any]:
     return found
 
 
-def talk(number: int, role: str = "user", topic: str = "one") -> dict[str, Any]:
+def talk(number: int, role: str = "user") -> dict[str, Any]:
     """A chat of four messages, of which this is the role of the third."""
-    contents = {
-        "user": f"Question {number}: " + "how far " * (number % 30),
-        "assistant": f"Answer {number}: " + "not far " * (number * 7 % 30),
-    }
-    messages = [{"role": who, "content": text} for who, text in contents.items()]
-    return {
-        "topic": topic,
-        "messages": [*messages, {"role": role, "content": "More?"}, {"role": "assistant", "content": "No more."}],
-    }
+    question, answer = f"Question {number}: " + "how far " * (number % 30), "not far " * (number * 7 % 30)
+    texts = [("user", question), ("assistant", f"No, {answer}"), (role, "More?"), ("assistant", "No more.")]
+    return {"topic": "one", "messages": [{"role": who, "content": text} for who, text in texts]}
 
 
 def talks(count: int, tools: Container[int] = ()) -> list[Any]:
     """Chats, of which these have a tool; besides blank lines, broken ones, and some with nothing in them."""
     found: list[Any] = []
     for number in range(count):
-        found.append(talk(number, "tool" if number in tools else "user", ("one", "two/three")[number % 5 == 0]))
+        chat = talk(number, "tool" if number in tools else "user")
+        found.append(chat if number % 5 else {**chat, "topic": "two/three"})
         found += [""] * (number % 17 == 3) + ['{"topic": "one", '] * (number % 19 == 4)
         found += [{"topic": "two", "messages": []}] * (number % 23 == 5)
     return found

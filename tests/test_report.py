@@ -221,12 +221,6 @@ def test_tokens_that_are_cut_off_are_a_share_and_above_5_percent_a_warning(run: 
     assert warning.startswith(f"{said}max_packed_len (now {length:,})")  # what packing cuts is counted once
 
 
-def test_small_shares_are_no_warning() -> None:
-    manifest = {"totals": {"rows": 1, "tokens": {"x": 960}, "trained": {}}, "counters": {"truncated_tokens": 40}}
-    assert warnings(Findings.of(manifest), ConfigView()) == []
-    assert lines(Findings.of(manifest), ConfigView()) == ["cut off: 40 tokens, 4.0% of all"]
-
-
 # Before a run
 
 

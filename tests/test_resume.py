@@ -177,7 +177,6 @@ def test_the_output_of_another_job_is_refused_and_left_alone(jobs: Jobs) -> None
         "an input of the same size and time": (data.replace(b"Question 7", b"Question 8"), {}),
         "a config": (data, {"config": changed(preprocessing__max_items=5)}),
         "a tokenizer": (data, {"tokenizer_path": ROOT / "tests/material/tokenizers/byte_bpe"}),
-        "an option that the output depends on": (data, {"max_reject_chars": 0}),
     }
     for about, (content, options) in job_of.items():
         jobs.write("a.jsonl", content)

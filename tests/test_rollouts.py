@@ -1,7 +1,6 @@
 """`input.rollouts`: ids of prompts and responses, and what belongs to them, come out as they went in."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,8 +82,6 @@ def test_a_record_without_any_of_the_fields_is_empty() -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_ids": None}, "missing_source", "field 'prompt_ids' is absent, null or empty"),
     ({"response_ids": [[], [], []]}, "missing_source", "field 'response_ids' has no token"),
-    ({"rewards": None}, "missing_source", "field 'rewards' is"),
-    ({"prompt_ids": [[5]]}, "wrong_type", "'prompt_ids[0]' is a list, wanted a token id"),
     ({"prompt_ids": [5, 6.0]}, "wrong_type", "'prompt_ids[1]' is a number (6.0), wanted a token id"),
     ({"prompt_ids": [5, -1]}, "bad_id", "'prompt_ids[1]' is a number (-1), wanted an id of the tokenizer, 0 to 99"),
     ({"response_ids": [7, 8]}, "wrong_type", "'response_ids[0]' is a number (7), wanted a list"),
@@ -96,7 +93,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"rewards": 1}, "wrong_type", "field 'rewards' is a number (1), wanted a list, a number for each response"),
     ({"rewards": [1, 0, True]}, "wrong_type", "field 'rewards[2]' is a boolean (true), wanted a number"),
     ({"rewards": [1, 0, 2**53 + 1]}, "bad_number", "field 'rewards[2]' is a number (9007199254740993)"),
-    ({"version": 1.5}, "bad_number", "a number does not fit"),
     ({"gold": 12}, "wrong_type", "field 'gold' is a number (12), wanted a string"),
 ]  # fmt: skip
 
@@ -233,8 +229,3 @@ def test_configs_that_are_refused(changes: dict[str, Any], problem: str) -> None
     with pytest.raises(ConfigError) as error:
         bp.PipelineConfig.from_dict({**CONFIG, **changes})
     assert problem in str(error.value)
-
-
-def test_ids_that_a_dtype_cannot_hold_are_refused_before_the_run(run: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"output.dtype.response_ids is int8, which holds ids up to 127"):
-        run({**CONFIG, "output": {"dtype": {"response_ids": "int8"}}}, [GROUP])

@@ -164,16 +164,3 @@ def test_a_damaged_block_in_a_store_is_found_and_set_aside(block: Block, store: 
 @pytest.fixture
 def jobs(tmp_path: Path, tokenizer_path: str) -> Jobs:
     return Jobs(tmp_path, tokenizer_path)
-
-
-def test_a_damaged_block_is_made_again_and_counted(jobs: Jobs) -> None:
-    jobs.write("a.jsonl", chat(100))
-    jobs.run("a.jsonl", output="first", cache_dir=jobs.cache_dir)
-    path = sorted(Path(jobs.cache_dir).rglob("*" + ROWS))[0]
-    flip(path, 4 * path.stat().st_size)
-    for output, damaged in (("out", 1), ("third", 0)):
-        jobs.run("a.jsonl", output=output, cache_dir=jobs.cache_dir)
-        run = json.loads((jobs.folder / output / "run.json").read_text())
-        assert run.get("blocks_damaged", 0) == damaged
-        assert run["blocks_reused"] == run["blocks"] - damaged
-        assert jobs.tree(output) == jobs.tree("first")
