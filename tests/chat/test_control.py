@@ -83,14 +83,6 @@ def test_escaped_content_gives_no_control_token(name: str, output: Output) -> No
     assert all(more > wanted for more, wanted in zip(counts(kept, ids), counts(ours, ids), strict=True))
 
 
-def test_a_record_with_a_control_token_is_rejected_when_asked() -> None:
-    tokenizer = Tokenizer.load(ROOT / "examples" / "tokenizer")
-    rows = [{"text": "fine"}, {"text": "not <|im_end|> fine"}]
-    batch = tokens(tokenizer, TEXT, rows, "reject")
-    assert testing.rejects(batch) == [(1, "control_token")]
-    assert "'<|im_end|>'" in batch.ledger.messages[1]
-
-
 def test_every_string_of_a_record_is_guarded() -> None:
     guard = Guard("escape", ("<x>",))
     given = {"role": "<x>", "tools": [{"<x>": {"a": ["<x><x>", 1, None]}}]}

@@ -62,12 +62,6 @@ def test_roles_of_masks_are_those_of_the_records() -> None:
     assert said(source, OLD, tool="train") == []
 
 
-@pytest.mark.parametrize("empty", [None, "", {}])
-def test_no_call_is_none(empty: Any) -> None:
-    message = {**OLD[3], "function_call": empty}
-    assert outcome(CHATML, [OLD[0], message]) == outcome(CHATML, [OLD[0], OLD[3]])
-
-
 @pytest.mark.parametrize(
     ("message", "reason", "says"),
     [

@@ -1,7 +1,6 @@
 """Records without order: one file of lines, whatever the order of arrival, the buckets and the blocks."""
 
 import datetime
-import decimal
 import enum
 import json
 import uuid
@@ -125,7 +124,6 @@ MOMENT = datetime.datetime(2026, 3, 1, 12, 30, 0, 250, tzinfo=datetime.UTC)
         (MOMENT, "2026-03-01T12:30:00.000250+00:00"),
         (pd.Timestamp("2026-03-01"), "2026-03-01T00:00:00"),
         (Timestamp(0), "1970-01-01T00:00:00Z"),
-        (decimal.Decimal("1.10"), "1.10"),
         (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         (Point(1, Point(2, None)), {"x": 1, "place": {"x": 2, "place": None}}),
         (beam.Row(a=1, b=[beam.Row(c="d")]), {"a": 1, "b": [{"c": "d"}]}),
@@ -149,7 +147,6 @@ def test_what_json_lacks_has_its_form(value: Any, found: Any) -> None:
         ({"a": float("nan")}, "not_json", "field 'a' is nan", '{"a": "<float>"}'),
         ({"a": MIN_TIMESTAMP}, "not_json", "of type Timestamp", '{"a": "<Timestamp>"}'),
         ({"a": {1: "x"}}, "not_json", "a key of field 'a' is of type int", '{"a": {"<int>": "x"}}'),
-        ({b"a": 1}, "not_json", "a key of the record is of type bytes", '{"<bytes>": 1}'),
         ({"a": "x\ud800"}, "bad_text", "character 1 of field 'a' is half of a surrogate pair", '{"a": "x\\ud800"}'),
         ({"a": 10**400}, "bad_number", "field 'a' is beyond a double", '{"a": "<int>"}'),
         ([{"a": 1}], "not_an_object", "the element is of type list, wanted a dict or a Row", '[{"a": 1}]'),

@@ -77,19 +77,14 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
     "nulls of a table in a message": (CHAT, chat("Hi", own={"images": None, "name": None})),
     "the example of an explanation": (CHAT, chat('Write "data:image/png;base64,iVBORw0KGgo..." for it.')),
     "base64 that somebody cut": (CHAT, chat(f"It gave iVBORw0KGgo{'AQAA' * 40}... (cut)")),
-    "a text in base64": (CHAT, chat("data:text/plain;base64," + "QUJD" * 30)),
     **{
         f"{name}, which is a word": (CHAT, chat("Book it.", own={name: value}))
         for name, value in {
             "speech": "formal",
             "media": "sms",
-            "frame": "Motion",
             "frames": [{"service": "Hotels_1", "actions": [{"act": "INFORM", "values": ["a"]}]}],
-            "attachments": [{"title": "none"}],
-            "video_title": "a.mp4",
         }.items()
     },
-    "a placeholder beside what may hold files": (CHAT, chat("How do I write <image>?", media="sms")),
     "a path that begins like JPEG": (CHAT, chat("See /9j/4" + "a/" * 80)),
     "an SVG in CSS": (
         CHAT,

@@ -56,9 +56,7 @@ def pair(prompt: Any, chosen: Any, rejected: Any) -> Row:
 ONCE = ([ASK], [HERON], [ROBIN])
 
 CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
-    "answers alone, as in TRL's explicit format": (([ASK], [HERON], [ROBIN]), ONCE),
     "both sides begin with the prompt": (([ASK], [ASK, HERON], [ASK, ROBIN]), ONCE),
-    "one side begins with the prompt, the other is an answer": (([ASK], [ASK, HERON], [ROBIN]), ONCE),
     "the prompt is a text with other white space": ((" Which bird wades?\n", [ASK, HERON], [ASK, ROBIN]), ONCE),
     "the prompt lacks the system message of the sides": (
         ([ASK], [SYSTEM, ASK, HERON], [SYSTEM, ASK, ROBIN]),
@@ -71,10 +69,6 @@ CONVERSATIONS: dict[str, tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]] = {
     "the prompt is a system message alone, the sides are conversations": (
         ([SYSTEM], [ASK, HERON], [ASK, ROBIN]),
         ([SYSTEM, ASK], [HERON], [ROBIN]),
-    ),
-    "the sides are conversations that share more than the prompt": (
-        ("Which bird wades?", [ASK, HERON, OTHER, HERON], [ASK, HERON, OTHER, ROBIN]),
-        ([ASK, HERON, OTHER], [HERON], [ROBIN]),
     ),
     "the prompt is the last turn of what the sides begin with": (
         ("Which tree bends?", [ASK, HERON, OTHER, HERON], [ASK, HERON, OTHER, ROBIN]),
@@ -122,7 +116,6 @@ def test_a_prompt_of_messages_stands_once(case: str, template: str) -> None:
 
 OF_PAIRS = (
     "the prompt is a system message alone, the sides are conversations",
-    "the sides are conversations that share more than the prompt",
     "texts that begin with a question of several words",
 )
 """Cases in which only the other side shows where the answer begins."""
@@ -156,11 +149,6 @@ REFUSED: dict[str, tuple[tuple[Any, Any, Any], str, tuple[str, ...]]] = {
         ([ASK], [ASK, HERON], [HERON]),
         "equal_sides",
         ("once the prompt is taken out of them",),
-    ),
-    "text and its prompt, but for blanks": (
-        ("Which bird wades here?\n", "Which bird wades here? A heron.", "Which bird wades here? A robin."),
-        "prompt_differs",
-        ("here?\\n", "A heron."),
     ),
     "text and its prompt alone": (
         ("Which bird wades here?", "Which bird wades here?", "Which bird  wades here? A robin."),
@@ -200,7 +188,6 @@ TEXTS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
         ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
         ("Which bird wades? ", "Which bird, you ask? A heron.", "Which bird? A robin."),
     ),
-    "an answer that is the prompt, in few words": (("Hello", "Hello", "Go"), ("Hello", "Hello", "Go")),
 }
 
 

@@ -23,7 +23,6 @@ PAIR: dict[str, Any] = {
 DOCUMENT: dict[str, Any] = {"input": {"sections": [{"field": "text", "action": "train"}]}}
 CHAT: dict[str, Any] = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
 DPO: dict[str, Any] = json.loads((ROOT / "configs" / "dpo.json").read_text())
-IDS: dict[str, Any] = {"input": {"adapter": "tokenized"}}
 
 
 def answered(name: str, *values: Any) -> list[dict[str, Any]]:
@@ -65,12 +64,9 @@ def test_a_field_that_judges_answers_is_said_in_one_line(case: str) -> None:
 @pytest.mark.parametrize(
     "records",
     [
-        answered("label", 3, 7),  # of classes
         answered("score", "3-1", "0-0"),
-        answered("weight", 1, 2.5),
         answered("note", "The request was rejected by us", "rejected"),  # sentences
         answered("word", *"abcdefgh", "rejected"),  # a vocabulary
-        answered("meta", {"id": 0}, None),
         [],
     ],
 )
@@ -114,11 +110,6 @@ def test_a_field_that_the_config_uses_marks_nothing_as_bad(
     assert bad == ()
 
 
-def test_ids_with_a_label_are_answers() -> None:
-    records = [{"input_ids": [1, 2], "labels": [-100, 2], "label": False}]
-    assert [bad for _, bad in judged(IDS, records)] == [(0,)]
-
-
 def test_the_warning_is_one_line_with_the_mend() -> None:
     records = answered("label", True, False, False)
     text = warning_of(verdicts(records, bp.PipelineConfig.from_dict(PAIR).field_use), 3)
@@ -136,14 +127,11 @@ def test_a_number_that_some_records_lack_is_no_typed_column() -> None:
 
 
 FORMS: dict[str, Any] = {
-    "final_verdict": ("OK", "WRONG_ANSWER"),
     "scores": ({"toxicity": 0.02, "note": "x"}, {"toxicity": 0.7, "note": "y"}),
     "ratings": ({"average": 4.5, "count": 900}, {"average": 1.0, "count": 3}),
     "moderation": ({"flagged": False}, {"flagged": True}),
     "quality": ("excellent", "very poor"),
     "grade": ("A-", "F"),
-    "isCorrect": (True, False),
-    "meta": ({"label": True, "id": 1}, {"label": False, "id": 2}),
     "judge": ({"verdict": "correct"}, {"verdict": "incorrect"}),
 }
 
@@ -159,12 +147,10 @@ def test_what_judges_answers_is_found_in_all_its_forms(name: str) -> None:
 
 NEUTRAL: dict[str, Any] = {
     "scores": ({"toxicity": 0.001, "overall": 4}, {"toxicity": 0.3, "overall": 5}),
-    "error": (0, 1, 5),
     "score": (2, 5, 3, 11, 1, 4, 250),
     "label": (0, 1, 2),
     "status": ("failed", "ok", "pending"),
     "meta": ({"finish_reason": "failed"}, {"finish_reason": "passed"}),
-    "intent": ("refused", "accepted"),
     "is_test": (False, True),
 }
 

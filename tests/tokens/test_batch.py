@@ -24,12 +24,6 @@ from tests.chars import (
 # BOS
 
 
-def test_bos_stands_once_before_all_messages() -> None:
-    batch = batch_of([{"messages": chat("s x", "u hi", "a yo")}, {"messages": chat("u q")}], row(messages()))
-    assert texts(batch) == ["^s:x;u:hi;a:yo;", "^u:q;"]
-    assert "double_bos" not in batch.counters
-
-
 def test_bos_is_not_added_where_the_first_rendering_brings_it() -> None:
     template = "{% for m in messages %}{% if m.role == 'system' %}^{% endif %}{{ m.content }}{% endfor %}"
     batch = batch_of(
@@ -44,12 +38,6 @@ def test_a_text_sections_own_bos_stays_and_the_double_is_counted() -> None:
     batch = batch_of([{"text": "ab", "messages": chat("u q")}, {"messages": chat("u q")}], outputs)
     assert texts(batch) == ["^^ab$u:q;", "^u:q;"]
     assert batch.counters["double_bos"].tolist() == [1, 0]
-
-
-def test_a_tokenizer_without_bos_gives_none() -> None:
-    batch = batch_of([{"messages": chat("u hi", "a ^^")}], row(messages()), bos=None)
-    assert texts(batch) == ["u:hi;a:^^;"]
-    assert not batch.counters
 
 
 # Special tokens
@@ -68,20 +56,7 @@ def test_special_tokens_go_to_the_first_section_that_yields(record: dict[str, An
     assert texts(batch_of([record], row(text("a", "mask"), text("b")))) == [wanted]
 
 
-def test_a_section_that_says_so_gets_special_tokens_anywhere() -> None:
-    outputs = row(text("a", special=False), text("b", special=True), text("c"))
-    assert texts(batch_of([{"a": "x", "b": "y", "c": "z"}, {"c": "z"}], outputs)) == ["x^y$z", "^z$"]
-
-
 # Which records are left
-
-
-def test_a_record_that_yields_nothing_is_dropped_as_empty() -> None:
-    rows = [{"messages": []}, {"messages": None}, {"other": 1}, {}, {"messages": chat("u q")}]
-    batch = batch_of(rows, row(messages()))
-    assert outcomes(batch) == ["empty"] * 4 + [""]
-    assert batch.line.tolist() == [4]
-    assert texts(batch) == ["^u:q;"]
 
 
 class Picky(Chars):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
@@ -193,10 +192,3 @@ def test_a_row_needs_something_to_train_in_each_output_that_can_train() -> None:
     rows = [{"x": chat("a 1"), "y": chat(y), "p": chat("u q")} for y in ("a 2", "u 2")]
     batch = drop_rows_without_loss(masked(rows, *sides, roles={"assistant": "train"}), "drop")
     assert outcomes(batch) == ["", "rows_without_loss"]
-
-
-def test_a_list_of_rollouts_is_trained_where_any_element_is() -> None:
-    outputs = row(messages("r"), name="r", kind="list", mask="m")
-    batch = masked([{"r": [chat("u q"), chat("a b")]}, {"r": [chat("u q"), []]}], outputs, roles={"assistant": "train"})
-    assert outcomes(drop_rows_without_loss(batch, "drop")) == ["", "rows_without_loss"]
-    assert isinstance(batch["m"].values, Ragged)
