@@ -22,9 +22,8 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import UNLISTED
-from beam_prep.storage.claims import LEASE, Claim
+from beam_prep.storage.claims import LEASE
 from beam_prep.storage.output import listed_files
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import client, objects
@@ -329,32 +328,6 @@ def test_each_request_to_a_store_may_be_disturbed(
 
 
 # Leases
-
-
-def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(place: Place, through: str) -> None:
-    output = f"{through}/out"
-    for _ in range(3):
-        ended = Staging.beside(output).claims(output)
-        ended.take(Claim("killed", renewed=0.0, version_name="old"))
-        launches = [Staging.beside(output) for _ in range(6)]
-        together = threading.Barrier(len(launches))
-
-        def take(launch: Staging, together: threading.Barrier = together) -> bool:
-            together.wait()
-            try:
-                launch.claims(output).take(Claim(launch.launch))
-            except LockedError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(len(launches)) as pool:
-            won = [launch for launch, taken in zip(launches, pool.map(take, launches), strict=True) if taken]
-        assert len(won) == 1
-        holder = won[0].claims(output).holder()
-        assert holder is not None
-        assert (holder.launch, holder.version_name) == (won[0].launch, "old")
-        won[0].claims(output).release()
-        assert objects.listed(f"{through}/") == []
 
 
 @pytest.mark.parametrize("part", [0.4, 0.75])

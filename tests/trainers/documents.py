@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import datasets
 import torch
@@ -27,7 +26,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(ROOT / "examples" / "tokenizer")
 
 
-def tiny(attention: str = "sdpa") -> PreTrainedModel:
+def tiny() -> PreTrainedModel:
     """A Llama of two layers, always the same; weights large enough for logits that depend on all that is seen."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -40,9 +39,7 @@ def tiny(attention: str = "sdpa") -> PreTrainedModel:
         max_position_embeddings=4096,
         initializer_range=0.5,
     )
-    model = LlamaForCausalLM(config)
-    model.set_attn_implementation(attention)
-    return model
+    return LlamaForCausalLM(config)
 
 
 def rows_of(output: Path) -> datasets.Dataset:
@@ -76,8 +73,3 @@ def farthest(one: torch.Tensor, other: torch.Tensor) -> float:
     """The largest difference between two tensors of one shape."""
     assert one.shape == other.shape
     return float((one - other).abs().max().detach())
-
-
-def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch for a model that shall give logits only."""
-    return {key: value for key, value in batch.items() if key != "labels"}

@@ -58,14 +58,3 @@ def test_a_packed_batch_gives_the_logits_and_the_loss_of_documents_alone(packed:
     assert alone.farthest(found.logits[0], alone.logits_alone(model, rows)) < alone.CLOSE
     total, count = alone.loss_alone(model, rows)
     assert float(found.loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-6)
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_padded_batch_gives_the_loss_of_its_rows_alone(side: Any, outputs: Outputs) -> None:
-    dataset = bp.open(outputs("sft_conversation"))
-    rows = [{name: values.tolist() for name, values in row.items()} for row in dataset[:3]]
-    batch = bp.collate(dataset, pad_id=0, arrays="torch", side=side, pad_to_multiple_of=16)(list(dataset[:3]))
-    assert batch["input_ids"].shape[1] % 16 == 0
-    model = alone.tiny()
-    total, count = alone.loss_alone(model, rows)
-    assert float(model(**batch).loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-5)

@@ -103,37 +103,6 @@ def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(packed: Out
         assert alone.farthest(weight.grad, wanted[name]) < 1e-4 * float(wanted[name].abs().max()), name
 
 
-# What follows would fail if TRL kept documents apart by itself: then the docs say too much.
-
-
-@pytest.mark.parametrize(
-    ("names", "settings"),
-    [
-        pytest.param({}, {}, id="the column has its own name, seq_lens"),
-        pytest.param(None, {"padding_free": False}, id="padding_free=False"),
-        pytest.param(None, {"packing": True, "max_length": 400}, id="packing=True"),
-    ],
-)
-def test_without_the_name_or_the_settings_documents_see_each_other(
-    names: dict[str, str] | None, settings: dict[str, Any], packed: Outputs, trainer: Any
-) -> None:
-    rows = alone.rows_of(packed(names=names))
-    model = alone.tiny().eval()
-    made = trainer(model, rows, **settings)
-    batch = first_batch(made)
-    ids = batch["input_ids"][0].tolist()
-    (first,) = (row for row in rows if ids[: len(row["input_ids"])] == row["input_ids"])  # TRL packs in another order
-    assert len(first["input_ids"]) > max(alone.lengths(first))
-    with torch.no_grad():
-        found = model(**alone.without_labels(batch), use_cache=False).logits[0][: len(first["input_ids"])]
-        assert alone.farthest(found, alone.logits_alone(model, [first])) > alone.FAR
-        total, count = alone.loss_alone(model, rows)
-    assert abs(trained_loss(made) - float(total) / count) > 1e-3
-
-
-# Rows of one document.
-
-
 # What TRL prepares itself from the same conversations.
 
 
@@ -160,17 +129,3 @@ def test_batches_are_those_that_trl_prepares_from_the_conversations(
     assert len(wanted) == 12
     assert any(label != -100 for batch in wanted for row in batch["labels"] for label in row)
     assert batches(ours) == wanted
-
-
-@pytest.mark.parametrize("strategy", ["bfd", "bfd_split"])
-def test_packed_rows_are_those_that_trl_packs_in_another_order(strategy: str, outputs: Outputs, trainer: Any) -> None:
-    def rows(made: SFTTrainer) -> list[Any]:
-        return sorted([plain(made.data_collator([row])) for row in made.train_dataset], key=repr)
-
-    packing = {"packing": True, "packing_strategy": strategy, "max_length": 400}
-    theirs = trainer(alone.tiny(), conversations(), of_texts=True, assistant_only_loss=True, **packing)
-    wanted = rows(theirs)
-    lengths = {"max_seq_len": 400 if strategy == "bfd" else 4096, "max_packed_len": 400}
-    ours = outputs("sft_packed", packing_strategy=strategy, **lengths)
-    assert len(wanted) > 3
-    assert rows(trainer(alone.tiny(), alone.rows_of(ours))) == wanted
