@@ -186,45 +186,6 @@ def test_all_of_it_works_with_the_keyboard(before: Path, opened: Open) -> None:
     assert tip.is_hidden()
 
 
-def luminance(colour: str) -> float:
-    values = [int(value) / 255 for value in re.findall(r"\d+", colour)[:3]]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def colours(page: Any, selector: str) -> tuple[str, str]:
-    """The colours of a text, and of what is behind it."""
-    found = page.locator(selector).first.evaluate(
-        """one => {
-            let behind = one;
-            while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-            return [getComputedStyle(one).color, getComputedStyle(behind).backgroundColor];
-        }"""
-    )
-    return found[0], found[1]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_can_be_read_and_switched(before: Path, opened: Open, scheme: str) -> None:
-    page = opened(before, scheme)
-    page.focus("#search")
-    page.keyboard.type("you")
-    page.wait_for_selector(".hit")
-    for selector in (".run.trained", ".run:not(.trained)", ".k.special", ".hit", ".meta", "label", "#tip", "h1", "dt"):
-        light, dark = sorted(map(luminance, colours(page, selector)), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, selector  # WCAG AA
-    # What is trained has a second sign: a line below.
-    assert page.locator(".run.trained").first.evaluate("one => getComputedStyle(one).borderBottomStyle") == "solid"
-    assert page.locator(".run:not(.trained)").first.evaluate("one => getComputedStyle(one).borderBottomStyle") == "none"
-    dark_page = luminance(colours(page, "h1")[1]) < 0.5
-    assert dark_page == (scheme == "dark")
-    for name in ("light", "dark", "auto"):
-        page.click("#theme")
-        assert page.inner_text("#theme") == f"Theme: {name}"
-        is_dark = luminance(colours(page, "h1")[1]) < 0.5
-        assert is_dark == (scheme == "dark" if name == "auto" else name == "dark")
-
-
 def test_chosen_is_beside_rejected_where_there_is_room(tmp_path: Path, opened: Open) -> None:
     output = make(tmp_path, "dpo", example("preference"))
     inspect(output.path, html=tmp_path / "page.html")

@@ -3,7 +3,7 @@
 import gzip
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,6 @@ import pytest
 import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.shards.compose import RunSizes
-from beam_prep.shards.runs import MergedShards
-from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.transforms import shard
 from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
 from tests.conftest import ROOT, tree
 
@@ -211,49 +208,6 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
-
-
-def failing(wrapped: Callable[..., Any], times: int) -> Callable[..., Any]:
-    """Fails at its n-th call and at all after."""
-    calls = 0
-
-    def call(*given: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls >= times:
-            raise RuntimeError(f"call {calls}")
-        return wrapped(*given, **named)
-
-    return call
-
-
-PLACES: dict[str, tuple[Any, str, int]] = {
-    "half of the runs": (Arranger, "write_run", 2),
-    "half of the second level": (Arranger, "merge_runs", 2),
-    "all runs, no shard": (MergedShards, "of", 1),
-    "two shards": (shard, "write_shard", 3),
-    "one file of copies": (Scratch, "write_copies", 2),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("place", PLACES)
-def test_a_run_after_one_that_failed_publishes_the_same_bytes(place: str, tmp_path: Path, small: None) -> None:
-    holder, name, times = PLACES[place]
-    files = [write(tmp_path / "a.jsonl", records(300, filler=300)), write(tmp_path / "b.jsonl", records(200, 1))]
-    given: dict[str, Any] = config({"shuffle": {"seed": 1}, "splits": SPLITS}, {"deduplicate": {"by": ["text"]}})
-    cache_dir, output = str(tmp_path / "token_cache"), tmp_path / "there" / "out"
-    output.parent.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holder, name, failing(getattr(holder, name), times))
-        with pytest.raises(Exception, match=f"call {times}"):
-            run(given, files, output, block_bytes=65536, cache_dir=cache_dir)
-    assert not output.exists()
-    run(given, files, output, block_bytes=65536, cache_dir=cache_dir)
-    run(given, files, tmp_path / "other")
-    assert tree(output) == tree(tmp_path / "other")
-    left = {path.name for path in output.parent.rglob("*") if path.is_file() and output not in path.parents}
-    assert left <= {"lock", "lock.name", "claim.json.lock"}, left
 
 
 def test_records_without_the_split_key_are_rejected(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -27,7 +25,6 @@ from tests.conftest import ROOT, tree
 from tests.engines.stores import Store, gcs_server, s3_server
 from tests.test_resume import CONFIG, KB, changed, chat
 
-CONVERSATIONS = ROOT / "examples" / "data" / "chat.jsonl"
 LOCAL = ["--runner=FnApiRunner"]
 
 
@@ -154,13 +151,20 @@ def test_everything_in_a_store_gives_the_same_bytes(store: Folder, tmp_path: Pat
     assert folder.names("token_cache")  # but what was asked for
 
 
-def test_the_manifest_is_that_of_the_local_disk(store: Folder, tmp_path: Path, tokenizer_path: str) -> None:
-    source = write(tmp_path, "a.jsonl", chat(150))
-    config = changed(output__storage_format=list(FORMAT_NAMES), preprocessing__padding="max_length")
-    config["preprocessing"]["max_seq_len"] = 256
-    wanted = local(tmp_path, tokenizer_path, source, config=config)
-    store.run(tokenizer_path, source, config=config)
-    assert store.tree() == wanted
+def test_an_output_in_every_format_of_sorted_runs_is_that_of_the_local_disk(
+    store: Folder, tmp_path: Path, tokenizer_path: str
+) -> None:
+    """The runs of a shuffle lie in the store with the token cache, until they are read."""
+    source = write(tmp_path, "a.jsonl", chat(150) + chat(20))
+    config = changed(output__storage_format=list(FORMAT_NAMES), preprocessing__deduplicate={"by": ["messages"]})
+    config["preprocessing"] |= {"padding": "max_length", "max_seq_len": 256}
+    config["output"] |= {"shuffle": {"seed": 3}, "splits": {"train": 0.9, "test": 0.1}}
+    config["output"]["mix"] = {"one": {"epochs": 1.5}}
+    manifest = store.run(tokenizer_path, source, config=config).manifest
+    assert manifest is not None
+    assert manifest["ledger"]["dropped"]["duplicate"] == 20
+    assert store.tree() == local(tmp_path, tokenizer_path, source, config=config)
+    assert not [name for name in store.names() if "scratch" in name]
 
 
 def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,35 +240,6 @@ def test_what_is_not_there_is_named(store: Folder, tmp_path: Path, tokenizer_pat
         Pipeline(PipelineConfig.from_dict(CONFIG), source, nowhere, tokenizer_path).run([*store.server.options, *LOCAL])
     with pytest.raises(ConfigError, match="give a local one"):
         Pipeline(PipelineConfig.from_dict(CONFIG), source, tmp_path / "x", tokenizer_path, staging=store.url)
-
-
-def test_a_table_is_shuffled_split_and_deduplicated_in_a_store(
-    store: Folder, tmp_path: Path, tokenizer_path: str
-) -> None:
-    """By sorted runs, which lie in the store with the token cache; and the same bytes as here."""
-    records = [json.loads(line) for line in CONVERSATIONS.read_text("utf-8").splitlines()]
-    table = pa.Table.from_pylist([{"messages": record["messages"]} for record in [*records, *records[:20]]])
-    pq.write_table(table, tmp_path / "chats.parquet", row_group_size=50)
-    config = {
-        **CONFIG,
-        "preprocessing": {**CONFIG.get("preprocessing", {}), "deduplicate": {"by": ["messages"]}},
-        "output": {
-            **CONFIG.get("output", {}),
-            "shuffle": {"seed": 3},
-            "splits": {"train": 0.9, "test": 0.1},
-            "mix": {"__default__": {"epochs": 1.5}},
-        },
-    }
-    table_in_store = store.put("chats.parquet", (tmp_path / "chats.parquet").read_bytes())
-    manifest = store.run(tokenizer_path, table_in_store, config=config).manifest
-    assert manifest is not None
-    assert manifest["ledger"]["dropped"]["duplicate"] == 20
-    here = local(tmp_path, tokenizer_path, str(tmp_path / "chats.parquet"), config=config)
-    there = store.tree()
-    assert {name: data for name, data in there.items() if name != "manifest.json"} == {
-        name: data for name, data in here.items() if name != "manifest.json"
-    }
-    assert not [name for name in store.names() if "scratch" in name]
 
 
 # What is done with outputs in a store

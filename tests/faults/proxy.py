@@ -28,14 +28,12 @@ Disturbance = Literal[
     "503",
     "delay",
     "kill",
-    "stop",
 ]
 """What happens to the N-th request.
 
 drop: the connection is closed, the request goes nowhere. cut request: the server gets half of its body. lose answer:
 the request takes effect, and its answer does not arrive; cut headers, cut body: half of them does. 503: that is the
-answer. delay: for `PAUSE` seconds. kill, stop: the job is
-killed, or stopped while it waits for the answer.
+answer. delay: for `PAUSE` seconds. kill: the job is killed.
 """
 PAUSE = 0.3
 """Seconds."""
@@ -59,7 +57,6 @@ class Proxy:
         upstream: the port of the server.
         preconditions: enforce GCS's.
         kill: kills the job.
-        stop: stops it.
         port: where the proxy listens.
         count: requests since `arm`.
         seen: what was disturbed since then: method and path.
@@ -68,7 +65,6 @@ class Proxy:
     upstream: int
     preconditions: bool = False
     kill: Callable[[], None] = lambda: None
-    stop: Callable[[], None] = lambda: None
     port: int = 0
     count: int = 0
     seen: list[str] = field(default_factory=list)
@@ -205,8 +201,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if kind.startswith("503"):
                 self._give(_Answer(503, "Service Unavailable", (), b""))
                 return
-            if kind == "stop":
-                self.proxy.stop()
             if kind == "delay":
                 time.sleep(PAUSE)
             found = self.proxy.answer(self.command, path, headers, body)

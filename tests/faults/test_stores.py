@@ -10,12 +10,9 @@ import json
 import os
 import random
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.storage.claims import LEASE
 from beam_prep.storage.output import listed_files
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.objects import read_bytes, read_version
@@ -63,14 +59,6 @@ class Place:
         return f"{self.server.url}/{next(self._numbers)}"
 
 
-def jobs_through(proxy: Proxy, folder: Path) -> Jobs:
-    """Runs jobs that reach their store through a proxy."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")  # boto3's own retries, with pauses of their own, hide ours
-        return Jobs(folder / "root", folder, ["tests.faults.impatient"])
-
-
 @pytest.fixture(scope="module", params=[s3_server, gcs_server], ids=["s3", "gs"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("stores")
@@ -86,7 +74,11 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         proxy_before(server.port, preconditions=server.url.startswith("gs")) as proxy,
     ):
         FileSystems.set_options(PipelineOptions(list(server.options)))
-        with jobs_through(proxy, folder) as jobs:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
+            patch.setenv("AWS_MAX_ATTEMPTS", "1")  # boto3's own retries, with pauses of their own, hide ours
+            jobs = Jobs(folder / "root", folder, ["tests.faults.impatient"])
+        with jobs:
             yield Place(server, proxy, jobs, folder)
     FileSystems.set_options(before)
 
@@ -190,8 +182,8 @@ class Case:
         given += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer"), "--block_bytes", "65536"]
         return [*given, "--max_reject_rate", "1", *RUNNERS[self.runner], *self.place.options]
 
-    def arguments(self, folder: str, source: str = "new") -> list[str]:
-        return ["run", str(self.place.folder / f"{source}.jsonl"), *self._common(folder), *OPTIONS[self.name]]
+    def arguments(self, folder: str) -> list[str]:
+        return ["run", str(self.place.folder / "new.jsonl"), *self._common(folder), *OPTIONS[self.name]]
 
     def folder(self) -> str:
         """A new folder with the older outputs."""
@@ -325,43 +317,3 @@ def test_each_request_to_a_store_may_be_disturbed(
             place.proxy.arm(kind, at)
             assert step() == wanted, f"step {number}, {kind} at request {at}: {place.proxy.seen}"
         assert at > 1
-
-
-# Leases
-
-
-@pytest.mark.parametrize("part", [0.4, 0.75])
-def test_a_job_whose_claim_was_taken_over_while_it_slept_changes_nothing(
-    place: Place, through: str, tmp_path: Path, part: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped while it waits for an answer; another job makes the output; then the first goes on."""
-    case = Case(place, "new")
-    folder, sleeps, proxy = place.new_folder(), threading.Event(), place.proxy
-    output = f"{folder}/out"
-
-    def stop() -> None:
-        place.jobs.signal(signal.SIGSTOP)
-        sleeps.set()
-
-    (tmp_path / "root").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # as on another machine: it has not the lock of the one that sleeps
-    with jobs_through(proxy, tmp_path) as others, ThreadPoolExecutor(1) as pool:
-        proxy.stop = stop
-        proxy.arm("stop", round(part * case.requests))
-        first = pool.submit(place.jobs.run, *case.arguments(folder))
-        try:
-            assert sleeps.wait(60)
-            where = f"request {round(part * case.requests)} of {case.requests}: {proxy.seen}"
-            proxy.arm()
-            holder = Staging.beside(output).claims(output).holder()
-            assert holder is not None
-            replace(Staging.beside(output), launch=holder.launch).claims(output).update(renewed=0.0)
-            second = others.run(*case.arguments(folder, "other"))
-            assert second.code == 0, second.words
-            made = listing(folder)
-        finally:
-            place.jobs.signal(signal.SIGCONT)
-        ended = first.result()
-    assert ended.code == 6, f"{where}: {ended.words}"
-    assert "Traceback" not in ended.words, where
-    assert listing(folder) == made, where

@@ -116,26 +116,6 @@ def test_workers_that_share_a_compressed_file_read_each_block_once(
     assert sum(block.origin.stored for block in found) == source.size
 
 
-def test_a_compressed_file_is_shared_where_it_is_large_and_there_are_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, pack in (("a.jsonl.gz", gzip.compress), ("b.jsonl.zst", zst), ("c.json.gz", gzip.compress)):
-        (tmp_path / name).write_bytes(pack(lines(1200)))
-    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b""))
-
-    def shared(workers: int, *names: str) -> list[int]:
-        files = list_inputs([str(tmp_path / name) for name in names])
-        found = [split.file for split in split_files(b"", pack_files(files), BLOCK, workers)]
-        return [found.count(file) for file in range(len(files))]
-
-    assert shared(8, "a.jsonl.gz") == [1]
-    monkeypatch.setattr(_source, "SHARED_BYTES", 100)
-    assert shared(8, "a.jsonl.gz") == [8]
-    assert shared(8, "a.jsonl.gz", "b.jsonl.zst") == [4, 4]
-    assert shared(8, "a.jsonl.gz", "c.json.gz", "d.jsonl.gz") == [2, 1, 1]  # a list is not read by lines
-    assert shared(1, "a.jsonl.gz", "b.jsonl.zst") == [1, 1]
-
-
 # --- files that change
 
 
