@@ -21,7 +21,6 @@ Record = dict[str, Any]
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 SMALL = RunSizes(run=500, bin=150, runs=4, batches=40)
 """Of which the jobs below have several runs, and two levels."""
-WORKERS = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 SPLITS = {"train": 0.7, "validation": 0.2, "test": 0.1}
 
 
@@ -186,13 +185,6 @@ def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_pat
     told = json.loads((tmp_path / "one" / "run.json").read_text())
     assert (told["blocks"], told["blocks_reused"]) == (3, 3)
     assert ids(tmp_path / "one", manifest) == naive_of(other, files).shards
-
-
-@pytest.mark.long
-def test_workers_change_nothing(files: list[Path], tmp_path: Path) -> None:
-    run(EVERYTHING, files, tmp_path / "one")
-    run(EVERYTHING, files, tmp_path / "two", options=WORKERS, block_bytes=65536)
-    assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
 def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import beam_prep as bp
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.readers import shards
 from beam_prep.readers.dataset import Dataset
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
 
@@ -138,10 +137,3 @@ def test_no_row_is_a_view_of_another(both: tuple[Dataset, Dataset]) -> None:
         first, again = dataset.__getitems__([0, 0])
         first["input_ids"][:] = -1
         assert exact(again) == exact(dataset[0]) == exact(next(iter(dataset))) == before
-
-
-def test_borders_need_not_be_aligned() -> None:
-    """A format may put them anywhere in its file."""
-    at_an_odd_place = np.frombuffer(b"x" + np.array([0, 2], "<i8").tobytes(), np.uint8)[1:].view("<i8")
-    assert not at_an_odd_place.flags.aligned
-    assert list(shards._borders(Ragged(np.arange(2), at_an_odd_place))) == [0, 2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beam_prep.errors import ConfigError, InputError
+from beam_prep.errors import InputError
 from beam_prep.storage.files import list_inputs, write_file
 
 
@@ -102,12 +102,6 @@ def test_inputs_that_are_not_there_or_cannot_be_read(folder: Path, monkeypatch: 
         assert str(caught.value) == message
     with pytest.raises(InputError, match="no input: name at least one JSONL file or glob"):
         list_inputs([])
-
-
-def test_a_store_that_is_not_known_is_said_with_the_pattern() -> None:
-    for pattern in ("nostore://bucket/*.jsonl", "nostore://bucket/a.jsonl"):
-        with pytest.raises(ConfigError, match="cannot look up 'nostore://bucket"):
-            list_inputs([pattern])
 
 
 def test_a_file_without_permission_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

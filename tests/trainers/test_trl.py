@@ -60,11 +60,6 @@ def first_batch(trainer: SFTTrainer) -> dict[str, Any]:
     return dict(next(iter(trainer.get_eval_dataloader())))
 
 
-def trained_loss(trainer: SFTTrainer) -> float:
-    trainer.train()
-    return float(trainer.state.log_history[0]["loss"])
-
-
 # Packed rows.
 
 
@@ -83,24 +78,6 @@ def test_the_batch_holds_our_ids_and_labels_and_the_borders_of_the_documents(pac
     assert batch["labels"].tolist() == [[-100 if place == 0 else y for place, y in zip(positions, labels, strict=True)]]
     assert batch["cu_seq_lens_q"].diff().tolist() == batch["cu_seq_lens_k"].diff().tolist() == sizes
     assert "attention_mask" not in batch
-
-
-def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(packed: Outputs, trainer: Any) -> None:
-    rows = alone.rows_of(packed())
-    model = alone.tiny()
-    total, count = alone.loss_alone(model, rows)
-    made = trainer(model, rows)
-    assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
-
-    first = [rows[0], rows[1]]
-    total, count = alone.loss_alone(model, first)
-    model.zero_grad()
-    (total / count).backward()
-    wanted = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-    model.zero_grad()
-    made.compute_loss(model, first_batch(made), num_items_in_batch=torch.tensor(count)).backward()
-    for name, weight in model.named_parameters():
-        assert alone.farthest(weight.grad, wanted[name]) < 1e-4 * float(wanted[name].abs().max()), name
 
 
 # What TRL prepares itself from the same conversations.

@@ -209,18 +209,6 @@ def test_no_cut_and_no_flipped_bit_is_taken_for_the_end(pack: Callable[[bytes], 
     assert read(flip(packed, member + len(packed) // 4)) is None
 
 
-def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(
-    tmp_path: Path, tokenizer_path: str
-) -> None:
-    (tmp_path / "good.jsonl").write_bytes(GOOD)
-    (tmp_path / "cut.jsonl.gz").write_bytes(DAMAGED["cut.jsonl.gz"])
-    paths = [str(tmp_path / name) for name in ("good.jsonl", "cut.jsonl.gz")]
-    job = bp.Pipeline(bp.PipelineConfig.from_dict(CONFIG), paths, tmp_path / "out", tokenizer_path, max_reject_rate=1)
-    with pytest.raises(InputError, match=rf"^'{paths[1]}'.*repair it, rename it, or leave it out$"):
-        job.run(["--runner=FnApiRunner"])
-    assert not (tmp_path / "out").exists()
-
-
 # --- how much is held
 
 

@@ -71,12 +71,6 @@ def test_all_is_accounted_for_and_the_rows_are_those_of_a_file(tmp_path: Path) -
     assert sorted((row["input_ids"].tolist(), row["labels"].tolist()) for row in dataset) == sorted(wanted)
 
 
-@pytest.mark.long
-def test_worker_processes_change_no_byte(tmp_path: Path, wanted: dict[str, bytes]) -> None:
-    workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    assert run(tmp_path / "out", INPUT[::-1], *workers, source=bp.FromRecords(64, 10_000)) == wanted
-
-
 def test_windows_and_timestamps_are_ignored(tmp_path: Path, wanted: dict[str, bytes]) -> None:
     early = trigger.Repeatedly(trigger.AfterCount(1))
     windows = beam.WindowInto(

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apache_beam.testing.test_pipeline import TestPipeline
-from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
 from beam_prep.tokens.segments import Segments
@@ -68,9 +66,3 @@ def test_each_transform_gives_these_rows(name: str) -> None:
     for step in steps:
         block = step.step()(block)
     assert bp.testing.to_rows(block) == gives
-
-
-def test_prepare_stands_for_the_steps_of_a_config() -> None:
-    with TestPipeline(runner="FnApiRunner") as pipeline:
-        rows = pipeline | bp.testing.create([CHAT]) | bp.Prepare(CONFIG, TOKENIZER) | bp.testing.rows()
-        assert_that(rows, equal_to([{"input_ids": IDS, "labels": LABELS}]))
