@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from beam_prep import recipe
 from beam_prep.errors import RunError
-from beam_prep.shards.compose import RunSizes
 from tests.conftest import ROOT
 from tests.engines.flink import Cluster, Flink
 from tests.engines.jobs import JOBS, digests, run
@@ -56,31 +53,6 @@ def test_too_many_rejects_end_in_our_own_words_and_publish_nothing(
     assert "bad_json" in said[0]
     assert said[1] == said[0]
     assert digests(folder / "bad_flink.failed") == digests(folder / "bad_here.failed")
-
-
-def test_a_shuffle_with_splits_a_mix_and_deduplication_gives_the_same_bytes(
-    flink: Flink, external: list[str], folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In several runs, and two levels; each tenth chat comes once more, with its keys in another order."""
-    lines = source.read_text("utf-8").splitlines()
-    copies = [json.dumps(dict(reversed(json.loads(line).items()))) for line in lines[::10]]
-    twice = folder / "twice.jsonl"
-    twice.write_text("".join(f"{line}\n" for line in [*lines, *copies]), "utf-8")
-    config = json.loads(json.dumps(CHAT.config)) | {"preprocessing": {"deduplicate": {"by": ["messages"]}}}
-    config["output"] |= {
-        "shuffle": {"seed": 17},
-        "splits": {"train": 0.8, "validation": 0.1, "test": 0.1},
-        "mix": {"cooking": {"epochs": 1.5}},
-        "max_tokens_per_shard": 20_000,
-    }
-    made = recipe.compose
-    sizes = RunSizes(run=20_000, bin=4_000, batches=40)
-    monkeypatch.setattr(recipe, "compose", lambda *given: replace(made(*given), sizes=sizes))
-    manifest = run(config, twice, folder / "composed_here", HERE)
-    assert manifest["ledger"]["dropped"]["duplicate"] == len(copies)
-    assert manifest["splits"].keys() == {"train", "validation", "test"}
-    run(config, twice, folder / "composed_flink", [*flink.options, *external])
-    assert digests(folder / "composed_flink") == digests(folder / "composed_here")
 
 
 def test_a_killed_task_manager_costs_time_and_nothing_else(

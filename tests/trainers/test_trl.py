@@ -23,10 +23,7 @@ PACKED = {"padding_free": True, "packing": False, "max_length": None}
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SFTTrainer]:
-    """Two rows a batch, all batches in one step, nothing learned: the loss is that of the model as it is.
-
-    `of_texts`: TRL may tokenise.
-    """
+    """Two rows a batch. `of_texts`: TRL may tokenise."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the trainer tokenises again")
@@ -41,13 +38,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SF
             bf16=False,
             per_device_train_batch_size=2,
             per_device_eval_batch_size=2,
-            gradient_accumulation_steps=-(-len(rows) // 2),
-            max_steps=1,
-            learning_rate=0.0,
-            logging_steps=1,
-            save_strategy="no",
             report_to=[],
-            disable_tqdm=True,
             **{**PACKED, **settings},
         )
         return SFTTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
