@@ -41,9 +41,9 @@ def records(count: int, seed: int = 0, filler: int = 0) -> list[Record]:
     return found
 
 
-def write(path: Path, rows: Sequence[Record | str]) -> Path:
-    """Writes lines; strings as they are."""
-    text = "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+def write(path: Path, rows: Sequence[Record]) -> Path:
+    """Writes records."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
     return path
@@ -95,9 +95,7 @@ def naive_of(given: Record, files: Sequence[Path]) -> Naive:
     by, key, domain = rules.get("deduplicate", {}).get("by", []), output.get("split_key"), output.get("domain_key")
     missing = output.get("split_missing", "reject")
 
-    def row(found: Record | str) -> Row | None:
-        if isinstance(found, str):
-            return None
+    def row(found: Record) -> Row:
         value = None if key is None else found.get(key)
         digest = split_digest(found) if key is None else NO_KEY if value is None else key_digest(value)
         same = json.dumps([found.get(name) for name in by], sort_keys=True)
@@ -133,27 +131,15 @@ EVERYTHING = config(
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Three files, one of them compressed, with lines that are no records; of more than one block each."""
+    """Three files, one of them compressed, of more than one block each."""
     made = records(900, filler=300)
-    odd = ["", "{", "[1]", '{"id": 1, "id": 2}', '{"id": 3, "text": null, "input_ids": [5]}', "  "]
-    lines: list[Record | str] = []
-    for number, record in enumerate(made):
-        lines += [record, *([odd[number // 40 % len(odd)]] if number % 40 == 7 else [])]
-    cuts = [lines[:310], lines[310:600], lines[600:]]
-    return [write(tmp_path / name, part) for name, part in zip(["a.jsonl", "b.jsonl.gz", "c.jsonl"], cuts, strict=True)]
+    parts = {"a.jsonl": made[:310], "b.jsonl.gz": made[310:600], "c.jsonl": made[600:]}
+    return [write(tmp_path / name, part) for name, part in parts.items()]
 
 
-def lines_of(path: Path) -> list[Record | str]:
-    """The records of a file; of lines that are none the text."""
+def lines_of(path: Path) -> list[Record]:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    found: list[Record | str] = []
-    for line in data.decode().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        found.append(record if isinstance(record, dict) and record.get("text") is not None else line)
-    return found
+    return [json.loads(line) for line in data.splitlines()]
 
 
 def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_path: Path, small: None) -> None:

@@ -93,17 +93,6 @@ def test_workers_start_from_the_image_one_thread_a_process(job: dict[str, Any]) 
     assert job["name"] == "chats"
 
 
-def test_a_launch_that_cannot_work_ends_with_what_to_do(store: Store) -> None:
-    with Service() as service:
-        form = filled_in(store, "none", inputs=f"{store.url}/nothing/*.jsonl")
-        done = launch(service, store, as_launched(form, store))
-        assert service.jobs == []
-    assert done.returncode == 3
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("beam-prep: ")
-    assert f"{store.url}/nothing/*.jsonl" in last
-
-
 def test_the_image_stages_the_job_for_dataflow_to_create(
     store: Store, built_image: Image, direct_manifest: bytes
 ) -> None:

@@ -69,7 +69,7 @@ class Folder:
     def json(self, name: str) -> Any:
         return json.loads(read_bytes(self.path(name)))
 
-    def job(
+    def run(
         self,
         tokenizer: str,
         *inputs: str,
@@ -77,15 +77,12 @@ class Folder:
         config: Any = CONFIG,
         options: Any = LOCAL,
         **given: Any,
-    ) -> Pipeline:
+    ) -> Result:
         if isinstance(config, dict):
             config = PipelineConfig.from_dict(config)
         given = {"block_bytes": 64 * KB, "max_reject_rate": 0.2, **given}
         options = [*self.server.options, *options]
-        return Pipeline(config, inputs, self.path(output), tokenizer, beam_options=options, **given)
-
-    def run(self, *given: Any, **named: Any) -> Result:
-        return self.job(*given, **named).run()
+        return Pipeline(config, inputs, self.path(output), tokenizer, beam_options=options, **given).run()
 
 
 def local(tmp_path: Path, tokenizer: str, *inputs: str, config: Any = CONFIG, name: str = "local") -> dict[str, bytes]:

@@ -1,4 +1,7 @@
-"""What is damaged in a file is named. That every damage is found: test_all.py."""
+"""What is damaged in a file is named, and what a format cannot hold. That every damage is found: test_all.py.
+
+Readers of others for `mds`, `megatron` and `npy`: tests/trainers.
+"""
 
 import gzip
 import struct
@@ -9,8 +12,10 @@ import numpy as np
 import pytest
 
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from tests.formats.shards import MASK, RESPONSES, SEQUENCE, read_as, rows_in, sft, write_as
+from beam_prep.formats import mds, megatron
+from tests.formats.shards import MASK, RESPONSES, SEQUENCE, files, read_as, rows_in, sft, write_as
 
 Change = Callable[[bytes], bytes]
 
@@ -107,3 +112,38 @@ def test_so_are_damaged_lists(name: str, file: str, change: Change, message: str
     (tmp_path / file).write_bytes(change(before))
     with pytest.raises(FormatError, match=message):
         rows_in(read_as(name, tmp_path, [RESPONSES]))
+
+
+@pytest.mark.parametrize("name", ["megatron", "npy"])
+def test_columns_of_different_rows_are_refused(name: str, tmp_path: Path) -> None:
+    write_as(name, tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
+    write_as(name, tmp_path, [MASK], [{"loss_mask": Ragged.from_lists([[True]], bool)}])
+    with pytest.raises(FormatError, match="columns of different row counts"):
+        read_as(name, tmp_path, [SEQUENCE, MASK])
+
+
+# What cannot be written
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64", "float16"])
+def test_a_dtype_without_a_code_of_megatron_is_refused(dtype: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"column 'v': the format megatron has no {dtype}; it has uint8, int8, int16"):
+        write_as("megatron", tmp_path, [SEQUENCE, Column("v", dtype, 1, "value")], [])
+    assert files(tmp_path) == {}
+
+
+def test_a_sequence_that_its_length_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(megatron, "MAX_LENGTH", 2)
+    with pytest.raises(ValueError, match="'sequence': a sequence of 3 values, megatron's index holds up to 2"):
+        write_as("megatron", tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
+
+
+def test_a_shard_that_the_offsets_of_mds_cannot_count_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    size = write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()]).stat().st_size
+    monkeypatch.setattr(mds, "MAX_BYTES", size)
+    write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()], shard=1)
+    monkeypatch.setattr(mds, "MAX_BYTES", size - 1)
+    with pytest.raises(ValueError, match=r"more than .* lower output\.max_tokens_per_shard"):
+        write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()], shard=2)

@@ -1,4 +1,4 @@
-"""`npy`, read back by a few lines of numpy and gzip, and by its own reader. OLMo-core: tests/trainers/test_olmo.py."""
+"""The bytes of `npy`, by numpy and gzip. OLMo-core reads it: tests/trainers/test_olmo.py."""
 
 import gzip
 from functools import partial
@@ -9,8 +9,7 @@ import pytest
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from tests.formats.shards import MASK, SEQUENCE, files, plain, read_as, sft, write_as
+from tests.formats.shards import SEQUENCE, files, plain, read_as, sft, write_as
 
 write, read = partial(write_as, "npy"), partial(read_as, "npy")
 
@@ -40,10 +39,3 @@ def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: 
 def test_a_mask_of_more_than_a_byte_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="column 'loss_mask': 256 does not fit int8"):
         write(tmp_path, [WIDE_MASK], [{"loss_mask": Ragged.from_lists([[256]])}])
-
-
-def test_columns_of_different_rows_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
-    write(tmp_path, [MASK], [{"loss_mask": Ragged.from_lists([[True]], bool)}])
-    with pytest.raises(FormatError, match="columns of different row counts"):
-        read(tmp_path, [SEQUENCE, MASK])

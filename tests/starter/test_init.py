@@ -316,29 +316,21 @@ def test_neither_the_reasons_nor_an_input_are_overwritten(tmp_path: Path, capsys
     assert data.read_text() == '{"text": "A page about the sea."}\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "wanted"),
-    [
+def test_what_is_no_jsonl_or_fits_nothing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content, wanted in [
         ("a.json", '{"data": [{"text": "a"}]}', "one object with its records in the list 'data'"),
         ("a.csv", "text,n\nhello,1\nworld,2\n", "'a.csv' is a table (CSV)"),
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
-    ],
-)
-def test_what_is_no_jsonl_or_fits_nothing_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    content: str,
-    wanted: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(content)
-    assert main(["init", name]) == 3
-    assert wanted in capsys.readouterr().err
+    ]:
+        Path(name).write_text(content)
+        assert main(["init", name]) == 3
+        assert wanted in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["texts with a space", "messages"])

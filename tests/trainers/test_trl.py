@@ -1,4 +1,4 @@
-"""TRL's own `SFTTrainer` on our output: each document of a packed row is trained as if it stood alone."""
+"""TRL's own `SFTTrainer` on our output: its batches have our rows, with borders, and are those that TRL prepares."""
 
 import json
 from collections.abc import Callable
