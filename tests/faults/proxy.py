@@ -23,7 +23,6 @@ Disturbance = Literal[
     "drop",
     "cut request",
     "lose answer",
-    "cut headers",
     "cut body",
     "503",
     "delay",
@@ -32,7 +31,7 @@ Disturbance = Literal[
 """What happens to the N-th request.
 
 drop: the connection is closed, the request goes nowhere. cut request: the server gets half of its body. lose answer:
-the request takes effect, and its answer does not arrive; cut headers, cut body: half of them does. 503: that is the
+the request takes effect, and its answer does not arrive; cut body: half of it does. 503: that is the
 answer. delay: for `PAUSE` seconds. kill: the job is killed.
 """
 PAUSE = 0.3
@@ -204,14 +203,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if kind == "delay":
                 time.sleep(PAUSE)
             found = self.proxy.answer(self.command, path, headers, body)
-        if kind in ("lose answer", "cut headers", "cut body"):
+        if kind in ("lose answer", "cut body"):
             head, content = self._bytes(found)
-            part = {
-                "lose answer": b"",
-                "cut headers": head[: len(head) // 2],
-                "cut body": head + content[: len(content) // 2],
-            }
-            self.wfile.write(part[kind])
+            self.wfile.write(b"" if kind == "lose answer" else head + content[: len(content) // 2])
             self._hang_up()
             return
         self._give(found)

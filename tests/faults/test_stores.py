@@ -35,7 +35,7 @@ from tests.faults.test_local import CONFIG, RUNNERS, chats
 DRAWN = 2
 """Trials of each case where not all are tried."""
 STEP = 12
-PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut headers", "cut body", "503", "delay")
+PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut body", "503", "delay")
 """What a job survives. In one trial each `STEP`-th request is disturbed, so that `STEP` trials disturb each of them."""
 VERSIONS = ("--keep_versions", "2")
 OPTIONS = {

@@ -3,8 +3,6 @@
 import gzip
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -118,19 +116,3 @@ def test_a_file_that_is_written_has_its_content_and_the_usual_rights(tmp_path: P
         assert path.read_bytes() == content
         assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
     assert os.listdir(path.parent) == ["file"]
-
-
-@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="of Linux")
-def test_a_process_that_is_killed_while_it_writes_leaves_no_file(tmp_path: Path) -> None:
-    code = (
-        "import os, sys\n"
-        "from beam_prep.storage import files\n"
-        "class Parts(list):\n"
-        "    def __iter__(self):\n"
-        "        yield b'half' * 100_000\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "files.written_without_name(sys.argv[1], sys.argv[1] + '/file', Parts())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
-    assert done.returncode == -9
-    assert os.listdir(tmp_path) == []
