@@ -122,7 +122,7 @@ MUTANTS = [
         "shards/slices.py",
         "rows = int(np.searchsorted(until, goal)) + 1",
         'rows = int(np.searchsorted(until, goal, "right")) + 1',
-        "tests/shards/test_plan.py",
+        "tests/compose/test_naive.py -k input_order",
     ),
     Mutant(
         "`max_items` ends a row late",
