@@ -122,7 +122,7 @@ MUTANTS = [
         "shards/slices.py",
         "rows = int(np.searchsorted(until, goal)) + 1",
         'rows = int(np.searchsorted(until, goal, "right")) + 1',
-        "tests/shards/test_plan.py",
+        "tests/compose/test_naive.py -k input_order",
     ),
     Mutant(
         "`max_items` ends a row late",
@@ -164,14 +164,14 @@ MUTANTS = [
         "shards/mix.py",
         "np.searchsorted(np.cumsum(tokens[order]), wanted)",
         'np.searchsorted(np.cumsum(tokens[order]), wanted, "right")',
-        "tests/compose/test_invariants.py -k cutoff",
+        "tests/compose/test_naive.py -k cutoff",
     ),
     Mutant(
         "the seed of splits is ignored",
         "shards/compose.py",
         "mixed(digests ^ np.uint64(mixed_number(self.seed)))",
         "mixed(digests)",
-        "tests/compose/test_invariants.py -k splits",
+        "tests/compose/test_naive.py -k naive_program_says",
     ),
     Mutant(
         "positions run on from row to row where rows are not packed",

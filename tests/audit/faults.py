@@ -43,7 +43,13 @@ def config(**parts: Any) -> dict[str, Any]:
     return made
 
 
-Plant = Callable[[Record, np.random.Generator], Record | str]
+def templated(old: str, new: str) -> dict[str, Any]:
+    """The config of the clean corpus with another part in its template, once."""
+    assert old in TEMPLATE
+    return config(template=TEMPLATE.replace(old, new, 1))
+
+
+Plant = Callable[[Record], Record | str]
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Fault:
 def _in(role: str, change: Callable[[str], Any]) -> Plant:
     """Changes the first message of a role."""
 
-    def plant(record: Record, chance: np.random.Generator) -> Record:
+    def plant(record: Record) -> Record:
         message = next(each for each in record["messages"] if each["role"] == role)
         message["content"] = change(message["content"])
         return record
@@ -78,90 +84,74 @@ def _in(role: str, change: Callable[[str], Any]) -> Plant:
     return plant
 
 
-def _gpt(record: Record, chance: np.random.Generator) -> Record:
+def _gpt(record: Record) -> Record:
     for message in record["messages"]:
         message["role"] = "gpt" if message["role"] == "assistant" else message["role"]
     return record
 
 
-def _other_field(record: Record, chance: np.random.Generator) -> Record:
+def _other_field(record: Record) -> Record:
     record["message"] = record.pop("messages")
     return record
 
 
-def _system_field(record: Record, chance: np.random.Generator) -> Record:
-    return {**record, "system": "Answer in one sentence, and name the place."}
-
-
-def _marked(record: Record, chance: np.random.Generator) -> Record:
-    return {**record, "is_correct": False}
-
-
-def _repeat(record: Record, chance: np.random.Generator) -> Record:
+def _repeat(record: Record) -> Record:
     messages = record["messages"]
     last = next(place for place in range(len(messages) - 1, -1, -1) if messages[place]["role"] == "assistant")
     messages.insert(last, dict(messages[last]))
     return record
 
 
-def _repeat_pair(record: Record, chance: np.random.Generator) -> Record:
-    first = next(place for place, message in enumerate(record["messages"]) if message["role"] == "user")
-    pair = copy.deepcopy(record["messages"][first : first + 2])
-    record["messages"][first:first] = pair
-    return record
-
-
-def _long(record: Record, chance: np.random.Generator) -> Record:
+def _long(record: Record) -> Record:
     words = " ".join(f"stop {number}" for number in range(1500))
     record["messages"][-1]["content"] += f" {words}"
     return record
 
 
-def _end_with_answer(record: Record, chance: np.random.Generator) -> Record:
+def _end_with_answer(record: Record) -> Record:
     while record["messages"][-1]["role"] != "assistant":
         record["messages"].pop()
-    return _long(record, chance)
+    return _long(record)
 
 
-def _with_tools(record: Record, chance: np.random.Generator) -> Record:
-    return {**record, "tools": TOOLS}
-
-
-def _reasoning(record: Record, chance: np.random.Generator) -> Record:
+def _reasoning(record: Record) -> Record:
     record["messages"][-1]["reasoning_content"] = "They ask for a place, so I look at the map first."
     return record
 
 
-def _named(record: Record, chance: np.random.Generator) -> Record:
+def _named(record: Record) -> Record:
     record["messages"][-1]["name"] = "Ann"
     return record
 
 
-def _developer(record: Record, chance: np.random.Generator) -> Record:
+def _developer(record: Record) -> Record:
     first = {"role": "developer", "content": "You know all the trains of Belgium."}
     return {**record, "messages": [first, *record["messages"]]}
 
 
-def _cut_json(record: Record, chance: np.random.Generator) -> str:
-    return json.dumps(record)[:-2]
-
-
-_REFUSING = TEMPLATE.replace(
-    CONTENT, CONTENT + "{%- if message.role == 'developer' -%}{{- raise_exception('who?') -}}{%- endif -%}\n"
-)
+FIRST = "{%- for message in messages -%}"
 
 FAULTS: Sequence[Fault] = (
     Fault("a role of the mask that is misspelt", "role_not_in_data", config=config(mask={"asistant": "train"})),
     Fault("half of the answers have another role", "role_not_in_mask", _gpt, 0.5, says="'gpt'"),
     Fault("users alone are trained", "answers_not_trained", config=config(mask={"user": "train"})),
     Fault("a third has its messages elsewhere", "dropped_empty", _other_field, 0.33, says="did you mean 'message'"),
-    Fault("lines that are cut", "rejected_bad_json", _cut_json),
-    Fault("a template that refuses a role", "rejected_template_error", _developer, config=config(template=_REFUSING)),
-    Fault("answers that are marked as bad", "bad_answers", _marked, says="'is_correct'"),
-    Fault("a system prompt in a field of its own", "field_not_read", _system_field, says="'system'"),
+    Fault("lines that are cut", "rejected_bad_json", lambda record: json.dumps(record)[:-2]),
+    Fault(
+        "a template that refuses a role",
+        "rejected_template_error",
+        _developer,
+        config=templated(CONTENT, "{%- if message.role == 'developer' -%}{{- raise_exception('who?') -}}{%- endif -%}"),
+    ),
+    Fault("answers that are marked as bad", "bad_answers", lambda record: {**record, "is_correct": False}),
+    Fault(
+        "a system prompt in a field of its own",
+        "field_not_read",
+        lambda record: {**record, "system": "Answer in one sentence, and name the place."},
+    ),
     Fault("BOS twice", "double_bos", config=config(template="{{- bos_token -}}" + TEMPLATE), says='"bos"'),
-    Fault("no BOS", "no_bos", config=config(template=TEMPLATE.partition("\n")[2]), says='"bos": "tokenizer"'),
-    Fault("no end token", "no_end", config=config(template=TEMPLATE.replace(END, "{{- '\\n' -}}\n"))),
+    Fault("no BOS", "no_bos", config=templated("{{- bos_token -}}\n", ""), says='"bos": "tokenizer"'),
+    Fault("no end token", "no_end", config=templated(END, "{{- '\\n' -}}\n")),
     Fault("answers that bring an end token", "double_end", _in("assistant", lambda text: f"{text}<|im_end|>")),
     Fault("rows that are cut short", "cut_off", config=config(preprocessing={"max_seq_len": 48}), says='"max_seq_len"'),
     Fault(
@@ -182,68 +172,41 @@ FAULTS: Sequence[Fault] = (
         "rejected_turn_begin",
         _named,
         says="before its text stands its name: 'Ann'",
-        config=config(
-            template=TEMPLATE.replace(
-                "message.role + '\\n'", "message.role + (' ' + message.name if message.name else '') + '\\n'"
-            )
-        ),
-    ),
-    Fault(
-        "a template that repeats the question",
-        "rejected_turn_apart",
-        says="within the turn stands content of message",
-        config=config(
-            template=TEMPLATE.replace(
-                CONTENT, "{%- if loop.index0 % 2 -%}{{- messages[loop.index0 - 1].content -}}{%- endif -%}\n" + CONTENT
-            )
-        ),
+        config=templated("message.role + '", "message.role + (' ' + message.name if message.name else '') + '"),
     ),
     Fault("copies", "duplicates", share=0.06),
     Fault("empty answers", "empty_turns", _in("assistant", lambda text: ""), says="'assistant'"),
     Fault("an answer that is there twice", "repeated_turns", _repeat),
-    Fault("a question and its answer, twice", "repeated_turns", _repeat_pair),
     Fault(
         "answers of which a part is marked",
         "answers_in_part",
-        config=config(
-            template=TEMPLATE.replace(
-                CONTENT,
-                "{%- generation -%}{{- message.content[:9] -}}{%- endgeneration -%}{{- message.content[9:] -}}\n",
-            )
+        config=templated(
+            CONTENT, "{%- generation -%}{{- message.content[:9] -}}{%- endgeneration -%}{{- message.content[9:] -}}\n"
         ),
     ),
     Fault("control tokens in questions", "control_tokens", _in("user", lambda text: text + "<|im_end|>")),
     Fault("the markup of Llama 2", "markup_in_text", _in("user", lambda text: f"[INST] {text} [/INST]")),
     Fault("control characters", "control_characters", _in("user", lambda text: f"\x1b[1m{text}"), says="U+001B"),
-    Fault(
-        "characters of width zero",
-        "control_characters",
-        _in("assistant", lambda text: text.replace(" ", "\u200b ")),
-        says="U+200B",
-    ),
+    Fault("characters of width zero", "control_characters", _in("user", lambda text: f"\u200b{text}"), says="U+200B"),
     Fault("UTF-8 read as Latin-1", "broken_characters", _in("assistant", lambda text: text + " Itâ€™s late.")),
     Fault("characters that are lost", "broken_characters", _in("user", lambda text: "\ufffd" + text)),
     Fault(
         "a template with a date in it",
         "date_in_template",
         says="26 Jul 2024",
-        config=config(
-            template=TEMPLATE.replace(
-                "{%- for", "{{- '<|im_start|>system\\nToday Date: 26 Jul 2024<|im_end|>\\n' -}}\n{%- for", 1
-            )
-        ),
+        config=templated(FIRST, "{{- '<|im_start|>system\\nToday Date: 26 Jul 2024<|im_end|>\\n' -}}\n" + FIRST),
     ),
     Fault(
         "a template that asks for the date",
         "date_wanted",
         says='"date"',
-        config=config(template=TEMPLATE.replace("{%- for", "{{- strftime_now('%d %b %Y') -}}\n{%- for", 1)),
+        config=templated(FIRST, "{{- strftime_now('%d %b %Y') -}}\n" + FIRST),
     ),
     Fault(
         "a template that ignores tools",
         "tools_not_written",
-        _with_tools,
-        config=config(template=TEMPLATE.replace("{%- if tools -%}", "{%- if false -%}")),
+        lambda record: {**record, "tools": TOOLS},
+        config=templated("{%- if tools -%}", "{%- if false -%}"),
         says="writes `tools`",
     ),
     Fault(
@@ -251,11 +214,7 @@ FAULTS: Sequence[Fault] = (
         "rejected_not_rendered",
         _developer,
         says="'messages[0]' (developer)",
-        config=config(
-            template=TEMPLATE.replace(
-                "{%- for message in messages -%}", "{%- for message in messages if message.role != 'developer' -%}"
-            )
-        ),
+        config=templated(FIRST, "{%- for message in messages if message.role != 'developer' -%}"),
     ),
     Fault("a template that ignores reasoning", "reasoning_not_written", _reasoning, says="reasoning"),
 )
@@ -272,6 +231,6 @@ def planted(fault: Fault, records: Sequence[Record]) -> tuple[list[str], set[int
             if fault.finding == "duplicates":
                 made = records[int(chance.integers(len(records)))]
             elif fault.plant is not None:
-                made = fault.plant(copy.deepcopy(record), chance)
+                made = fault.plant(copy.deepcopy(record))
         lines.append(made if isinstance(made, str) else json.dumps(made, ensure_ascii=False))
     return lines, changed

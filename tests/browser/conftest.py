@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,39 +34,27 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@dataclass
-class Opened:
-    """A page in the browser, and what it complained of.
-
-    Attributes:
-        page: playwright's.
-        problems: messages of its console, errors, requests that are not for the page itself.
-    """
-
-    page: Any
-    problems: list[str] = field(default_factory=list)
-
-
 @pytest.fixture
 def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
     """Opens a file in a tab of its own; in the end, none may have complained."""
-    tabs: list[Opened] = []
+    pages: list[Any] = []
+    problems: list[str] = []
 
     def _opened(
         path: Path, scheme: str = "light", width: int = 1300, height: int = 900, ready: str = "html[data-ready=true]"
     ) -> Any:
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
-        tab = Opened(context.new_page())
-        tabs.append(tab)
-        tab.page.on("console", lambda message: tab.problems.append(f"{message.type}: {message.text}"))
-        tab.page.on("pageerror", lambda error: tab.problems.append(f"error: {error}"))
-        tab.page.on("request", lambda request: tab.problems.extend({request.url} - {path.as_uri()}))
-        tab.page.on("requestfailed", lambda request: tab.problems.append(f"failed: {request.url}"))
-        tab.page.goto(path.as_uri())
-        tab.page.wait_for_selector(ready)
-        return tab.page
+        page = context.new_page()
+        pages.append(page)
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("request", lambda request: problems.extend({request.url} - {path.as_uri()}))
+        page.on("requestfailed", lambda request: problems.append(f"failed: {request.url}"))
+        page.goto(path.as_uri())
+        page.wait_for_selector(ready)
+        return page
 
     yield _opened
-    for tab in tabs:
-        tab.page.context.close()
-    assert [problem for tab in tabs for problem in tab.problems] == []
+    for page in pages:
+        page.context.close()
+    assert problems == []

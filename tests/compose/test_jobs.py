@@ -3,7 +3,7 @@
 import gzip
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,6 @@ import pytest
 import beam_prep as bp
 from beam_prep import recipe
 from beam_prep.shards.compose import RunSizes
-from beam_prep.shards.runs import MergedShards
-from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.transforms import shard
 from tests.compose.naive import NO_KEY, Job, Naive, Row, key_digest, split_digest
 from tests.conftest import ROOT, tree
 
@@ -24,7 +21,6 @@ Record = dict[str, Any]
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 SMALL = RunSizes(run=500, bin=150, runs=4, batches=40)
 """Of which the jobs below have several runs, and two levels."""
-WORKERS = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 SPLITS = {"train": 0.7, "validation": 0.2, "test": 0.1}
 
 
@@ -45,9 +41,9 @@ def records(count: int, seed: int = 0, filler: int = 0) -> list[Record]:
     return found
 
 
-def write(path: Path, rows: Sequence[Record | str]) -> Path:
-    """Writes lines; strings as they are."""
-    text = "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+def write(path: Path, rows: Sequence[Record]) -> Path:
+    """Writes records."""
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
     return path
@@ -99,9 +95,7 @@ def naive_of(given: Record, files: Sequence[Path]) -> Naive:
     by, key, domain = rules.get("deduplicate", {}).get("by", []), output.get("split_key"), output.get("domain_key")
     missing = output.get("split_missing", "reject")
 
-    def row(found: Record | str) -> Row | None:
-        if isinstance(found, str):
-            return None
+    def row(found: Record) -> Row:
         value = None if key is None else found.get(key)
         digest = split_digest(found) if key is None else NO_KEY if value is None else key_digest(value)
         same = json.dumps([found.get(name) for name in by], sort_keys=True)
@@ -137,27 +131,15 @@ EVERYTHING = config(
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Three files, one of them compressed, with lines that are no records; of more than one block each."""
+    """Three files, one of them compressed, of more than one block each."""
     made = records(900, filler=300)
-    odd = ["", "{", "[1]", '{"id": 1, "id": 2}', '{"id": 3, "text": null, "input_ids": [5]}', "  "]
-    lines: list[Record | str] = []
-    for number, record in enumerate(made):
-        lines += [record, *([odd[number // 40 % len(odd)]] if number % 40 == 7 else [])]
-    cuts = [lines[:310], lines[310:600], lines[600:]]
-    return [write(tmp_path / name, part) for name, part in zip(["a.jsonl", "b.jsonl.gz", "c.jsonl"], cuts, strict=True)]
+    parts = {"a.jsonl": made[:310], "b.jsonl.gz": made[310:600], "c.jsonl": made[600:]}
+    return [write(tmp_path / name, part) for name, part in parts.items()]
 
 
-def lines_of(path: Path) -> list[Record | str]:
-    """The records of a file; of lines that are none the text."""
+def lines_of(path: Path) -> list[Record]:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    found: list[Record | str] = []
-    for line in data.decode().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        found.append(record if isinstance(record, dict) and record.get("text") is not None else line)
-    return found
+    return [json.loads(line) for line in data.splitlines()]
 
 
 def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_path: Path, small: None) -> None:
@@ -191,13 +173,6 @@ def test_a_job_writes_what_a_sequential_program_would(files: list[Path], tmp_pat
     assert ids(tmp_path / "one", manifest) == naive_of(other, files).shards
 
 
-@pytest.mark.long
-def test_workers_change_nothing(files: list[Path], tmp_path: Path) -> None:
-    run(EVERYTHING, files, tmp_path / "one")
-    run(EVERYTHING, files, tmp_path / "two", options=WORKERS, block_bytes=65536)
-    assert tree(tmp_path / "two") == tree(tmp_path / "one")
-
-
 def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: Path) -> None:
     """Shards with the same key are linked: it must tell all apart that decides about rows."""
     made = records(200)
@@ -211,49 +186,6 @@ def test_an_output_that_is_made_again_has_no_shard_of_another_shuffle(tmp_path: 
         assert ids(output, manifest) == naive_of(whole, files).shards
         told.append(json.loads((output / "run.json").read_text())["shards_linked"])
     assert told == [0] * 3
-
-
-def failing(wrapped: Callable[..., Any], times: int) -> Callable[..., Any]:
-    """Fails at its n-th call and at all after."""
-    calls = 0
-
-    def call(*given: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls >= times:
-            raise RuntimeError(f"call {calls}")
-        return wrapped(*given, **named)
-
-    return call
-
-
-PLACES: dict[str, tuple[Any, str, int]] = {
-    "half of the runs": (Arranger, "write_run", 2),
-    "half of the second level": (Arranger, "merge_runs", 2),
-    "all runs, no shard": (MergedShards, "of", 1),
-    "two shards": (shard, "write_shard", 3),
-    "one file of copies": (Scratch, "write_copies", 2),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("place", PLACES)
-def test_a_run_after_one_that_failed_publishes_the_same_bytes(place: str, tmp_path: Path, small: None) -> None:
-    holder, name, times = PLACES[place]
-    files = [write(tmp_path / "a.jsonl", records(300, filler=300)), write(tmp_path / "b.jsonl", records(200, 1))]
-    given: dict[str, Any] = config({"shuffle": {"seed": 1}, "splits": SPLITS}, {"deduplicate": {"by": ["text"]}})
-    cache_dir, output = str(tmp_path / "token_cache"), tmp_path / "there" / "out"
-    output.parent.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holder, name, failing(getattr(holder, name), times))
-        with pytest.raises(Exception, match=f"call {times}"):
-            run(given, files, output, block_bytes=65536, cache_dir=cache_dir)
-    assert not output.exists()
-    run(given, files, output, block_bytes=65536, cache_dir=cache_dir)
-    run(given, files, tmp_path / "other")
-    assert tree(output) == tree(tmp_path / "other")
-    left = {path.name for path in output.parent.rglob("*") if path.is_file() and output not in path.parents}
-    assert left <= {"lock", "lock.name", "claim.json.lock"}, left
 
 
 def test_records_without_the_split_key_are_rejected(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from beam_prep.errors import BeamPrepError
 from beam_prep.formats.manifest import UNLISTED
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.dataset import Dataset
-from tests.conftest import ROOT, tree
+from tests.compose.test_jobs import run as run_job
+from tests.compose.test_jobs import write as write_lines
+from tests.conftest import tree
 from tests.test_verify import Told, manifest_of, told, write
 
 __all__ = ["told"]  # a fixture
@@ -37,22 +39,13 @@ def records(count: int = 120) -> list[Row]:
 
 def make(folder: Path, rows: Sequence[Row], output: Row, preprocessing: Row | None = None, **options: Any) -> Path:
     """Runs a job, in this process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "in.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
         "input": {"sections": [{"field": "text", "action": "train"}]},
         "preprocessing": {"min_chars": 1, **(preprocessing or {})},
         "output": {"domain_key": "domain", "max_tokens_per_shard": 300, **output},
     }
-    job = bp.Pipeline(
-        bp.PipelineConfig.from_dict(config),
-        [str(source)],
-        output_dir=folder / "out",
-        tokenizer_path=ROOT / "examples" / "tokenizer",
-        **options,
-    )
-    return Path(job.run(["--runner=FnApiRunner"]).output)
+    run_job(config, [write_lines(folder / "in.jsonl", rows)], folder / "out", **options)
+    return folder / "out"
 
 
 OUTPUT: Row = {
@@ -232,7 +225,7 @@ def test_copies_are_shown_with_the_record_that_they_are_equal_to(sound: Path, sh
     text = shown("inspect", sound, "--reason", "duplicate")
     assert (
         f"━━ {source}, line 20 · dropped: duplicate\n"
-        f"equal to line 18 of {source} (byte offset {sum(len(line) + 1 for line in lines[:17])})\n"
+        f"equal to line 18 of {source} (byte offset {sum(len(line.encode()) + 1 for line in lines[:17])})\n"
         f"── {lines[19]}\n"
         f"── {source}, line 18: {lines[17]}\n"
     ) in text

@@ -8,7 +8,7 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
-from beam_prep.shards.compose import Splits, view
+from beam_prep.shards.compose import view
 from beam_prep.shards.mix import DomainMix, budgets
 from beam_prep.shards.row_index import Copies, RowIndex
 
@@ -78,14 +78,6 @@ def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix]
     with pytest.raises(RunError, match=r"^output\.mix: ") as raised:
         budgets(tuple(mix.items()), {"web": 1000, "code": 500, "none": 0})
     assert message in str(raised.value)
-
-
-def test_blocks_without_digests_are_refused() -> None:
-    nothing = np.zeros(0, np.int64)
-    with pytest.raises(
-        ConfigError, match=r"Shard has splits, but the blocks have no digests: put KeyRecords\(split=True\)"
-    ):
-        view(RowIndex(nothing, nothing, nothing, nothing, [], {}), Copies(), Splits.of({"a": 1.0}))
 
 
 def test_a_view_has_no_marks_of_copies_and_room_for_one_more_reason() -> None:

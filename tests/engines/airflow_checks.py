@@ -1,7 +1,6 @@
 """Run by `test_airflow.py` in Airflow's own environment, which has neither pytest nor beam_prep. Prints JSON.
 
-python airflow_checks.py dag FOLDER          the DAG as Airflow reads it, and what its task `prepare` is told
-python airflow_checks.py call FOLDER CALLS   what functions of nightly_refresh_tasks give, or raise
+python airflow_checks.py FOLDER   the DAG as Airflow reads it, and what its task `prepare` is told
 """
 
 import datetime
@@ -14,7 +13,6 @@ from typing import Any
 from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.sdk import DAG
 from airflow.sdk.definitions.xcom_arg import XComArg
-from airflow.sdk.exceptions import AirflowException
 from airflow.sdk.execution_time.context import VariableAccessor
 
 
@@ -54,37 +52,5 @@ def show(folder: str) -> dict[str, Any]:
     }
 
 
-def resumed(output: str, started: float, message: str = "the job has failed") -> None:
-    """What happens when the trigger of a deferred job, which began at `started`, tells that it failed."""
-    import nightly_refresh_tasks as tasks
-
-    class Operator:
-        def execute_complete(self, context: Any, event: dict[str, str]) -> None:
-            raise AirflowException(event["message"])
-
-    class Prepare(tasks.KnowsExitCodes, Operator):
-        @property
-        def options(self) -> dict[str, Any]:
-            return {"output_dir": output}
-
-    began = datetime.datetime.fromtimestamp(started, datetime.UTC)
-    Prepare().execute_complete({"ti": SimpleNamespace(start_date=began)}, {"message": message})
-
-
-def call(name: str, arguments: list[Any]) -> list[Any]:
-    """["gave", value], or the kind and the text of an Airflow exception."""
-    import nightly_refresh_tasks as tasks
-
-    try:
-        return ["gave", (resumed if name == "resumed" else getattr(tasks, name))(*arguments)]
-    except AirflowException as error:
-        return [type(error).__name__, str(error)]
-
-
 if __name__ == "__main__":
-    what, folder, *rest = sys.argv[1:]
-    if what == "dag":
-        print(json.dumps(show(folder)))
-    else:
-        sys.path.insert(0, folder)
-        print(json.dumps([call(name, arguments) for name, arguments in json.loads(rest[0])]))
+    print(json.dumps(show(sys.argv[1])))

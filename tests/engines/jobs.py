@@ -3,17 +3,20 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from beam_prep.config import PipelineConfig
 from beam_prep.config.values import FORMAT_NAMES
 from beam_prep.pipeline import Pipeline
+from beam_prep.shards.compose import RunSizes
 from tests.conftest import ROOT, tree
 
 BLOCK_BYTES = 65_536
 """The smallest: so that small inputs are work for several workers."""
+SIZES = RunSizes(run=20_000, bin=4_000, batches=40)
+"""Of which a shuffle has several runs, and two levels."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,20 @@ JOBS = {
     ),
     "DPO, bin": Job(_config("dpo_conversation.json", max_tokens_per_shard=100_000), "preference.jsonl", times=40),
     "packed, arrow": Job(_config("sft_packed.json", max_tokens_per_shard=100_000), "chat.jsonl", times=6),
+    "composed, bin": Job(
+        _config(
+            "sft_conversation.json",
+            storage_format=["bin"],
+            domain_key="domain",
+            shuffle={"seed": 17},
+            splits={"train": 0.8, "validation": 0.1, "test": 0.1},
+            mix={"cooking": {"epochs": 1.5}},
+            max_tokens_per_shard=20_000,
+        )
+        | {"preprocessing": {"deduplicate": {"by": ["id"]}}},
+        "chat.jsonl",
+        times=6,
+    ),
     "chunks, every format": Job(
         _config("pretrain_chunks.json", storage_format=list(FORMAT_NAMES), max_tokens_per_shard=100_000),
         "text.jsonl",
@@ -87,7 +104,9 @@ def run(
     settings.setdefault("tokenizer_path", ROOT / "examples" / "tokenizer")
     settings.setdefault("block_bytes", BLOCK_BYTES)
     settings["beam_options"] = list(options)  # which say where a store is
-    manifest = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=output, **settings).run().manifest
+    job = Pipeline(PipelineConfig.from_dict(config), [str(source)], output_dir=output, **settings)
+    job.compose = replace(job.compose, sizes=SIZES)
+    manifest = job.run().manifest
     assert manifest is not None
     return manifest
 

@@ -1,13 +1,10 @@
 """The DAG `nightly_refresh` in a real Airflow, in an environment of its own: `airflow dags test` runs all of it."""
 
-import contextlib
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,6 @@ import pytest
 from beam_prep import cli, options
 from tests.conftest import ROOT, tree
 from tests.engines.build import built
-from tests.engines.flink import cluster
-from tests.engines.workers import worker_pool
 
 pytestmark = pytest.mark.timeout(900)  # a run of the DAG takes 15 s, or minutes on a machine that is busy
 
@@ -76,16 +71,11 @@ class Airflow:
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
         return done.stdout + done.stderr
 
-    def checks(self, *arguments: str, **variables: Any) -> Any:
-        """What a command of `airflow_checks` prints."""
-        done = self.call("python", str(Path(__file__).with_name("airflow_checks.py")), *arguments, **variables)
+    def checks(self, **variables: Any) -> Any:
+        """What `airflow_checks` prints."""
+        done = self.call("python", str(Path(__file__).with_name("airflow_checks.py")), str(DAGS), **variables)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])
-
-    def task(self, name: str, *arguments: Any) -> tuple[str, Any]:
-        """What a function of `nightly_refresh_tasks` gives or raises, see `airflow_checks`."""
-        ((kind, value),) = self.checks("call", str(DAGS), json.dumps([[name, [*map(_jsonable, arguments)]]]))
-        return kind, value
 
     @property
     def latest(self) -> str:
@@ -99,19 +89,6 @@ class Airflow:
 
     def told(self, day: str) -> dict[str, Any]:
         return dict(json.loads((self.of_day(day) / "run.json").read_bytes()))
-
-    def events(self) -> list[dict[str, Any]]:
-        """What the asset's events carry, in order."""
-        with contextlib.closing(sqlite3.connect(self.folder / "airflow.db")) as database:
-            query = (
-                "select event.extra from asset_event event join asset on asset.id = event.asset_id "
-                "where asset.name = 'beam_prep_training_data' order by event.id"
-            )
-            return [json.loads(extra) for (extra,) in database.execute(query)]
-
-
-def _jsonable(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 @pytest.fixture(scope="module")
@@ -143,18 +120,6 @@ def test_the_second_day_is_what_a_run_from_scratch_gives(two_days: Airflow, tmp_
     assert (told["blocks"], told["blocks_reused"]) == (3, 2)
 
 
-def test_latest_is_the_second_day_and_each_day_has_its_event(two_days: Airflow) -> None:
-    manifests = [two_days.of_day(day) / "manifest.json" for day in ("20260101", "20260102")]
-    first, second = two_days.events()[:2]
-    assert two_days.latest == Path(second["output"]).name
-    assert [first["day"], second["day"]] == ["2026-01-01", "2026-01-02"]
-    for event, path in zip((first, second), manifests, strict=True):
-        manifest = json.loads(path.read_bytes())
-        assert event["output"] == str(path.parent)
-        assert (event["rows"], event["tokens"]) == (manifest["totals"]["rows"], manifest["totals"]["tokens"])
-        assert event["manifest_sha256"] == subprocess.check_output(["sha256sum", path], text=True).split()[0]
-
-
 def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow) -> None:
     before = two_days.latest
     done = two_days.call("airflow", "dags", "test", "nightly_refresh", "2026-01-04")
@@ -175,21 +140,6 @@ def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow)
     ]
     assert Path(failed, "rejects", "rejects-00000.jsonl").is_file()
     assert two_days.latest == before
-    # The same job, deferred to its trigger; and a failure of a later try that left no report.
-    output, wanted = two_days.outputs / "data", "\n".join(["the job has failed", *rest.splitlines()[:4]])
-    assert two_days.task("resumed", output, 0) == ("AirflowFailException", wanted)
-    assert two_days.task("resumed", output, time.time()) == ("AirflowException", "the job has failed")
-
-
-# The tasks
-
-
-def test_only_what_may_help_is_tried_again(airflow: Airflow, tmp_path: Path) -> None:
-    kinds = {2: "Fail", 3: "Fail", 4: "Fail", 5: "", 6: "", 1: "", 143: ""}
-    message = "Apache Beam process failed with return code {}".format
-    calls = [["resumed", [str(tmp_path / "none"), 0, message(code)]] for code in kinds]
-    found = airflow.checks("call", str(DAGS), json.dumps(calls))
-    assert found == [[f"Airflow{kind}Exception", message(code)] for code, kind in kinds.items()]
 
 
 # The choice of the runner
@@ -219,10 +169,12 @@ JOB = {
 @pytest.fixture(scope="module", params=["direct", "flink", "dataflow"])
 def dag(request: pytest.FixtureRequest, airflow: Airflow) -> tuple[str, dict[str, Any]]:
     """(runner, the DAG as Airflow reads it with that choice)."""
-    return request.param, airflow.checks("dag", str(DAGS), **STORE, runner=request.param)
+    return request.param, airflow.checks(**STORE, runner=request.param)
 
 
-def test_every_choice_of_a_runner_gives_the_same_four_tasks(dag: tuple[str, dict[str, Any]]) -> None:
+def test_every_choice_of_a_runner_gives_the_same_four_tasks_and_options_that_the_job_has(
+    dag: tuple[str, dict[str, Any]], airflow: Airflow
+) -> None:
     runner, found = dag
     assert found["import_errors"] == {}
     assert found["dags"] == ["nightly_refresh"]
@@ -235,10 +187,6 @@ def test_every_choice_of_a_runner_gives_the_same_four_tasks(dag: tuple[str, dict
     assert (found["catchup"], found["max_active_runs"]) == (False, 1)
     operator = "DataflowStartFlexTemplateOperator" if runner == "dataflow" else "BeamRunPythonPipelineOperator"
     assert operator in found["operators"]
-
-
-def test_what_is_told_to_the_job_are_options_that_it_has(dag: tuple[str, dict[str, Any]], airflow: Airflow) -> None:
-    runner, found = dag
     prepare = found["prepare"]
     if runner == "dataflow":
         given = prepare["body"]["launchParameter"]["parameters"]
@@ -276,20 +224,5 @@ def test_the_launch_of_the_template_is_what_dataflow_takes(dag: tuple[str, dict[
 
 
 def test_another_runner_is_refused_when_the_dag_is_read(airflow: Airflow) -> None:
-    (error,) = airflow.checks("dag", str(DAGS), runner="spark")["import_errors"].values()
+    (error,) = airflow.checks(runner="spark")["import_errors"].values()
     assert "beam_prep_runner is 'spark', wanted direct, flink or dataflow" in error
-
-
-def test_flink_gives_the_same_bytes(two_days: Airflow, tmp_path: Path) -> None:
-    with cluster(tmp_path / "flink") as flink, worker_pool(tmp_path) as (_, workers):
-        settings = {
-            "runner": "flink",
-            "outputs": tmp_path / "prepared",
-            "flink_master": flink.address,
-            "flink_workers": workers.partition("=")[2],
-            "flink_job_server_jar": built("job_server") / "job_server.jar",
-        }
-        log = two_days.run("-c", json.dumps({"day": "2026-01-01"}), **settings)
-    assert "--runner=FlinkRunner" in log
-    (made,) = (tmp_path / "prepared" / "data").glob("20260101T*")
-    assert tree(made) == tree(two_days.of_day("20260101"))

@@ -1,7 +1,7 @@
 """The real DataflowRunner posts a job to an endpoint on loopback; what it staged runs, and gives the same bytes."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,6 @@ def job(store: Store) -> dict[str, Any]:
     return submitted(filled_in(store, "job"), store)
 
 
-def shown(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the console shows of a job."""
-    return {entry["key"]: entry["value"] for entry in job["environment"]["sdkPipelineOptions"]["display_data"]}
-
-
 def test_workers_start_from_the_image_one_thread_a_process(job: dict[str, Any]) -> None:
     (pool,) = job["environment"]["workerPools"]
     (harness,) = pool["sdkHarnessContainerImages"]
@@ -96,34 +91,6 @@ def test_workers_start_from_the_image_one_thread_a_process(job: dict[str, Any]) 
     assert pool["autoscalingSettings"]["maxNumWorkers"] == 20
     assert job["environment"]["serviceAccountEmail"] == "beam-prep@project.iam.gserviceaccount.com"
     assert job["name"] == "chats"
-
-
-def test_the_console_shows_what_the_form_was_filled_in_with(job: dict[str, Any], store: Store) -> None:
-    form = filled_in(store, "job")
-    told = shown(job)
-    for name in ("inputs", "output_dir", "config", "tokenizer_path", "max_reject_rate", "block_bytes"):
-        assert told[name] == form[name], name
-    # What is as always is not shown.
-    assert told.keys().isdisjoint({"config_json", "overwrite", "cache_dir", "wait"})
-
-
-def test_the_log_of_a_launch_names_the_job(store: Store) -> None:
-    with Service() as service:
-        done = launch(service, store, as_launched(filled_in(store, "logged"), store))
-    # What Airflow's operator looks for.
-    assert "Submitted job: job-1" in done.stderr
-    assert done.stdout == f"launched as job-1: {store.url}/logged/manifest.json comes last\n"
-
-
-def test_a_launch_that_cannot_work_ends_with_what_to_do(store: Store) -> None:
-    with Service() as service:
-        form = filled_in(store, "none", inputs=f"{store.url}/nothing/*.jsonl")
-        done = launch(service, store, as_launched(form, store))
-        assert service.jobs == []
-    assert done.returncode == 3
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("beam-prep: ")
-    assert f"{store.url}/nothing/*.jsonl" in last
 
 
 def test_the_image_stages_the_job_for_dataflow_to_create(

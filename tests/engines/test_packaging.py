@@ -1,4 +1,4 @@
-"""What a worker gets is enough for every job, without TensorFlow, and is nothing else."""
+"""What a worker gets is enough for every job, without TensorFlow, and nothing else; the image's steps work in order."""
 
 import json
 import re
@@ -11,23 +11,20 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import beam_prep
 from beam_prep.config import FORMAT_NAMES, PipelineConfig
+from beam_prep.options import OPTIONS
 from beam_prep.pipeline import Pipeline
 from tests.conftest import ROOT, tree
 from tests.engines import image, workers
+from tests.engines.image import Image
 from tests.test_configs import sample
 
 # The image is built within the first test that wants it, from the network.
 pytestmark = pytest.mark.timeout(1800)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
-# What users ask for; bench, dev and engines are ours.
-PUBLIC = ("array_record", "arrow", "aws", "fast", "gcp", "hdf5", "tensorflow", "yaml")
 IN_THE_IMAGE = ("array_record", "fast", "gcp", "hdf5")
 PINS = image.DOCKERFILE.parent / "requirements.txt"
 
@@ -36,20 +33,6 @@ PINS = image.DOCKERFILE.parent / "requirements.txt"
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Our sdist, as Beam makes it of --setup_file."""
     return workers.sdist(tmp_path_factory.mktemp("sdist"))
-
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory, built_image: image.Image, sdist: Path) -> Path:
-    """The Python of an environment that has the sdist, and below it what the image pins."""
-    folder = tmp_path_factory.mktemp("worker")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    (site,) = folder.glob("lib/python*/site-packages")
-    (below,) = built_image.python.parent.parent.glob("lib/python*/site-packages")
-    (site / "below.pth").write_text(f"{below}\n")
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
-    subprocess.run([str(python), "-I", "-m", "pip", "install", *options, str(sdist)], cwd=folder, check=True)
-    return python
 
 
 def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
@@ -64,15 +47,10 @@ def test_the_sdist_holds_the_package_and_nothing_else(sdist: Path) -> None:
     assert files - made == ours | about
 
 
-def test_a_worker_has_the_sdist_and_no_tensorflow(worker: Path, sdist: Path) -> None:
-    code = "import beam_prep, importlib.util as u; print(beam_prep.__file__, u.find_spec('tensorflow'))"
-    done = subprocess.run([str(worker), "-I", "-c", code], cwd="/", capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(str(worker.parent.parent))
-    assert done.stdout.endswith(" None\n")
-
-
 @pytest.mark.parametrize("name", ["dpo_conversation", "grpo", "sft_packed", "tools"])
-def test_a_worker_runs_a_config_in_every_format(name: str, worker: Path, tmp_path: Path, tokenizer_path: str) -> None:
+def test_the_image_runs_a_config_in_every_format(
+    name: str, built_image: Image, tmp_path: Path, tokenizer_path: str
+) -> None:
     config = json.loads((ROOT / "configs" / f"{name}.json").read_text())
     config.setdefault("output", {})["storage_format"] = list(FORMAT_NAMES)
     if (template := config["input"].get("chat_template")) is not None:
@@ -80,7 +58,7 @@ def test_a_worker_runs_a_config_in_every_format(name: str, worker: Path, tmp_pat
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     arguments = [str(sample(name)), "-o", str(tmp_path / "there"), "-c", str(path), "--tokenizer_path", tokenizer_path]
-    command = [str(worker), "-I", "-m", "beam_prep.cli", "run", *arguments, "--runner=FnApiRunner"]
+    command = [str(built_image.python), "-I", "-m", "beam_prep.cli", "run", *arguments, "--runner=FnApiRunner"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     job = Pipeline(PipelineConfig.from_json(path), [str(sample(name))], tmp_path / "here", tokenizer_path)
@@ -114,11 +92,32 @@ def test_the_pinned_versions_are_those_of_the_project(tmp_path: Path) -> None:
     assert pins.read_text() == PINS.read_text(), "make requirements"
 
 
-@pytest.mark.parametrize("extra", PUBLIC)
-def test_every_extra_goes_with_the_versions_of_the_image(extra: str) -> None:
-    done = compiled(f"--extra={extra}", "--constraint", str(PINS))
+# The image
+
+
+def test_every_step_works_and_pip_finds_no_conflict(built_image: Image) -> None:
+    assert ("RUN", "pip check") in image.instructions()
+    done = built_image.run("pip", "check")
+    assert (done.returncode, done.stdout) == (0, "No broken requirements found.\n")
+
+
+def test_the_launcher_shows_its_options_without_tensorflow(built_image: Image) -> None:
+    launcher = built_image.environment["FLEX_TEMPLATE_PYTHON_PY_FILE"]
+    done = built_image.run("python", launcher, "--help")
     assert done.returncode == 0, done.stderr
-    for need in EXTRAS[extra]:
-        if need.marker is None or need.marker.evaluate({"sys_platform": "linux", "platform_machine": "x86_64"}):
-            name = canonicalize_name(need.name)
-            assert re.search(rf"^{name}(\[[\w,-]+\])?==", done.stdout, re.M), need
+    assert {f"--{option.name}" for option in OPTIONS} <= set(re.findall(r"--\w+", done.stdout))
+    assert built_image.run("python", "-c", "import tensorflow").returncode != 0
+
+
+def test_the_image_starts_workers_from_itself_and_is_offline(built_image: Image) -> None:
+    assert built_image.environment["BEAM_PREP_IMAGE"] == image.NAME
+    assert built_image.environment["HF_HUB_OFFLINE"] == "1"
+    assert built_image.entrypoint == ["/opt/apache/beam/boot"]
+    assert "/opt/apache/beam" in built_image.copied_from
+    assert "/opt/google/dataflow/python_template_launcher" in built_image.copied_from
+
+
+@pytest.mark.parametrize(("name", "code"), [(image.NAME, 0), ("", 1)])
+def test_an_image_that_does_not_know_its_name_is_not_built(name: str, code: int) -> None:
+    (step,) = [text for kind, text in image.instructions() if kind == "RUN" and "IMAGE" in text]
+    assert subprocess.run(["/bin/sh", "-c", step], env={"IMAGE": name}).returncode == code

@@ -25,6 +25,7 @@ PLACES = {
     "chat, bin + tfrecord": "disk",
     "DPO, bin": "s3",
     "packed, arrow": "gs",
+    "composed, bin": "s3",
     "chunks, every format": "disk",
 }
 """Where the input and the outputs of each job lie."""
@@ -150,7 +151,7 @@ CELLS = [
     ("DPO, bin", "Prism"),
     ("DPO, bin", "Flink, EXTERNAL"),
     ("packed, arrow", "Dataflow's staged pipeline, in-process"),
-    ("packed, arrow", "Flink, PROCESS"),
+    ("composed, bin", "Flink, PROCESS"),
     ("chunks, every format", "Prism"),
     ("chunks, every format", "Flink, PROCESS"),
 ]

@@ -89,15 +89,11 @@ class Jobs:
         changes, *_ = _STATE.unpack(self._state.read_bytes())
         return Ended(int(answer["code"]), changes, (self._work / "stderr").read_text(), int(answer["memory"]))
 
-    def signal(self, number: int) -> None:
-        """Sends a signal to all processes of the job that runs."""
-        for child in psutil.Process(self._server.pid).children():
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
-
     def kill(self) -> None:
         """Kills all processes of the job that runs."""
-        self.signal(signal.SIGKILL)
+        for child in psutil.Process(self._server.pid).children():
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
 
     def _answer(self) -> dict[str, int]:
         assert self._server.stdout is not None

@@ -23,19 +23,16 @@ Disturbance = Literal[
     "drop",
     "cut request",
     "lose answer",
-    "cut headers",
     "cut body",
     "503",
     "delay",
     "kill",
-    "stop",
 ]
 """What happens to the N-th request.
 
 drop: the connection is closed, the request goes nowhere. cut request: the server gets half of its body. lose answer:
-the request takes effect, and its answer does not arrive; cut headers, cut body: half of them does. 503: that is the
-answer. delay: for `PAUSE` seconds. kill, stop: the job is
-killed, or stopped while it waits for the answer.
+the request takes effect, and its answer does not arrive; cut body: half of it does. 503: that is the
+answer. delay: for `PAUSE` seconds. kill: the job is killed.
 """
 PAUSE = 0.3
 """Seconds."""
@@ -59,7 +56,6 @@ class Proxy:
         upstream: the port of the server.
         preconditions: enforce GCS's.
         kill: kills the job.
-        stop: stops it.
         port: where the proxy listens.
         count: requests since `arm`.
         seen: what was disturbed since then: method and path.
@@ -68,7 +64,6 @@ class Proxy:
     upstream: int
     preconditions: bool = False
     kill: Callable[[], None] = lambda: None
-    stop: Callable[[], None] = lambda: None
     port: int = 0
     count: int = 0
     seen: list[str] = field(default_factory=list)
@@ -205,19 +200,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if kind.startswith("503"):
                 self._give(_Answer(503, "Service Unavailable", (), b""))
                 return
-            if kind == "stop":
-                self.proxy.stop()
             if kind == "delay":
                 time.sleep(PAUSE)
             found = self.proxy.answer(self.command, path, headers, body)
-        if kind in ("lose answer", "cut headers", "cut body"):
+        if kind in ("lose answer", "cut body"):
             head, content = self._bytes(found)
-            part = {
-                "lose answer": b"",
-                "cut headers": head[: len(head) // 2],
-                "cut body": head + content[: len(content) // 2],
-            }
-            self.wfile.write(part[kind])
+            self.wfile.write(b"" if kind == "lose answer" else head + content[: len(content) // 2])
             self._hang_up()
             return
         self._give(found)

@@ -25,7 +25,14 @@ pytestmark = pytest.mark.timeout(7200 if EVERY else 900)
 CONFIG = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
     "mask": {"assistant": "train"},
-    "output": {"storage_format": ["bin", "tfrecord"], "domain_key": "topic", "max_tokens_per_shard": 12_000},
+    "preprocessing": {"deduplicate": {"by": ["messages"]}},
+    "output": {
+        "storage_format": ["bin", "tfrecord"],
+        "domain_key": "topic",
+        "max_tokens_per_shard": 12_000,
+        "shuffle": {"seed": 1},
+        "splits": {"train": 0.9, "test": 0.1},
+    },
 }
 RUNNERS = {"in-process": (), "two workers": ("--direct_num_workers=2",)}
 

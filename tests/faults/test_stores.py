@@ -10,23 +10,19 @@ import json
 import os
 import random
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import UNLISTED
-from beam_prep.storage.claims import LEASE, Claim
+from beam_prep.storage.claims import LEASE
 from beam_prep.storage.output import listed_files
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import client, objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed
 from beam_prep.storage.stores.objects import read_bytes, read_version
@@ -39,7 +35,7 @@ from tests.faults.test_local import CONFIG, RUNNERS, chats
 DRAWN = 2
 """Trials of each case where not all are tried."""
 STEP = 12
-PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut headers", "cut body", "503", "delay")
+PASSING: tuple[Disturbance, ...] = ("drop", "cut request", "lose answer", "cut body", "503", "delay")
 """What a job survives. In one trial each `STEP`-th request is disturbed, so that `STEP` trials disturb each of them."""
 VERSIONS = ("--keep_versions", "2")
 OPTIONS = {
@@ -64,14 +60,6 @@ class Place:
         return f"{self.server.url}/{next(self._numbers)}"
 
 
-def jobs_through(proxy: Proxy, folder: Path) -> Jobs:
-    """Runs jobs that reach their store through a proxy."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
-        patch.setenv("AWS_MAX_ATTEMPTS", "1")  # boto3's own retries, with pauses of their own, hide ours
-        return Jobs(folder / "root", folder, ["tests.faults.impatient"])
-
-
 @pytest.fixture(scope="module", params=[s3_server, gcs_server], ids=["s3", "gs"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("stores")
@@ -87,7 +75,11 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         proxy_before(server.port, preconditions=server.url.startswith("gs")) as proxy,
     ):
         FileSystems.set_options(PipelineOptions(list(server.options)))
-        with jobs_through(proxy, folder) as jobs:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
+            patch.setenv("AWS_MAX_ATTEMPTS", "1")  # boto3's own retries, with pauses of their own, hide ours
+            jobs = Jobs(folder / "root", folder, ["tests.faults.impatient"])
+        with jobs:
             yield Place(server, proxy, jobs, folder)
     FileSystems.set_options(before)
 
@@ -191,8 +183,8 @@ class Case:
         given += ["--tokenizer_path", str(ROOT / "examples" / "tokenizer"), "--block_bytes", "65536"]
         return [*given, "--max_reject_rate", "1", *RUNNERS[self.runner], *self.place.options]
 
-    def arguments(self, folder: str, source: str = "new") -> list[str]:
-        return ["run", str(self.place.folder / f"{source}.jsonl"), *self._common(folder), *OPTIONS[self.name]]
+    def arguments(self, folder: str) -> list[str]:
+        return ["run", str(self.place.folder / "new.jsonl"), *self._common(folder), *OPTIONS[self.name]]
 
     def folder(self) -> str:
         """A new folder with the older outputs."""
@@ -273,49 +265,35 @@ def test_each_request_to_a_store_may_be_disturbed(
     large.write_bytes(os.urandom(9 << 20))
     path = f"{through}/object"
 
-    def read_back() -> tuple[bytes, str]:
+    def put_if(data: bytes, version: str | None) -> bytes:
+        with suppress(PreconditionFailed):  # the answer was lost
+            objects.put_if(path, data, version)
+        return read_bytes(path)
+
+    def replaced() -> bytes:
         found = read_version(path)
         assert found is not None
-        return found
+        return put_if(b"third", found[1])
 
-    def conditional(put: Callable[[], None], data: bytes) -> bytes:
-        try:
-            put()
-        except PreconditionFailed:
-            assert read_back()[0] == data  # the answer was lost
-        return read_back()[0]
-
-    def uploaded(file: Path) -> str:
+    def uploaded(file: Path) -> tuple[str | None, str]:
         there = objects.find(path)
         objects.upload(path, str(file), "1" * 64, None if there is None else there.version)
         described = objects.find(path)
         assert described is not None
-        assert described.sha256 == "1" * 64
-        return hashlib.sha256(read_back()[0]).hexdigest()
-
-    def deleted() -> None:
-        objects.delete([path])
-        assert objects.find(path) is None
-
-    def replaced() -> bytes:
-        version = read_back()[1]
-        return conditional(lambda: objects.put_if(path, b"third", version), b"third")
+        return described.sha256, hashlib.sha256(read_bytes(path)).hexdigest()
 
     # (what is there before, step, its result)
     steps: list[tuple[bytes | None, Callable[[], object], object]] = [
         (None, lambda: objects.find(path), None),
-        (None, lambda: objects.listed(f"{through}/"), []),
-        (None, lambda: conditional(lambda: objects.put_if(path, b"first", None), b"first"), b"first"),
+        (None, lambda: put_if(b"first", None), b"first"),
         (b"first", replaced, b"third"),
         (None, lambda: objects.put(path, b"second"), None),
-        (b"third", lambda: read_bytes(path), b"third"),
         (b"third", lambda: objects.tail(path, 2), (b"rd", 5)),
-        (b"third", lambda: objects.tail(path, 9), (b"third", 5)),
         (b"third", lambda: objects.get(path, 1, 4), b"hir"),
         (b"third", lambda: [found.path for found in objects.listed(f"{through}/")], [path]),
-        (b"third", lambda: uploaded(small), hashlib.sha256(b"small").hexdigest()),
-        (None, lambda: uploaded(large), hashlib.sha256(large.read_bytes()).hexdigest()),
-        (b"third", deleted, None),
+        (b"third", lambda: uploaded(small), ("1" * 64, hashlib.sha256(b"small").hexdigest())),
+        (None, lambda: uploaded(large), ("1" * 64, hashlib.sha256(large.read_bytes()).hexdigest())),
+        (b"third", lambda: objects.delete([path]), None),
     ]
     for number, (before, step, wanted) in enumerate(steps):
         at = 0
@@ -326,69 +304,3 @@ def test_each_request_to_a_store_may_be_disturbed(
             place.proxy.arm(kind, at)
             assert step() == wanted, f"step {number}, {kind} at request {at}: {place.proxy.seen}"
         assert at > 1
-
-
-# Leases
-
-
-def test_of_launches_that_take_over_an_ended_claim_at_the_same_moment_one_wins(place: Place, through: str) -> None:
-    output = f"{through}/out"
-    for _ in range(3):
-        ended = Staging.beside(output).claims(output)
-        ended.take(Claim("killed", renewed=0.0, version_name="old"))
-        launches = [Staging.beside(output) for _ in range(6)]
-        together = threading.Barrier(len(launches))
-
-        def take(launch: Staging, together: threading.Barrier = together) -> bool:
-            together.wait()
-            try:
-                launch.claims(output).take(Claim(launch.launch))
-            except LockedError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(len(launches)) as pool:
-            won = [launch for launch, taken in zip(launches, pool.map(take, launches), strict=True) if taken]
-        assert len(won) == 1
-        holder = won[0].claims(output).holder()
-        assert holder is not None
-        assert (holder.launch, holder.version_name) == (won[0].launch, "old")
-        won[0].claims(output).release()
-        assert objects.listed(f"{through}/") == []
-
-
-@pytest.mark.parametrize("part", [0.4, 0.75])
-def test_a_job_whose_claim_was_taken_over_while_it_slept_changes_nothing(
-    place: Place, through: str, tmp_path: Path, part: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped while it waits for an answer; another job makes the output; then the first goes on."""
-    case = Case(place, "new")
-    folder, sleeps, proxy = place.new_folder(), threading.Event(), place.proxy
-    output = f"{folder}/out"
-
-    def stop() -> None:
-        place.jobs.signal(signal.SIGSTOP)
-        sleeps.set()
-
-    (tmp_path / "root").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # as on another machine: it has not the lock of the one that sleeps
-    with jobs_through(proxy, tmp_path) as others, ThreadPoolExecutor(1) as pool:
-        proxy.stop = stop
-        proxy.arm("stop", round(part * case.requests))
-        first = pool.submit(place.jobs.run, *case.arguments(folder))
-        try:
-            assert sleeps.wait(60)
-            where = f"request {round(part * case.requests)} of {case.requests}: {proxy.seen}"
-            proxy.arm()
-            holder = Staging.beside(output).claims(output).holder()
-            assert holder is not None
-            replace(Staging.beside(output), launch=holder.launch).claims(output).update(renewed=0.0)
-            second = others.run(*case.arguments(folder, "other"))
-            assert second.code == 0, second.words
-            made = listing(folder)
-        finally:
-            place.jobs.signal(signal.SIGCONT)
-        ended = first.result()
-    assert ended.code == 6, f"{where}: {ended.words}"
-    assert "Traceback" not in ended.words, where
-    assert listing(folder) == made, where

@@ -3,10 +3,7 @@
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import FORMATS, array_record, arrow, example, hdf5, mmap_bin, npy, tfrecord
 from beam_prep.formats.megatron import CODES
-from tests.conftest import ROOT
 from tests.formats.shards import (
     ALL,
     DTYPES,
@@ -169,31 +165,6 @@ def test_rows_are_views_of_the_file(name: str, tmp_path: Path) -> None:
     row = read_as(name, tmp_path, [SEQUENCE, MASK]).row(0)["sequence"]
     assert not row.flags.owndata
     assert not row.flags.writeable
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from beam_prep.formats import FORMATS
-from tests.formats.shards import ALL, random_rows, write_as
-if "h5py" in sys.argv:
-    import h5py
-    h5py.get_config().track_order = True
-for name in FORMATS:
-    write_as(name, Path(sys.argv[1]), ALL, [random_rows(1500)])
-"""
-
-
-def test_another_process_writes_the_same_bytes_later(tmp_path: Path) -> None:
-    """HDF5 can keep seconds."""
-    for kind in FORMATS:
-        write_as(kind, tmp_path / "here", ALL, cut(random_rows(1500), [0, 3, 1400, 1500]))
-    time.sleep(1)
-    (tmp_path / "temporary").mkdir()
-    environment = {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "TMPDIR": str(tmp_path / "temporary")}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "there"), "h5py"]
-    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | environment)
-    assert files(tmp_path / "here") == files(tmp_path / "there")
 
 
 # Files, and what holds them.

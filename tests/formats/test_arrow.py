@@ -10,20 +10,15 @@ import pytest
 from beam_prep.data.ragged import Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow
-from beam_prep.formats.arrow import Arrow
-from beam_prep.formats.manifest import ShardReceipt
 from tests.formats.shards import (
     ALL,
-    MASK,
     SEQUENCE,
-    SEQUENCES,
     cut,
     files,
     joined,
     plain,
     random_rows,
     read_as,
-    sft,
     write_as,
 )
 
@@ -81,18 +76,6 @@ def test_map_of_one_domain_never_gets_the_cache_of_another(datasets: Any, tmp_pa
     for part, wanted in ((code, [[9], [0], [1]]), (wiki, [[9], [0], [2]])):
         mixed = datasets.concatenate_datasets([first, part])
         assert list(mixed.map(lambda row: {"same": row["sequence"]})["same"]) == wanted
-
-
-def test_an_output_opens_as_a_dict_of_its_domains(datasets: Any, tmp_path: Path) -> None:
-    receipts = []
-    for domain in ("web", "wiki-1"):
-        write(tmp_path / f"of_{domain}", [SEQUENCE, MASK], [sft()])
-        receipts.append(ShardReceipt(domain, 0, 3, {}, {}, None, ()))
-    domains = {each.domain: f"of_{each.domain}" for each in receipts}
-    ((name, text),) = Arrow().described([SEQUENCE, MASK], domains, receipts).items()
-    (tmp_path / name).write_bytes(text)
-    rows = {name: list(part["sequence"]) for name, part in datasets.load_from_disk(str(tmp_path)).items()}
-    assert rows == {"of_web": SEQUENCES, "of_wiki-1": SEQUENCES}
 
 
 # The bytes.

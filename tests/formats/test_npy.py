@@ -1,34 +1,20 @@
-"""`npy`, read back by a few lines of numpy and gzip, and by its own reader. OLMo-core: tests/trainers/test_olmo.py."""
+"""The bytes of `npy`, by numpy and gzip. OLMo-core reads it: tests/trainers/test_olmo.py."""
 
 import gzip
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats import npy
-from tests.formats.shards import ALL, MASK, SEQUENCE, files, plain, random_rows, read_as, sft, write_as
+from tests.formats.shards import SEQUENCE, files, plain, read_as, sft, write_as
 
 write, read = partial(write_as, "npy"), partial(read_as, "npy")
 
 
 WIDE_MASK = Column("loss_mask", "int32", 1, "mask", of="sequence")
-
-
-def foreign(folder: Path, column: str, dtype: Any) -> list[list[Any]]:
-    """Somebody else's reader: the rows, flat."""
-    path = folder / column / "shard_0000.npy"
-    values = np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
-    with gzip.open(path.with_suffix(".csv.gz"), "rt") as lines:
-        borders = [tuple(map(int, line.split(",")[:2])) for line in lines]
-    return [values[start:end].tolist() for start, end in borders]
 
 
 def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: Path) -> None:
@@ -53,25 +39,3 @@ def test_ids_are_a_raw_array_and_masks_bools_with_a_line_for_each_row(tmp_path: 
 def test_a_mask_of_more_than_a_byte_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="column 'loss_mask': 256 does not fit int8"):
         write(tmp_path, [WIDE_MASK], [{"loss_mask": Ragged.from_lists([[256]])}])
-
-
-def test_columns_of_different_rows_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
-    write(tmp_path, [MASK], [{"loss_mask": Ragged.from_lists([[True]], bool)}])
-    with pytest.raises(FormatError, match="columns of different row counts"):
-        read(tmp_path, [SEQUENCE, MASK])
-
-
-@given(rows=st.integers(0, 40), seed=st.integers(0, 100), block=st.sampled_from([5, 64, 65535]))
-def test_others_find_the_rows_and_some_are_read_at_once(
-    tmp_path_factory: pytest.TempPathFactory, rows: int, seed: int, block: int
-) -> None:
-    whole, folder = random_rows(rows, seed), tmp_path_factory.mktemp("shard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(npy, "BLOCK", block)
-        write(folder, ALL, [whole])
-    reader = read(folder, ALL)
-    for column in ALL:
-        flat = Ragged.from_lengths(whole[column.name].flat, whole[column.name].flat_lengths)
-        assert foreign(folder, column.name, column.dtype) == flat.to_lists()
-        assert reader.rows(rows // 3, rows)[column.name].to_lists() == whole[column.name].to_lists()[rows // 3 :]

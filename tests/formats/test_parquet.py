@@ -45,15 +45,6 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         reader.row(0)
 
 
-def test_grain_reads_a_file(tmp_path: Path) -> None:
-    """As MaxText does with `grain_file_type: parquet`."""
-    grain = pytest.importorskip("grain")
-    rows = random_rows(300, 3)
-    path = write(tmp_path, ALL, [rows])
-    found = list(grain.experimental.ParquetIterDataset(str(path)))
-    assert [row["sequence"].tolist() for row in found] == rows["sequence"].to_lists()
-
-
 def test_pages_are_compressed_and_have_crcs_and_the_schema_that_of_arrow(tmp_path: Path) -> None:
     path = write(tmp_path, ALL, [random_rows(20)])
     file = pq.ParquetFile(path)

@@ -26,7 +26,6 @@ from tests.formats.shards import (
     SEQUENCE,
     SEQUENCES,
     Slices,
-    plain,
     read_as,
     rows_of,
     sft,
@@ -177,28 +176,6 @@ def test_a_file_cut_anywhere_names_file_and_record(tmp_path: Path) -> None:
 
 
 # Examples of other writers.
-
-
-def test_examples_of_other_writers_decode(tf: Any) -> None:
-    """Fields in another order, unknown ones, lists that are not packed."""
-    single = bytes([0x1A, 5, 0x08, 5, 0x08, 0x96, 0x01])
-    packed = bytes([0x48, 1, 0x1A, 4, 0x0A, 2, 7, 8])
-    floats = bytes([0x12, 7, 0x0A, 0]) + bytes([0x0D]) + struct.pack("<f", 1.5)
-    entries = [
-        bytes([0x12, len(single)]) + single + b"\x0a\x01a",
-        b"\x0a\x01b" + bytes([0x12, len(packed)]) + packed,
-        b"\x0a\x01c" + bytes([0x12, len(floats)]) + floats,
-        b"\x0a\x05other",
-    ]
-    body = b"".join(bytes([0x0A, len(entry)]) + entry for entry in entries)
-    payload = bytes([0x0A, len(body)]) + body + b"\x11" + bytes(8)
-    columns = [Column("a", "int64", 1, "value"), Column("b", "int64", 1, "value"), Column("c", "float32", 1, "value")]
-    foreign = tf.train.Example.FromString(payload).features.feature
-    assert plain(decode_example(payload, columns)) == {
-        "a": list(foreign["a"].int64_list.value),
-        "b": list(foreign["b"].int64_list.value),
-        "c": list(foreign["c"].float_list.value),
-    }
 
 
 DAMAGED = r"not the tf\.train\.Example of a row: ."

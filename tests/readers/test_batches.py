@@ -54,13 +54,6 @@ def test_a_list_gives_the_rows_that_indexing_gives(dataset: bp.Dataset, indices:
         }
 
 
-def test_arrays_of_indices_are_lists(dataset: bp.Dataset) -> None:
-    for kind in (np.int64, np.uint8, np.int32):
-        assert dataset[np.array([4, 2], kind)]["input_ids"].lengths.tolist() == [7, 5]
-    assert dataset[np.array(4)]["input_ids"].tolist() == dataset[4]["input_ids"].tolist()
-    assert dataset[(4, 2)]["input_ids"].lengths.tolist() == [7, 5]
-
-
 def test_what_is_no_list_of_rows_is_an_index_error(dataset: bp.Dataset) -> None:
     for wrong, message in [
         ([1, 12], "row 12 of 12"),

@@ -1,8 +1,5 @@
 """Rows of flat columns, which are cut straight from the mapped files, against the same rows read one by one."""
 
-import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats import FORMATS, Format, Row, ShardReader
-from beam_prep.readers import shards
+from beam_prep.formats import Row
 from beam_prep.readers.dataset import Dataset
 from tests.readers.conftest import IDS, LABELS, MASK, documents, write
 
@@ -29,34 +25,9 @@ SHARDS = {"a": ([3, 0, 7], [1], [], [40, 2]), "b": ([5],), "c": ([0, 0], [9, 1])
 """domain -> of each shard the lengths of its rows."""
 
 
-class RowByRow:
-    """A reader of which only the contract is known."""
-
-    def __init__(self, reader: ShardReader) -> None:
-        self._reader = reader
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def row(self, index: int) -> Row:
-        return self._reader.row(index)
-
-    def sizes(self) -> Array:
-        return self._reader.sizes()
-
-
-class BinRowByRow(Format):
-    """The files of `bin`, in a format of one's own."""
-
-    name = "row_by_row"
-
-    def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> RowByRow:
-        return RowByRow(FORMATS["bin"].read(folder, columns, shard, shards))
-
-
 @pytest.fixture(scope="module", params=SCHEMAS)
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dataset, Dataset]]:
-    """An output, and the same one with no columns for its readers."""
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
+    """An output, and the same rows in a format whose files are read row by row."""
     folder, schema = tmp_path_factory.mktemp("rows"), SCHEMAS[request.param]
     count = 0
     shards: dict[str, list[list[dict[str, Any]]]] = {}
@@ -70,13 +41,8 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 row |= {"responses": [[count] * size for size in range(count % 3)]}
                 count += 1
             shards[domain].append(rows)
-    write(folder, schema, shards)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FORMATS, BinRowByRow.name, BinRowByRow())
-        fast = bp.open(folder)
-        manifest = json.loads((folder / "manifest.json").read_text()) | {"formats": [BinRowByRow.name]}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        yield fast, bp.open(folder)
+    by_row = write(tmp_path_factory.mktemp("mds"), schema, shards, "mds")
+    return bp.open(write(folder, schema, shards)), bp.open(by_row)
 
 
 def exact(row: Row) -> list[Any]:
@@ -138,10 +104,3 @@ def test_no_row_is_a_view_of_another(both: tuple[Dataset, Dataset]) -> None:
         first, again = dataset.__getitems__([0, 0])
         first["input_ids"][:] = -1
         assert exact(again) == exact(dataset[0]) == exact(next(iter(dataset))) == before
-
-
-def test_borders_need_not_be_aligned() -> None:
-    """A format may put them anywhere in its file."""
-    at_an_odd_place = np.frombuffer(b"x" + np.array([0, 2], "<i8").tobytes(), np.uint8)[1:].view("<i8")
-    assert not at_an_odd_place.flags.aligned
-    assert list(shards._borders(Ragged(np.arange(2), at_an_odd_place))) == [0, 2]

@@ -53,13 +53,6 @@ def test_any_other_name_is_a_slug_and_a_hash() -> None:
         assert re.fullmatch(r"[a-z0-9_]{1,40}-[0-9a-f]{16}", folder)
 
 
-def test_a_domain_named_like_the_folder_of_another_is_hashed_again() -> None:
-    for name in ["A", "", "x" * 100, "rejects"]:
-        taken = folder_of(name)
-        again = folder_of(taken)
-        assert len(set(folders([name, taken, again]).values())) == 3
-
-
 @given(st.sets(names, max_size=8))
 @example({"a/b", "a_b", "A/B", "A_B", folder_of("a/b"), "A", "a", "ß", "ss", "é", "e\u0301", "", "domain", "a ", "a."})
 def test_distinct_domains_have_distinct_folders_on_any_file_system(domains: set[str]) -> None:

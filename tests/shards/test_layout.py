@@ -141,12 +141,6 @@ def test_a_row_that_is_cut_twice_is_counted_once() -> None:
     }
 
 
-@pytest.mark.parametrize("strategy", ["none", "bfd_split", "wrapped"])
-def test_where_every_token_is_kept_no_row_is_cut(strategy: Any) -> None:
-    batch = made_of([[1, 2, 3], []])
-    assert Layout(strategy, 2, truncation_mode="error").fit(batch) is batch
-
-
 @given(masked(), st.integers(1, 30), st.integers(1, 4), st.integers(1, 60), st.booleans())
 def test_rows_are_padded_in_parts_as_a_block_is(
     rows: list[Row], multiple: int, parts: int, at_once: int, labels: bool

@@ -94,11 +94,6 @@ class TestPlan:
     def test_equals_a_plain_packer(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         assert packs_of(plan_packs(np.array(lengths), strategy, capacity)) == plain(lengths, strategy, capacity)
 
-    @pytest.mark.parametrize("strategy", NAMES)
-    def test_equals_a_plain_packer_on_whole_groups(self, strategy: Strategy) -> None:
-        lengths = np.random.default_rng(1).lognormal(5, 1, 1500).astype(int)
-        assert packs_of(plan_packs(lengths, strategy, 1000)) == plain(lengths.tolist(), strategy, 1000)
-
     @given(lengths_of_groups, st.sampled_from(NAMES), capacities)
     def test_what_is_cut_and_split_is_counted(self, lengths: list[int], strategy: Strategy, capacity: int) -> None:
         plan = plan_packs(np.array(lengths), strategy, capacity)

@@ -70,13 +70,6 @@ def blocks(path: Path, config: dict[str, Any], tokenizer: str) -> list[Batch]:
     return [prepare(block, parsed, loaded) for block in blocks_in(str(path))]
 
 
-def kept(folder: Path, path: Path, config: dict[str, Any], tokenizer: str) -> dict[str, Any]:
-    """The manifest of a run with the config."""
-    job = Pipeline(PipelineConfig.from_dict(config), [str(path)], output_dir=folder / "out", tokenizer_path=tokenizer)
-    manifest: dict[str, Any] = job.run(["--runner=FnApiRunner"]).manifest or {}
-    return manifest
-
-
 @pytest.mark.parametrize("name", ["chat", "text", "rollouts", "more/rlvr", "more/rollout_tokens"])
 def test_every_sample_of_the_project_gets_a_config_that_runs(name: str, start: Start, tokenizer_path: str) -> None:
     path = DATA / f"{name}.jsonl"
@@ -152,13 +145,6 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"prompt": "Where is {n}?", "chosen": "At {n}.", "rejected": "No."},
         {
             "adapter": {"name": "alpaca", "to": "preference", "instruction": "prompt"},
-            "sources": sides("prompt", template="conversation"),
-        },
-    ),
-    "preference with an instruction and an input": (
-        {"instruction": "Where is it?", "input": "{n}", "chosen": "At {n}.", "rejected": "No."},
-        {
-            "adapter": {"name": "alpaca", "to": "preference"},
             "sources": sides("prompt", template="conversation"),
         },
     ),
@@ -330,51 +316,41 @@ def test_neither_the_reasons_nor_an_input_are_overwritten(tmp_path: Path, capsys
     assert data.read_text() == '{"text": "A page about the sea."}\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "wanted"),
-    [
+def test_what_is_no_jsonl_or_fits_nothing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content, wanted in [
         ("a.json", '{"data": [{"text": "a"}]}', "one object with its records in the list 'data'"),
         ("a.csv", "text,n\nhello,1\nworld,2\n", "'a.csv' is a table (CSV)"),
         ("x.jsonl", "a,b\n1,2\n", "has no record that can be read: its lines are rejected as bad_json"),
         ("a.jsonl", "", "has no record"),
         ("a.jsonl", '{"nothing": null, "q": [1, 2]}\n', "'nothing' (null), 'q' (a list)"),
         ("a.jsonl", '{"a": [{"by": "x", "said": "y"}]}\n', "'a' (a list of objects with 'by', 'said')"),
-    ],
-)
-def test_what_is_no_jsonl_or_fits_nothing_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    content: str,
-    wanted: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(content)
-    assert main(["init", name]) == 3
-    assert wanted in capsys.readouterr().err
+    ]:
+        Path(name).write_text(content)
+        assert main(["init", name]) == 3
+        assert wanted in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["texts with a space", "messages"])
 def test_unpaired_preference_keeps_its_label(kind: str, start: Start, tmp_path: Path, tokenizer_path: str) -> None:
     answers = [("2", True), ("3", False), ("two", True), ("4", False)]
-    records: list[dict[str, Any]] = [
-        {"prompt": "1 + 1 =", "completion": f" {text}", "label": good} for text, good in answers
+    asked: Any = "1 + 1 =" if kind == "texts with a space" else says(user="1 + 1 =")
+    records = [
+        {"prompt": asked, "completion": f" {text}" if isinstance(asked, str) else says(assistant=text), "label": good}
+        for text, good in answers
     ]
-    if kind == "messages":
-        records = [
-            {"prompt": says(user=row["prompt"]), "completion": says(assistant=row["completion"]), "label": row["label"]}
-            for row in records
-        ]
     config, reasons, told = start(records)
     assert "chosen: answers that are good or bad (unpaired preference) in 'prompt' and 'completion' and 'label'" in told
     assert config["output"] == {"preset": "trl_kto"}
     assert "`output.preset`" in reasons
     assert "`output.columns`" not in reasons
     assert "'label' marks answers as good or bad (true 2, false 2); the config keeps it beside the tokens" in told
-    manifest = kept(tmp_path, tmp_path / "input.jsonl", config, tokenizer_path)
-    assert manifest["formats"] == ["arrow"]
-    rows = bp.open(str(tmp_path / "out"))
+    source, output = str(tmp_path / "input.jsonl"), tmp_path / "out"
+    Pipeline(PipelineConfig.from_dict(config), [source], output, tokenizer_path).run(["--runner=FnApiRunner"])
+    rows = bp.open(output)
+    assert rows.manifest["formats"] == ["arrow"]
     assert [row["label"] for row in rows] == [True, False, True, False]
     tokenizer = bp.Tokenizer.load(tokenizer_path)
     for row, (text, _) in zip(rows, answers, strict=True):

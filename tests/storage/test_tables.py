@@ -161,21 +161,6 @@ def test_damage_is_an_error_or_changes_only_values(
     assert sum(len(raw.data.splitlines()) for raw, _ in found) == 60
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b'{"text": "a"}\n', "cannot be read as a Parquet file"),
-        (b"<!DOCTYPE html><html>", "is an HTML page"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
-        (b"\x1f\x8b\x08", "is compressed, but its name does not end in .gz"),
-    ],
-)
-def test_what_is_no_parquet_is_named(content: bytes, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(InputError, match=said):
-        blocks(one(str(tmp_path / "a.parquet")))
-
-
 def test_a_type_that_json_does_not_have_is_an_error(tmp_path: Path) -> None:
     rows = pa.table({"text": ["a"], "took": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
     path = arrow(tmp_path / "a.arrow", rows)  # Parquet does not have it either

@@ -1,19 +1,14 @@
-"""Documents of packed rows, each alone through a model: what a packed row has to give."""
+"""A tiny model, the tokenizer, and the rows of an output as `datasets` gives them."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import datasets
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from tests.conftest import ROOT
 
 torch.set_num_threads(1)  # models of this size are slower with more
-
-Row = Mapping[str, Sequence[int]]
 
 CLOSE = 1e-4
 """Rounding changes logits by less: they go up to about 15."""
@@ -27,7 +22,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(ROOT / "examples" / "tokenizer")
 
 
-def tiny(attention: str = "sdpa") -> PreTrainedModel:
+def tiny() -> PreTrainedModel:
     """A Llama of two layers, always the same; weights large enough for logits that depend on all that is seen."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -40,44 +35,9 @@ def tiny(attention: str = "sdpa") -> PreTrainedModel:
         max_position_embeddings=4096,
         initializer_range=0.5,
     )
-    model = LlamaForCausalLM(config)
-    model.set_attn_implementation(attention)
-    return model
+    return LlamaForCausalLM(config)
 
 
 def rows_of(output: Path) -> datasets.Dataset:
     """The rows of an output's only domain."""
     return datasets.load_from_disk(str(output))["__default__"]
-
-
-def lengths(row: Row) -> list[int]:
-    """Of the documents in a row; an unpacked row is one document."""
-    return list(row.get("seq_lengths", row.get("seq_lens", [len(row["input_ids"])])))
-
-
-def logits_alone(model: PreTrainedModel, rows: Iterable[Row]) -> torch.Tensor:
-    """Of each document alone, one after the other: [tokens, vocabulary]."""
-    documents = [part for row in rows for part in torch.tensor(row["input_ids"]).split(lengths(row))]
-    return torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in documents])
-
-
-def loss_alone(model: PreTrainedModel, rows: Iterable[Row]) -> tuple[torch.Tensor, int]:
-    """The sum of the loss over each document alone, counted by hand, and the number of tokens in it."""
-    total, count = torch.zeros(()), 0
-    for row in rows:
-        documents = torch.tensor(row["labels"]).split(lengths(row))
-        for logits, labels in zip(logits_alone(model, [row]).split(lengths(row)), documents, strict=True):
-            total = total + cross_entropy(logits[:-1], labels[1:], ignore_index=-100, reduction="sum")
-            count += int((labels[1:] != -100).sum())
-    return total, count
-
-
-def farthest(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference between two tensors of one shape."""
-    assert one.shape == other.shape
-    return float((one - other).abs().max().detach())
-
-
-def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch for a model that shall give logits only."""
-    return {key: value for key, value in batch.items() if key != "labels"}

@@ -1,4 +1,4 @@
-"""`bp.collate` beside transformers' collator for flash attention, field by field; and what a model makes of it."""
+"""`bp.collate` beside transformers' collator for flash attention, field by field."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch", reason="no torch here: make test-trainers")
 from transformers import DataCollatorWithFlattening  # noqa: E402
 
 import beam_prep as bp  # noqa: E402
-from tests.trainers import documents as alone  # noqa: E402
 from tests.trainers.conftest import Outputs  # noqa: E402
 
 
@@ -47,25 +46,3 @@ def test_a_packed_batch_has_the_fields_of_transformers_collator(
     dataset = bp.open(outputs("sft_conversation"))
     plain = [{name: values.tolist() for name, values in row.items()} for row in dataset[:5]]
     assert_same(bp.collate(dataset, packed=True, arrays=arrays)(list(dataset[:5])), theirs(plain))
-
-
-def test_a_packed_batch_gives_the_logits_and_the_loss_of_documents_alone(packed: Outputs) -> None:
-    dataset = bp.open(packed())
-    rows = [{name: values.tolist() for name, values in row.items()} for row in dataset[:2]]
-    batch = bp.collate(dataset, arrays="torch")(list(dataset[:2]))
-    model = alone.tiny()
-    found = model(**batch, use_cache=False)
-    assert alone.farthest(found.logits[0], alone.logits_alone(model, rows)) < alone.CLOSE
-    total, count = alone.loss_alone(model, rows)
-    assert float(found.loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-6)
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_padded_batch_gives_the_loss_of_its_rows_alone(side: Any, outputs: Outputs) -> None:
-    dataset = bp.open(outputs("sft_conversation"))
-    rows = [{name: values.tolist() for name, values in row.items()} for row in dataset[:3]]
-    batch = bp.collate(dataset, pad_id=0, arrays="torch", side=side, pad_to_multiple_of=16)(list(dataset[:3]))
-    assert batch["input_ids"].shape[1] % 16 == 0
-    model = alone.tiny()
-    total, count = alone.loss_alone(model, rows)
-    assert float(model(**batch).loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-5)

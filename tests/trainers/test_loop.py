@@ -42,16 +42,6 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-@pytest.fixture
-def batch(names: Any, packed: Outputs) -> Any:
-    """Two packed rows, as the page's loop has them."""
-    return names["collate"](list(bp.open(packed())[:2]))
-
-
-def rows(packed: Outputs) -> list[Any]:
-    return [dict(row) for row in alone.rows_of(packed()).select(range(2))]
-
-
 def test_the_code_of_the_page_trains(names: Any) -> None:
     steps = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
     assert len(steps) == 2
@@ -73,15 +63,6 @@ def test_each_trainers_loop_takes_the_loss_exactly_on_the_trained_tokens(names: 
     assert names["megatron_trained"] == stream[1 : 256 * windows + 1].sum() > 0
     for loop in ("olmo", "megatron", "plain"):
         assert torch.isfinite(names[f"{loop}_loss"])
-
-
-def test_a_loop_of_ones_own_gives_the_logits_and_the_loss_of_documents_alone(packed: Outputs, batch: Any) -> None:
-    for attention in ("eager", "sdpa"):
-        model = alone.tiny(attention)
-        found = model(**batch, use_cache=False)
-        assert alone.farthest(found.logits[0], alone.logits_alone(model, rows(packed))) < alone.CLOSE
-        total, count = alone.loss_alone(model, rows(packed))
-        assert float(found.loss.detach()) == pytest.approx(float(total.detach()) / count, rel=1e-6)
 
 
 def test_the_check_of_the_page_finds_a_model_that_does_not_keep_documents_apart(names: Any, packed: Outputs) -> None:

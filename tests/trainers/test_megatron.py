@@ -1,6 +1,6 @@
 """The format `megatron` in Megatron's own library: the bytes of its builder, its reader, what `GPTDataset` reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,6 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: E402
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder  # noqa: E402
 
-import beam_prep as bp  # noqa: E402
 from beam_prep.data.ragged import Array, Ragged  # noqa: E402
 from beam_prep.data.schema import Column  # noqa: E402
 from beam_prep.formats.megatron import CODES, Megatron  # noqa: E402
@@ -78,24 +77,6 @@ def prefixes(output: Path, column: str) -> list[str]:
     return [str(path)[: -len(".idx")] for path in sorted(output.glob(f"*/shard_*-{column}.idx"))]
 
 
-def test_every_pair_of_a_run_is_the_builders_and_opens(output: Path, tmp_path: Path) -> None:
-    ds = bp.open(output)
-    assert len(prefixes(output, "sequence")) == len(ds.manifest["shards"]) > len(ds.domains) > 2
-    start = 0
-    for shard in ds.manifest["shards"]:
-        rows = list(ds[start : start + shard["rows"]])
-        start += shard["rows"]
-        for column in ds.columns:
-            prefix = output / ds.manifest["domains"][shard["domain"]] / f"shard_{shard['shard']:04d}-{column}"
-            wanted = [row[column] for row in rows]
-            ours = Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
-            lengths = [len(row) for row in wanted]
-            assert ours == theirs(tmp_path, Ragged.from_lengths(np.concatenate(wanted), lengths))
-            opened = IndexedDataset(str(prefix))
-            assert [row.tolist() for row in opened[:]] == [row.tolist() for row in wanted]
-            assert opened.document_indices.tolist() == list(range(len(wanted) + 1))
-
-
 def config(cache: Path, blend: Sequence[str], **changes: Any) -> GPTDatasetConfig:
     """A tokenizer of Megatron is more than `GPTDataset` needs: this one has ids that no row has."""
     tokenizer = SimpleNamespace(eod=60_000, pad=60_001, vocab_size=60_002, unique_identifiers={"class": "none"})
@@ -130,17 +111,6 @@ def masked() -> type:
     return found
 
 
-def test_gpt_dataset_reads_the_ids_and_takes_the_loss_everywhere(output: Path, tmp_path: Path) -> None:
-    dataset = built(GPTDataset, tmp_path, prefixes(output, "sequence")[:1])
-    ids = stream(dataset, "sequence")
-    assert len(dataset) == (len(ids) - 1) // LENGTH > 10
-    for index in range(len(dataset)):
-        sample, start = dataset[index], LENGTH * int(dataset.shuffle_index[index])
-        assert sample["tokens"].tolist() == ids[start : start + LENGTH].tolist()
-        assert sample["labels"].tolist() == ids[start + 1 : start + LENGTH + 1].tolist()
-        assert sample["loss_mask"].tolist() == [1.0] * LENGTH
-
-
 def test_the_class_of_the_page_takes_the_loss_where_the_mask_says(output: Path, tmp_path: Path) -> None:
     dataset = built(masked(), tmp_path, prefixes(output, "sequence")[:1])
     mask = stream(dataset, "loss_mask")
@@ -152,25 +122,3 @@ def test_the_class_of_the_page_takes_the_loss_where_the_mask_says(output: Path, 
         counted += int(found.sum())
     assert 0 < counted == int(mask[1 : LENGTH * len(dataset) + 1].sum()) < LENGTH * len(dataset)
     assert dataset[None]["loss_mask"].sum() == 0
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A group of one process, which a blend with a cache asks for."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
-def test_the_class_of_the_page_reads_a_blend_of_all_shards(output: Path, tmp_path: Path) -> None:
-    pairs = prefixes(output, "sequence")
-    blend = built(masked(), tmp_path, pairs)
-    assert len(blend.datasets) == len(pairs)
-    assert len(blend) == sum(map(len, blend.datasets))
-    for dataset, prefix in zip(blend.datasets, pairs, strict=True):
-        assert dataset.masks.dataset.path_prefix == prefix.replace("-sequence", "-loss_mask")
-    trained = sum(int(blend[index]["loss_mask"].sum()) for index in range(len(blend)))
-    wanted = [stream(each, "loss_mask")[1 : LENGTH * len(each) + 1].sum() for each in blend.datasets]
-    assert trained == sum(wanted) > 0
-    bp.open(output).verify()  # with a cache elsewhere nothing was written to the output

@@ -1,7 +1,5 @@
 """`npy`, read by OLMo-core's own data sets."""
 
-import json
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,19 @@ pytest.importorskip("olmo_core", reason="no OLMo-core here: make test-trainers")
 from olmo_core.data import (
     NumpyDatasetDType,
     NumpyFSLDatasetConfig,
-    NumpyPackedFSLDatasetConfig,
     TokenizerConfig,
 )
 from olmo_core.data.utils import get_labels
 
 import beam_prep as bp
-from beam_prep.config import PipelineConfig
-from beam_prep.pipeline import Pipeline
-from tests.conftest import ROOT
+from tests.trainers.conftest import Outputs
 
 LENGTH = 64
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, tokenizer_path: str) -> Path:
-    config = json.loads((ROOT / "configs" / "sft_chat.json").read_text())
-    config["preprocessing"] = {**config.get("preprocessing", {}), "max_items": 40}
-    config["output"] = {"storage_format": "npy", "max_tokens_per_shard": 1500}
-    made = tmp_path_factory.mktemp("olmo") / "out"
-    source = str(ROOT / "examples" / "data" / "chat.jsonl")
-    Pipeline(PipelineConfig.from_dict(config), [source], made, tokenizer_path).run(["--runner=FnApiRunner"])
-    return made
+def output(outputs: Outputs) -> Path:
+    return outputs("sft_chat", items=40, output={"storage_format": "npy", "max_tokens_per_shard": 1500})
 
 
 def shards(output: Path) -> list[list[dict[str, Any]]]:
@@ -78,19 +67,3 @@ def test_instances_of_a_fixed_length_are_the_rows_one_after_the_other(output: Pa
         labels = get_labels({name: found[name][None] for name in ("input_ids", "label_mask")})[0]
         wanted = np.where(mask, row, -100)
         assert labels.tolist() == [*wanted[1:].tolist(), -100]
-
-
-def test_packed_instances_keep_ids_and_masks_together(output: Path, tmp_path: Path) -> None:
-    """Its documents of local files end with EOS, wherever rows end; what is after a file's last EOS is not read."""
-    given = settings(output, tmp_path)
-    dataset = NumpyPackedFSLDatasetConfig(**given).build()
-    dataset.prepare()
-    wanted: Counter[int] = Counter()
-    for rows in shards(output):
-        ids, mask = (np.concatenate([row[name] for row in rows]) for name in ("sequence", "loss_mask"))
-        for start, stop in pairwise([0, *(np.flatnonzero(ids == given["tokenizer"].eos_token_id) + 1).tolist()]):
-            document = slice(start, min(stop, start + LENGTH))
-            wanted.update(ids[document][mask[document] == 1].tolist())
-    found = Counter(token for each in dataset for token in each["input_ids"][each["label_mask"]].tolist())
-    assert found == wanted
-    assert wanted.total() > 100

@@ -1,4 +1,4 @@
-"""TRL's own `SFTTrainer` on our output: each document of a packed row is trained as if it stood alone."""
+"""TRL's own `SFTTrainer` on our output: its batches have our rows, with borders, and are those that TRL prepares."""
 
 import json
 from collections.abc import Callable
@@ -23,10 +23,7 @@ PACKED = {"padding_free": True, "packing": False, "max_length": None}
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SFTTrainer]:
-    """Two rows a batch, all batches in one step, nothing learned: the loss is that of the model as it is.
-
-    `of_texts`: TRL may tokenise.
-    """
+    """Two rows a batch. `of_texts`: TRL may tokenise."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the trainer tokenises again")
@@ -41,13 +38,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SF
             bf16=False,
             per_device_train_batch_size=2,
             per_device_eval_batch_size=2,
-            gradient_accumulation_steps=-(-len(rows) // 2),
-            max_steps=1,
-            learning_rate=0.0,
-            logging_steps=1,
-            save_strategy="no",
             report_to=[],
-            disable_tqdm=True,
             **{**PACKED, **settings},
         )
         return SFTTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
@@ -58,11 +49,6 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SF
 def first_batch(trainer: SFTTrainer) -> dict[str, Any]:
     """The first two rows as the trainer hands them to the model, in order."""
     return dict(next(iter(trainer.get_eval_dataloader())))
-
-
-def trained_loss(trainer: SFTTrainer) -> float:
-    trainer.train()
-    return float(trainer.state.log_history[0]["loss"])
 
 
 # Packed rows.
@@ -83,55 +69,6 @@ def test_the_batch_holds_our_ids_and_labels_and_the_borders_of_the_documents(pac
     assert batch["labels"].tolist() == [[-100 if place == 0 else y for place, y in zip(positions, labels, strict=True)]]
     assert batch["cu_seq_lens_q"].diff().tolist() == batch["cu_seq_lens_k"].diff().tolist() == sizes
     assert "attention_mask" not in batch
-
-
-def test_the_loss_and_its_gradients_are_those_of_the_documents_alone(packed: Outputs, trainer: Any) -> None:
-    rows = alone.rows_of(packed())
-    model = alone.tiny()
-    total, count = alone.loss_alone(model, rows)
-    made = trainer(model, rows)
-    assert trained_loss(made) == pytest.approx(float(total.detach()) / count, rel=1e-6)
-
-    first = [rows[0], rows[1]]
-    total, count = alone.loss_alone(model, first)
-    model.zero_grad()
-    (total / count).backward()
-    wanted = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-    model.zero_grad()
-    made.compute_loss(model, first_batch(made), num_items_in_batch=torch.tensor(count)).backward()
-    for name, weight in model.named_parameters():
-        assert alone.farthest(weight.grad, wanted[name]) < 1e-4 * float(wanted[name].abs().max()), name
-
-
-# What follows would fail if TRL kept documents apart by itself: then the docs say too much.
-
-
-@pytest.mark.parametrize(
-    ("names", "settings"),
-    [
-        pytest.param({}, {}, id="the column has its own name, seq_lens"),
-        pytest.param(None, {"padding_free": False}, id="padding_free=False"),
-        pytest.param(None, {"packing": True, "max_length": 400}, id="packing=True"),
-    ],
-)
-def test_without_the_name_or_the_settings_documents_see_each_other(
-    names: dict[str, str] | None, settings: dict[str, Any], packed: Outputs, trainer: Any
-) -> None:
-    rows = alone.rows_of(packed(names=names))
-    model = alone.tiny().eval()
-    made = trainer(model, rows, **settings)
-    batch = first_batch(made)
-    ids = batch["input_ids"][0].tolist()
-    (first,) = (row for row in rows if ids[: len(row["input_ids"])] == row["input_ids"])  # TRL packs in another order
-    assert len(first["input_ids"]) > max(alone.lengths(first))
-    with torch.no_grad():
-        found = model(**alone.without_labels(batch), use_cache=False).logits[0][: len(first["input_ids"])]
-        assert alone.farthest(found, alone.logits_alone(model, [first])) > alone.FAR
-        total, count = alone.loss_alone(model, rows)
-    assert abs(trained_loss(made) - float(total) / count) > 1e-3
-
-
-# Rows of one document.
 
 
 # What TRL prepares itself from the same conversations.
@@ -160,17 +97,3 @@ def test_batches_are_those_that_trl_prepares_from_the_conversations(
     assert len(wanted) == 12
     assert any(label != -100 for batch in wanted for row in batch["labels"] for label in row)
     assert batches(ours) == wanted
-
-
-@pytest.mark.parametrize("strategy", ["bfd", "bfd_split"])
-def test_packed_rows_are_those_that_trl_packs_in_another_order(strategy: str, outputs: Outputs, trainer: Any) -> None:
-    def rows(made: SFTTrainer) -> list[Any]:
-        return sorted([plain(made.data_collator([row])) for row in made.train_dataset], key=repr)
-
-    packing = {"packing": True, "packing_strategy": strategy, "max_length": 400}
-    theirs = trainer(alone.tiny(), conversations(), of_texts=True, assistant_only_loss=True, **packing)
-    wanted = rows(theirs)
-    lengths = {"max_seq_len": 400 if strategy == "bfd" else 4096, "max_packed_len": 400}
-    ours = outputs("sft_packed", packing_strategy=strategy, **lengths)
-    assert len(wanted) > 3
-    assert rows(trainer(alone.tiny(), alone.rows_of(ours))) == wanted

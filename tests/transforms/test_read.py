@@ -116,26 +116,6 @@ def test_workers_that_share_a_compressed_file_read_each_block_once(
     assert sum(block.origin.stored for block in found) == source.size
 
 
-def test_a_compressed_file_is_shared_where_it_is_large_and_there_are_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, pack in (("a.jsonl.gz", gzip.compress), ("b.jsonl.zst", zst), ("c.json.gz", gzip.compress)):
-        (tmp_path / name).write_bytes(pack(lines(1200)))
-    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b""))
-
-    def shared(workers: int, *names: str) -> list[int]:
-        files = list_inputs([str(tmp_path / name) for name in names])
-        found = [split.file for split in split_files(b"", pack_files(files), BLOCK, workers)]
-        return [found.count(file) for file in range(len(files))]
-
-    assert shared(8, "a.jsonl.gz") == [1]
-    monkeypatch.setattr(_source, "SHARED_BYTES", 100)
-    assert shared(8, "a.jsonl.gz") == [8]
-    assert shared(8, "a.jsonl.gz", "b.jsonl.zst") == [4, 4]
-    assert shared(8, "a.jsonl.gz", "c.json.gz", "d.jsonl.gz") == [2, 1, 1]  # a list is not read by lines
-    assert shared(1, "a.jsonl.gz", "b.jsonl.zst") == [1, 1]
-
-
 # --- files that change
 
 
@@ -227,18 +207,6 @@ def test_no_cut_and_no_flipped_bit_is_taken_for_the_end(pack: Callable[[bytes], 
     assert [size for size in range(1, len(packed)) if read(packed[:size]) is not None] == [member]
     assert {read(flip(packed, place)) for place in range(len(packed))} <= {None, data + data}
     assert read(flip(packed, member + len(packed) // 4)) is None
-
-
-def test_a_run_over_a_damaged_file_ends_in_that_error_and_publishes_nothing(
-    tmp_path: Path, tokenizer_path: str
-) -> None:
-    (tmp_path / "good.jsonl").write_bytes(GOOD)
-    (tmp_path / "cut.jsonl.gz").write_bytes(DAMAGED["cut.jsonl.gz"])
-    paths = [str(tmp_path / name) for name in ("good.jsonl", "cut.jsonl.gz")]
-    job = bp.Pipeline(bp.PipelineConfig.from_dict(CONFIG), paths, tmp_path / "out", tokenizer_path, max_reject_rate=1)
-    with pytest.raises(InputError, match=rf"^'{paths[1]}'.*repair it, rename it, or leave it out$"):
-        job.run(["--runner=FnApiRunner"])
-    assert not (tmp_path / "out").exists()
 
 
 # --- how much is held

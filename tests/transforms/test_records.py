@@ -14,7 +14,8 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import trigger, window
 
 import beam_prep as bp
-from beam_prep.errors import ConfigError, RunError
+from beam_prep.errors import BeamPrepError, ConfigError, RunError
+from beam_prep.readers.source import source_lines
 from beam_prep.sample.sample import prepare
 from tests.conftest import ROOT, tree
 
@@ -27,7 +28,9 @@ INPUT = [*CHATS, *CHATS[:7], *WRONG, WRONG[0]]
 
 def run(output: Path, elements: list[Any], *options: str, source: Any = None, **prepare: Any) -> dict[str, bytes]:
     """A chain over a collection; gives the files of its output."""
-    shard = bp.Shard(str(output), 2_500, ["bin", "arrow"], max_reject_rate=0.1, tokenizer=TOKENIZER)
+    shard = bp.Shard(
+        str(output), 2_500, ["bin", "arrow"], pack=bp.Layout(provenance=True), max_reject_rate=0.1, tokenizer=TOKENIZER
+    )
     with beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner", *options])) as pipeline:
         (
             pipeline
@@ -71,10 +74,15 @@ def test_all_is_accounted_for_and_the_rows_are_those_of_a_file(tmp_path: Path) -
     assert sorted((row["input_ids"].tolist(), row["labels"].tolist()) for row in dataset) == sorted(wanted)
 
 
-@pytest.mark.long
-def test_worker_processes_change_no_byte(tmp_path: Path, wanted: dict[str, bytes]) -> None:
-    workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    assert run(tmp_path / "out", INPUT[::-1], *workers, source=bp.FromRecords(64, 10_000)) == wanted
+def test_the_line_of_a_row_is_not_looked_for_in_a_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "out", INPUT)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "records").write_text("another file of this name")
+    message = r"row 1 is of records \(byte offset \d+\): 'records' is the name of what FromRecords was given"
+    with pytest.raises(BeamPrepError, match=message + r".* Carry a field .* \(bp\.KeepFields\)"):
+        source_lines(bp.open(tmp_path / "out"), 1)
 
 
 def test_windows_and_timestamps_are_ignored(tmp_path: Path, wanted: dict[str, bytes]) -> None:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
+from beam_prep.reading.records import Records
 from beam_prep.tokens.segments import Segments
 from tests.conftest import ROOT
 
@@ -70,7 +72,17 @@ def test_each_transform_gives_these_rows(name: str) -> None:
     assert bp.testing.to_rows(block) == gives
 
 
-def test_prepare_stands_for_the_steps_of_a_config() -> None:
+def said(records: Records) -> list[str]:
+    return [message["content"] for row in records.rows for message in row["messages"]]
+
+
+def test_records_that_another_transform_reads_stay() -> None:
+    """Both orders: which transform comes first is Beam's choice."""
     with TestPipeline(runner="FnApiRunner") as pipeline:
-        rows = pipeline | bp.testing.create([CHAT]) | bp.Prepare(CONFIG, TOKENIZER) | bp.testing.rows()
-        assert_that(rows, equal_to([{"input_ids": IDS, "labels": LABELS}]))
+        records = pipeline | bp.testing.create([CHAT, CHAT])
+        before = records | "Before" >> beam.FlatMap(said)
+        rows = records | bp.Prepare(CONFIG, TOKENIZER) | bp.testing.rows() | beam.Map(lambda _: 1)
+        after = records | "After" >> beam.FlatMap(said)
+        assert_that(before, equal_to(["Hi", "Yes."] * 2), label="before")
+        assert_that(rows, equal_to([1, 1]), label="rows")
+        assert_that(after, equal_to(["Hi", "Yes."] * 2), label="after")
