@@ -93,9 +93,10 @@ def test_a_record_with_a_control_token_is_rejected_when_asked() -> None:
 
 def test_every_string_of_a_record_is_guarded() -> None:
     guard = Guard("escape", ("<x>",))
-    given = {"role": "<x>", "tools": [{"<x>": {"a": ["<x><x>", 1, None]}}]}
+    harmless = {"arguments": '{"as":  ["it", "was\\n"]}'}
+    given = {"role": "<x>", "tools": [{"<x>": {"a": ["<x><x>", 1, None]}}], **harmless}
     escaped = f"<{JOINER}x>"
-    assert guard(given, "record") == {"role": escaped, "tools": [{escaped: {"a": [escaped * 2, 1, None]}}]}
+    assert guard(given, "record") == {"role": escaped, "tools": [{escaped: {"a": [escaped * 2, 1, None]}}], **harmless}
 
 
 def test_tokens_that_overlap_are_all_escaped() -> None:
