@@ -85,9 +85,10 @@ def test_escaped_content_gives_no_control_token(name: str, output: Output) -> No
 
 def test_every_string_of_a_record_is_guarded() -> None:
     guard = Guard("escape", ("<x>",))
-    given = {"role": "<x>", "tools": [{"<x>": {"a": ["<x><x>", 1, None]}}]}
+    harmless = {"arguments": '{"as":  ["it", "was\\n"]}'}
+    given = {"role": "<x>", "tools": [{"<x>": {"a": ["<x><x>", 1, None]}}], **harmless}
     escaped = f"<{JOINER}x>"
-    assert guard(given, "record") == {"role": escaped, "tools": [{escaped: {"a": [escaped * 2, 1, None]}}]}
+    assert guard(given, "record") == {"role": escaped, "tools": [{escaped: {"a": [escaped * 2, 1, None]}}], **harmless}
 
 
 def test_tokens_that_overlap_are_all_escaped() -> None:
