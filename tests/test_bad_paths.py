@@ -61,29 +61,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_a_full_disk_is_one_line_with_the_file(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SAMPLE, "-o", str(small_disk / "out"), "--runner=FnApiRunner"]) == 5
-    said = capfd.readouterr().err
-    assert "Traceback" not in said
-    assert f"{small_disk}/" in said
-    assert "make room" in said
-
-
-def test_a_full_folder_of_temporary_files_is_one_line_too(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("output", "words"), [("disk/out", "make room"), ("out", "TMPDIR")], ids=["of the output", "of temporary files"]
+)
+def test_a_full_disk_is_one_line_with_the_file(
+    output: str, words: str, small_disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the shards of HDF5 wait."""
+    """Shards of HDF5 wait in the folder of temporary files."""
+    monkeypatch.chdir(small_disk.parent)
     config = json.loads((ROOT / "configs" / "pretrain.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "output": {"storage_format": "h5"}}))
-    (tmp_path / "in.jsonl").write_bytes((ROOT / "examples/data/text.jsonl").read_bytes() * 20)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(small_disk))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    assert cli.main(["run", "in.jsonl", "-o", "out", "-c", "config.json", *SAMPLE[-2:], "--runner=FnApiRunner"]) == 5
+    Path("config.json").write_text(json.dumps({**config, "output": {"storage_format": "h5"}}))
+    Path("in.jsonl").write_bytes((ROOT / "examples/data/text.jsonl").read_bytes() * 20)
+    if words == "TMPDIR":
+        monkeypatch.setenv("TMPDIR", str(small_disk))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+    assert cli.main(["run", "in.jsonl", "-o", output, "-c", "config.json", *SAMPLE[-2:], "--runner=FnApiRunner"]) == 5
     said = capfd.readouterr().err
     assert "Traceback" not in said
-    assert f"folder of temporary files, {small_disk}" in said
-    assert "TMPDIR" in said
+    assert str(small_disk) in said
+    assert words in said
 
 
 def test_errors_of_the_system_are_known_from_their_text() -> None:

@@ -32,7 +32,6 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md")
 # Their code runs from top to bottom: here, and (it needs torch) in tests/trainers, test_loop.py and test_pages.py.
 IN_ONE_PIECE = ("README.md", "docs/quickstart.md", "docs/readers.md", "docs/training.md")
 OTHERS = [name for name in PAGES if name not in IN_ONE_PIECE]
-KINDS = ("dockerfile", "hcl", "json", "python", "sh", "text", "yaml")
 # In front of a block: <!-- needs: torch out/chat --> names modules, and what it finds in the folder in which it runs;
 # <!-- not run: why --> says that it does not run. It is checked as far as that is possible.
 FENCE = re.compile(
@@ -151,15 +150,6 @@ def test_code_in_the_docs_runs(block: Block, tmp_path: Path, outputs: Path, monk
     exec(compile("\n" * block.line + block.text, block.page, "exec"), names)
     for name in [name for name in names if name.startswith("test_")]:
         names[name]()
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_block_has_a_kind_that_is_checked(name: str) -> None:
-    fences = re.findall(r"^ *```", page(name), re.M)
-    assert len(fences) == 2 * len(FENCE.findall(page(name))), "a fence that is not understood"
-    assert [block for block in blocks_of(name) if block.kind not in KINDS] == []
-    # TensorFlow, which other blocks import, and torch do not go together in one process.
-    assert name in IN_ONE_PIECE or not [block for block in blocks_of(name) if "torch" in block.needs]
 
 
 @pytest.mark.parametrize("block", blocks("python", *PAGES, run=False) + blocks("yaml", *PAGES))

@@ -186,14 +186,6 @@ LONG = [
 ]
 
 
-def config(**preprocessing: Any) -> dict[str, Any]:
-    return {
-        "input": {"adapter": "tokenized"},
-        "preprocessing": preprocessing,
-        "output": {"columns": "labels", "loss_weights": True, "storage_format": "bin"},
-    }
-
-
 START = [[0, 1, 0.5, 0, 2], [0.25] * 3]
 PACKED = [[*START[0], *START[1]]]
 
@@ -209,7 +201,9 @@ PACKED = [[*START[0], *START[1]]]
     ],
 )
 def test_weights_go_with_their_labels(preprocessing: Any, weights: Any, labels: Any, run: Callable[..., Any]) -> None:
-    result = run(config(**preprocessing), LONG, max_no_loss_rate=1)
+    output = {"columns": "labels", "loss_weights": True}
+    given = {"input": {"adapter": "tokenized"}, "preprocessing": preprocessing, "output": output}
+    result = run(given, LONG, max_no_loss_rate=1)
     found = bp.open(result.output)
     found.verify()
     assert [row["loss_weights"].tolist() for row in found] == weights
