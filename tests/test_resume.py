@@ -29,7 +29,7 @@ from tests.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.long
 
-KB, MB = 1 << 10, 1 << 20
+KB = 1 << 10
 CONFIG: dict[str, Any] = {
     "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
     "mask": {"assistant": "train"},
