@@ -35,7 +35,7 @@ TESTS = {
 }
 """Room -> its tests."""
 JOBS = "test_goldens_conversations test_goldens_sections test_configs test_configs_conversation test_template_command"
-JOBS += " test_messages test_inspect_page test_resume test_token_cache"
+JOBS += " test_messages test_inspect_page test_resume"
 """Tests of whole jobs."""
 
 Place = tuple[int, int]
