@@ -36,17 +36,14 @@ JOINING: dict[str, Callable[[tuple[Column, ...]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("role", [role for role in OF_RECORDS if role not in METADATA_ROLES])
-@pytest.mark.parametrize("how", JOINING)
-def test_what_belongs_to_a_record_is_not_joined_with_tokens(how: str, role: Any) -> None:
-    with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
-        JOINING[how]((IDS, Column("more", "uint8", 1, role)))
+APART = [Column("more", "uint8", 1, role) for role in ROLES if {role} <= {*OF_RECORDS} - {*METADATA_ROLES}]
 
 
+@pytest.mark.parametrize("column", [*APART, Column("more", "int32", 2, "mask", "input_ids")])
 @pytest.mark.parametrize("how", JOINING)
-def test_lists_of_lists_are_not_joined_with_tokens(how: str) -> None:
+def test_lists_and_what_belongs_to_a_record_are_not_joined_with_tokens(how: str, column: Column) -> None:
     with pytest.raises(ValueError, match=r"lists or values|no value for each token"):
-        JOINING[how]((IDS, Column("more", "int32", 2, "mask", "input_ids")))
+        JOINING[how]((IDS, column))
 
 
 @pytest.mark.parametrize("role", METADATA_ROLES)

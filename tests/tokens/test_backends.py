@@ -151,8 +151,9 @@ def same(one: Batch, other: Batch) -> bool:
     return all(one[name].to_lists() == other[name].to_lists() for name in ("sequence", "loss_mask"))
 
 
-def test_a_block_whose_sample_differs_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = rendered(*["some words"] * 5)
+@pytest.mark.parametrize("texts", [["some words"] * 5, ["word " * 50_000]])
+def test_a_block_whose_sample_differs_is_the_references(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    block = rendered(*texts)
     wanted = tokenize(block, ours(), None)
     right = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
     assert same(right, wanted)
@@ -168,20 +169,6 @@ def test_a_block_whose_sample_differs_is_the_references(monkeypatch: pytest.Monk
     again = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
     assert same(again, wanted)
     assert again.made["blocks_encoded_again"] == 1
-
-
-def test_a_block_of_long_texts_has_a_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        FastEncoder,
-        "encode_spans",
-        lambda self, texts, special, spans: (
-            Ragged.from_lists([[1]] * len(texts)),
-            TokenSpans(spans.start * 0, spans.stop * 0),
-        ),
-    )
-    block = rendered("word " * 50_000)
-    made = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
-    assert same(made, tokenize(block, ours(), None))
 
 
 def test_the_sample_is_a_small_part() -> None:
