@@ -20,7 +20,7 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms.shard import Publish
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
 
 CONFIG = bp.PipelineConfig.from_dict(
@@ -99,10 +99,19 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
             yield str(tmp_path / "out"), folder
 
 
-def run(output: str, texts: list[str], folder: Path, **options: Any) -> None:
-    source = folder / "in.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    job = bp.Pipeline(CONFIG, [str(source)], output, ROOT / "examples/tokenizer", overwrite=True, **options)
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    texts: dict[str, list[Any]] = {
+        "old": ["one", "two"] * 9,
+        "new": ["some more", "and others"] * 8,
+    }
+    for name, given in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
+    return {name: tmp_path / f"{name}.jsonl" for name in texts}
+
+
+def run(output: str, inputs: Path, **options: Any) -> None:
+    job = bp.Pipeline(CONFIG, [str(inputs)], output, ROOT / "examples/tokenizer", overwrite=True, **options)
     job.run(["--runner=FnApiRunner"])
 
 
@@ -110,7 +119,8 @@ def digests(folder: str) -> dict[str, str]:
     if "://" in folder:
         named = {found.path[len(folder) + 1 :]: read_bytes(found.path) for found in objects.listed(f"{folder}/")}
     else:
-        named = tree(folder)
+        files = (path for path in Path(folder).rglob("*") if path.is_file())
+        named = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     # What says when and how a run was made differs between two runs; the folder of launches is not the output.
     return {
         name: hashlib.sha256(data).hexdigest()
@@ -126,18 +136,17 @@ def digests(folder: str) -> dict[str, str]:
     indirect=["output"],
 )
 def test_an_attempt_gives_the_same_output_whatever_an_earlier_one_left(
-    output: tuple[str, str | None], tmp_path: Path, keep_versions: int | None, attempts: Attempts
+    output: tuple[str, str | None], inputs: dict[str, Path], keep_versions: int | None, attempts: Attempts
 ) -> None:
     path, staging = output
-    old, new = ["one", "two"] * 9, ["some more", "and others"] * 8
     names = ("old", "new")
     options = [{"keep_versions": keep_versions, "version_name": name} if keep_versions else {} for name in names]
     with pytest.MonkeyPatch.context() as calm:
         calm.setattr(attempts, "kills", False)
         for made in (f"{path}_calm", path):
-            run(made, old, tmp_path, staging=staging, **options[0])
-        run(f"{path}_calm", new, tmp_path, staging=staging, **options[1])
-    run(path, new, tmp_path, staging=staging, **options[1])
+            run(made, inputs["old"], staging=staging, **options[0])
+        run(f"{path}_calm", inputs["new"], staging=staging, **options[1])
+    run(path, inputs["new"], staging=staging, **options[1])
     assert attempts.made > 3
     wanted = digests(f"{path}_calm")
     assert len(wanted) > 10
