@@ -139,6 +139,11 @@ def test_what_json_lacks_has_its_form(value: Any, found: Any) -> None:
     assert type(rows({"value": value})[0]["value"]) is type(found)
 
 
+def test_integers_beyond_64_bits_change_nothing_else_of_a_line() -> None:
+    (block,) = read([{"b": "é", "a": 10**20}])
+    assert block.ledger.text(0) == '{"b":"é","a":100000000000000000000}'
+
+
 @pytest.mark.parametrize(
     ("element", "reason", "message", "text"),
     [

@@ -100,6 +100,7 @@ def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.M
     whole = tokenizer.encode(texts, False).to_lists()
     monkeypatch.setattr(module, "TEXTS_AT_ONCE", 7)
     monkeypatch.setattr(module, "CHARACTERS_AT_ONCE", 400)
+    assert all(len(chunk) <= 7 and sum(map(len, chunk)) <= 400 for chunk in module.chunks(texts))
     assert tokenizer.encode(texts, False).to_lists() == whole
     spans = CharSpans.of((place, 0, 4) for place, text in enumerate(texts) if text)
     ids, places = tokenizer.encode_spans(texts, False, spans)
