@@ -168,6 +168,7 @@ def test_counts_open_scales_and_classes_mark_nothing_as_bad(name: str) -> None:
         ("thumbs", ("up", "none", "down", None), (2,)),
         ("score", (float("nan"), 1.0, 0.0), (2,)),
         ("rejected", ("no", "yes"), (1,)),
+        ("feedback", (1, -1, 0), (1,)),
     ],
 )
 def test_the_bad_end_of_a_scale_is_bad(name: str, values: Any, bad: tuple[int, ...]) -> None:
