@@ -122,11 +122,16 @@ class Facts:
                 first = [token for token in self.tokens.special.findall(begin[0] if begin else "") if token != bos]
                 self.openings |= frozenset(first[:1]) - {eos}
         self.learning = True
-        for messages, _ in rendered:
-            for index, message in enumerate(messages):
-                if message["role"] == "assistant":
-                    self._learn_prompt(renderer, messages[:index])
-        self._learn_around(rendered, eos)
+        befores = [
+            messages[:index]
+            for messages, _ in rendered
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant"
+        ]
+        for before in befores:
+            self._learn_prompt(renderer, before)
+        last = self._learn_around(rendered, eos)
+        self.plain_end = next(self._ends_of_plain(renderer, befores, last), None)
         for messages, rendering in rendered:
             Turns(renderer, self, rendering, messages).all()
         self.learning = False
@@ -136,16 +141,14 @@ class Facts:
             header = header_of(renderer, before)
             if header.prompted and header.text:
                 self.prompts[header.text[header.closing :]] = None
-            if self.plain_end is None and before and before[-1]["role"] == "user":
-                self.plain_end = self._end_of_plain(renderer, before)
         except (*RAISED, Refused):
             return
 
-    def _learn_around(self, rendered: list[tuple[list[Message], Trace]], eos: str | None) -> None:
-        """Learns constants from the text before and behind answers.
+    def _learn_around(self, rendered: list[tuple[list[Message], Trace]], eos: str | None) -> list[str]:
+        """Learns constants from the text before and behind answers; returns what stands behind last answers.
 
-        A token that begins a prompt of several tokens, and also stands behind answers, ends a turn. If no prompt is
-        known, a token that stands only before answers belongs to the header.
+        A token that stands in a prompt before another token, and also stands behind answers, ends a turn. If no prompt
+        is known, a token that stands only before answers belongs to the header.
         """
         special, before, behind, last = self.tokens.special, list[str](), list[str](), list[str]()
         for messages, rendering in rendered:
@@ -166,18 +169,25 @@ class Facts:
         for tail in behind:
             if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
                 continue
-            begun = [prompt.lstrip() for prompt in self.prompts if prompt.lstrip().startswith(first[0])]
             # Before words, the token begins a header; before another token, it ends a turn.
-            if any(special.match(prompt[len(first[0]) :].lstrip()) for prompt in begun):
+            rests = (prompt.partition(first[0])[2] for prompt in self.prompts)
+            if any(special.match(rest.lstrip()) for rest in rests):
                 self.closers |= {first[0]}
-        if self.plain_end is None and last:
-            begin, end = next(self._runs(last[0]), (0, 0))
-            self.plain_end = last[0][begin:end]
+        return last
 
-    def _end_of_plain(self, renderer: Renderer, before: list[Message]) -> str:
-        rendering, place = plain_answer(renderer, before)
-        own = next(each for each in rendering.segments if each.index == len(before) and each.begin >= place.begin)
-        tail = rendering.text[own.end :]
+    def _ends_of_plain(self, renderer: Renderer, befores: list[list[Message]], last: list[str]) -> Iterator[str]:
+        """The tokens that end plain answers to users, then those behind last answers."""
+        for before in befores:
+            if not before or before[-1]["role"] != "user":
+                continue
+            with contextlib.suppress(*RAISED, Refused):
+                rendering, place = plain_answer(renderer, before)
+                segments = rendering.segments
+                own = next(each for each in segments if each.index == len(before) and each.begin >= place.begin)
+                yield self._first_run(rendering.text[own.end :])
+        yield from map(self._first_run, last[:1])
+
+    def _first_run(self, tail: str) -> str:
         begin, end = next(self._runs(tail), (0, 0))
         return tail[begin:end]
 
