@@ -24,7 +24,7 @@ import jinja2.visitor
 from jinja2 import nodes
 
 from beam_prep.chat import limits, origins
-from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, DataNode, Node, Nodes, Origin, Text
+from beam_prep.chat.origins import GENERATION_BEGINS, GENERATION_ENDS, Node, Nodes, Origin, Text
 from beam_prep.errors import TokenizerError
 
 _RAISED_BY_COMPILER = (SyntaxError, ValueError, RecursionError, OverflowError, jinja2.exceptions.SecurityError)
@@ -118,7 +118,7 @@ _ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 
 def without_addresses(text: str) -> str:
     """A message without memory addresses, which differ in every run, and without names of our own classes."""
-    for kind, known in ((Node, "dict"), (DataNode, "dict"), (Nodes, "list"), (Text, "str")):
+    for kind, known in ((Node, "dict"), (Nodes, "list"), (Text, "str")):
         text = text.replace(f"{kind.__module__}.{kind.__name__} ", f"{known} ")
         text = text.replace(f"'{kind.__name__}' object", f"'{known}' object")
     return _ADDRESS.sub("", text)
@@ -176,7 +176,7 @@ _AS_IT_IS = json.JSONEncoder(ensure_ascii=False, check_circular=False)  # templa
 def _tojson(
     x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    raw = x._raw if isinstance(x, Node | Nodes) else x
+    raw = x._raw if type(x) is Node or type(x) is Nodes else x
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
         if raw is x:
             limits.weigh(x)
@@ -272,7 +272,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         made = super().call(context, obj, *args, **kwargs)
         if type(owner) is Text and isinstance(made, list | tuple):
             return type(made)([each if type(each) is Text else origins.derived(each, (owner,)) for each in made])
-        return made if type(made) is Text or isinstance(owner, Node) else origins.derived(made, (owner, args))
+        return made if type(made) is Text or type(owner) is Node else origins.derived(made, (owner, args))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":

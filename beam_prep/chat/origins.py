@@ -172,7 +172,7 @@ def _origins(value: Any) -> Iterator[Origin]:
     kind = type(value)
     if kind is Text:
         yield from (origin for _, origin in value._parts if origin and origin.keys is not None)
-    elif kind in (Node, DataNode, Nodes):
+    elif kind is Node or kind is Nodes:
         yield value._origin
     elif kind is Safe:
         yield from _origins(str(value))
@@ -233,34 +233,28 @@ def sum_of_markup(*summands: str) -> Safe:
     return _safe(concat(map(str, escaped)))
 
 
+Field = Callable[[Origin, str, Any], Any]
+
+
 class Node(dict):  # type: ignore[type-arg]
-    """A message or a call. Its values are wrapped; its keys are names of fields, and have no origin.
+    """An object of a record. Its values are wrapped when they are read, because most are never read.
 
     Args:
         raw: the object.
         origin: of the whole object.
-        values: field -> wrapped value.
+        field: (origin, key, value) -> the wrapped value; then the keys are names of fields, and have no origin.
     """
 
-    __slots__ = ("_origin", "_raw")
+    __slots__ = ("_field", "_origin", "_raw")
 
-    def __init__(self, raw: dict[str, Any], origin: Origin, values: dict[str, Any]) -> None:
-        dict.__init__(self, values)
-        self._raw, self._origin = raw, origin
-
-
-class DataNode(Node):
-    """Any other object of a record. Its values are wrapped when they are read, because most are never read."""
-
-    __slots__ = ()
-
-    def __init__(self, raw: dict[str, Any], origin: Origin) -> None:
-        Node.__init__(self, raw, origin, raw)
+    def __init__(self, raw: dict[str, Any], origin: Origin, field: Field | None = None) -> None:
+        dict.__init__(self, raw)
+        self._raw, self._origin, self._field = raw, origin, field
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
         if type(value) in _RAW:
-            value = wrap(value, self._origin)
+            value = self._field(self._origin, key, value) if self._field else wrap(value, self._origin)
             dict.__setitem__(self, key, value)
         return value
 
@@ -271,7 +265,7 @@ class DataNode(Node):
         return iter(self.keys())
 
     def keys(self) -> Any:
-        return [wrap(key, self._origin) for key in dict.keys(self)]
+        return dict.keys(self) if self._field else [wrap(key, self._origin) for key in dict.keys(self)]
 
     def values(self) -> Any:
         return [self[key] for key in dict.keys(self)]
@@ -300,46 +294,55 @@ def wrap(value: Any, origin: Origin) -> Any:
     if kind is str:
         return one(value, origin)
     if kind is dict:
-        return DataNode(value, origin)
+        return Node(value, origin)
     return Nodes(value, origin, [wrap(each, origin) for each in value]) if kind is list else value
-
-
-@functools.lru_cache(10_000)
-def _of_key(index: int, key: str) -> Origin:
-    return Origin(index, (key,))
 
 
 def message_node(message: dict[str, Any], index: int) -> Node:
     """A message, wrapped for a template."""
-    values = {key: _of_message(index, key, value) for key, value in message.items()}
-    return Node(message, _of_key(index, "*"), values)
+    return Node(message, Origin(index, ("*",)), _of_message)
 
 
 def is_message(value: Any) -> bool:
     """True for results of `message_node`."""
-    return type(value) is Node and value._origin.keys == ("*",)
+    return type(value) is Node and value._field is _of_message
 
 
-def _of_message(index: int, key: str, value: Any) -> Any:
+def _of_message(origin: Origin, key: str, value: Any) -> Any:
+    index = origin.index
     if key == "role" and type(value) is str:
-        return value  # it counts as the template's own text
+        return _constant(value)
     if key == "tool_calls" and type(value) is list:
-        calls = [_call(index, f"{key}[{place}].", call) for place, call in enumerate(value)]
+        calls = [
+            _call(f"{key}[{place}].", Origin(index, (f"{key}[{place}].name", f"{key}[{place}].arguments")), call)
+            for place, call in enumerate(value)
+        ]
         keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
         return Nodes(value, Origin(index, keys), calls)
     if key == "content" and type(value) is list and len(value) > 1:
         keys = tuple(f"content[{place}]" for place in range(len(value)))
         parts = [wrap(part, Origin(index, (key, own))) for own, part in zip(keys, value, strict=True)]
         return Nodes(value, Origin(index, (key, *keys)), parts)
-    return wrap(value, _of_key(index, "reasoning" if key in REASONING_FIELDS else key))
+    return wrap(value, Origin(index, ("reasoning" if key in REASONING_FIELDS else key,)))
 
 
-def _call(index: int, place: str, call: Any) -> Any:
-    origin = Origin(index, (f"{place}name", f"{place}arguments"))
-    if type(call) is not dict:
-        return wrap(call, origin)
-    values = {
-        key: _call(index, place, value) if key == "function" else wrap(value, _of_key(index, place + key))
-        for key, value in call.items()
-    }
-    return Node(call, origin, values)
+class _Constant(str):
+    """A role, which counts as the template's own text. Not `str`, because a `str` is wrapped when it is read."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
+_constant = functools.lru_cache(1000)(_Constant)
+
+
+def _call(place: str, origin: Origin, call: Any) -> Any:
+    return Node(call, origin, functools.partial(_of_call, place)) if type(call) is dict else wrap(call, origin)
+
+
+def _of_call(place: str, origin: Origin, key: str, value: Any) -> Any:
+    if key == "function":
+        return _call(place, origin, value)
+    return wrap(value, Origin(origin.index, (place + key,)))
