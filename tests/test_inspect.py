@@ -14,16 +14,13 @@ from rich.text import Text
 
 import beam_prep as bp
 from beam_prep.cli import main
-from beam_prep.config import PipelineConfig
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, FormatError
 from beam_prep.inspect.output import cat, inspect
 from beam_prep.inspect.rows import render, render_row
 from beam_prep.inspect.sequences import RowDisplay
-from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
-from beam_prep.tokens.tokenizer import Tokenizer
-from tests.conftest import ROOT, config_of, records_of, shared
+from tests.conftest import ROOT, config_of, records_of
 
 pytestmark = pytest.mark.long
 
@@ -56,10 +53,6 @@ def unmarked(text: str) -> str:
     return text.replace("⟦", "").replace("⟧", "")
 
 
-def in_style(text: Text, style: str) -> str:
-    return "".join(text.plain[span.start : span.end] for span in text.spans if style in str(span.style))
-
-
 # One record
 
 
@@ -75,18 +68,6 @@ def test_what_is_trained_stands_between_marks(chats: Dataset) -> None:
             f"━━ record {index} · domain __default__ · {len(row['sequence'])} tokens, {len(trained)} trained ({share})"
         )
         assert text.plain.startswith(header + "\n")
-
-
-def test_colours_say_the_same_as_marks(chats: Dataset) -> None:
-    for index in range(20):
-        marked, coloured = render(chats, index, marks=True), render(chats, index)
-        assert "⟦" not in coloured.plain
-        trained = "".join(MARKED.findall(body(marked)))
-        assert in_style(coloured, "green").replace("↵", "") == trained
-        assert coloured.plain.replace("↵", "") == unmarked(marked.plain)
-    # A newline that ends what is trained is seen; another is not.
-    assert render(chats, 0).plain.endswith("<|im_end|>↵\n")
-    assert "system↵" not in render(chats, 0).plain
 
 
 def test_rollouts_exactly(output: Outputs) -> None:
@@ -137,14 +118,6 @@ def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.Capture
     )
     inspect(packed.path, count=0)
     assert "85.0% full, 1 split\n" in capsys.readouterr().out
-
-
-def test_padded_rows_with_labels_shifted(run: Run) -> None:
-    padded = counted(run, {"padding": 16, "shift": True}, position_ids_mode="doc_reset")
-    assert render(padded, 0, marks=True).plain == (
-        "━━ record 0 · domain __default__ · 10 tokens, 5 trained (50.0%) + 6 of padding · labels: shifted by one · "
-        "the last token is a label only · positions: 0 to 15\nCount to 3.⟦1 2 3⟧\n+ 6 x <|pad|>"
-    )
 
 
 IDS, LABELS = Column("input_ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", "input_ids")
@@ -203,37 +176,7 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     ]
 
 
-# Pieces of tokens
-
-
-@pytest.mark.parametrize("name", ["gpt2", "mistral-v1"])
-def test_pieces_of_cut_characters(name: str) -> None:
-    tokenizer = Tokenizer.load(shared("tokenizers", name))
-    character = tokenizer.encode(["a𠮷"], False).flat.tolist()[-2:]  # its last bytes alone are no character
-    whole = tokenizer.encode(["a𠮷"], False).flat.tolist()
-    pieces = tokenizer.pieces([*character, *whole])
-    assert set("".join(pieces[:2]).strip()) == {"\ufffd"}  # they stay with their own tokens
-    assert "".join(pieces).endswith("a𠮷")
-    # Many of them take linear time, and none is lost.
-    assert len(tokenizer.pieces(character * 2_000)) == 4_000
-
-
 # The commands
-
-
-def test_inspect_prints_totals_and_one_record(chats: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    for record in (7, -1):
-        assert main(["inspect", str(chats.path), "--record", str(record)]) == 0
-        out = capsys.readouterr().out
-        assert re.findall("━━ record ([0-9]+)", out) == [str(record % len(chats))]
-        assert render(chats, record, marks=True).plain in out
-    totals = chats.manifest["totals"]
-    assert out.startswith(
-        f"{chats.path}: {totals['rows']} rows, {totals['tokens']['sequence']:,} tokens, 1 shard (bin), 1 domain\n"
-        "columns: sequence, loss_mask; nothing is shifted\n"
-        f"loss_mask: {totals['trained']['loss_mask']:,} trained tokens ("
-    )
-    assert "what is trained is between ⟦ and ⟧\n\n━━ record " in out
 
 
 def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:
@@ -279,19 +222,6 @@ def test_cat_prints_lists_of_lists_numbers_and_texts(output: Outputs, capsys: py
     cat(output("rlvr").path)
     printed = [json.loads(line)["answer"] for line in capsys.readouterr().out.splitlines()]
     assert printed == [record["answer"] for record in records_of(example("more/rlvr"))]
-
-
-def test_cat_and_inspect_stop_at_the_count_over_domains(by_domain: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = len(by_domain.domain(by_domain.domains[0])) + 2
-    assert main(["cat", str(by_domain.path), "--count", str(wanted)]) == 0
-    domains = [json.loads(line)["domain"] for line in capsys.readouterr().out.splitlines()]
-    assert domains == [by_domain.domain_of(index) for index in range(wanted)]
-    cat(by_domain.path, count=2, domain="maths")
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    inspect(by_domain.path, count=2, domain="maths")
-    out = capsys.readouterr().out
-    assert re.findall("━━ record ([0-9]+) · domain (.*?) ·", out) == [("0", "maths"), ("1", "maths")]
-    assert f"{len(by_domain.domains)} domains\n" in out
 
 
 def test_a_reader_that_goes_away_is_no_error(chats: Dataset) -> None:
@@ -346,47 +276,3 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         f"{source} (byte offset 1): wrong_type: field 'prompt' is a number (3), wanted a string\n\n"
     )
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_preview_reads_one_file_after_the_other_and_only_their_beginning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, empty = _file(tmp_path, GOOD, name="1.jsonl"), _file(tmp_path, name="2.jsonl")
-    listed = _file(tmp_path, f"[{GOOD},\n {GOOD}]", name="3.json")
-    preview([one, empty, listed], INSTRUCTION, TOKENIZER, count=5)
-    out = capsys.readouterr().out
-    assert out.startswith("3 files: the first rows")
-    assert re.findall("━━ (.*?) ·", out) == [f"{one}, line 1", f"{listed}, record 1", f"{listed}, record 2"]
-    assert "\n\n3 rows in all\n\n3 records looked at (all of it), in 3 files\n" in out
-
-    preview(_file(tmp_path, *[json.dumps({"x": "x" * 1_000})] * 1_100, GOOD), INSTRUCTION, TOKENIZER, count=1)
-    assert "\n\n0 rows in the first 1,024 KB of each file\n\n" in capsys.readouterr().out
-
-
-def test_preview_says_what_is_cut_and_what_comes_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {
-        "input": {"sections": [{"field": "prompt", "action": "mask"}, {"field": "response", "action": "train"}]},
-        "preprocessing": {"max_seq_len": 8, "packing_strategy": "bfd", "max_packed_len": 100},
-        "output": {"columns": "labels", "names": {"input_ids": "tokens", "seq_lens": "seq_lengths"}},
-    }
-    preview(_file(tmp_path, GOOD), PipelineConfig.from_dict(settings), TOKENIZER)
-    out = capsys.readouterr().out
-    assert "columns: tokens, labels, position_ids, seq_lengths; labels: unshifted\n" in out
-    assert "packing: bfd, 100 tokens a row; here each document is shown alone\n" in out
-    assert " · truncated_tokens: 3 · truncated_rows: 1\nCount to 3.⟦1 ⟧\n" in out
-
-
-def test_wrong_combinations_say_what_to_type(
-    tmp_path: Path, chats: Dataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, out = _file(tmp_path, GOOD), str(chats.path)
-    config, tokenizer = ["--config", INSTRUCTION], ["--tokenizer_path", str(TOKENIZER)]
-    for arguments, message in (
-        ([source, *config], "--config without --tokenizer_path; type: beam-prep inspect FILE --config CONFIG.json "),
-        ([source, *tokenizer], "--tokenizer_path without --config; to see files before a run, type: "),
-        ([source], f"{source} is a file, not an output; to see it before a run, type: beam-prep inspect FILE "),
-        ([out, *config, *tokenizer], f"--config is for files before a run, and {out} is an output; type: "),
-        ([source, *config, *tokenizer, "--record", "0"], "--record, --domain and --split are for outputs; with "),
-    ):
-        assert main(["inspect", *arguments]) == 2
-        assert capsys.readouterr().err.startswith(f"beam-prep inspect: {message}")

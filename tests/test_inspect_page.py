@@ -162,49 +162,6 @@ def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, 
     assert page.of(None)[0]["roles"]
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "preprocessing"),
-    [
-        ("sft_conversation", "chat", {"truncation_mode": "chunk", "max_seq_len": 50, "stride": 9}),
-        ("dpo_conversation", "preference", {"max_seq_len": 40}),
-    ],
-)
-def test_a_preview_with_roles_has_the_rows_of_a_run(
-    paged: Callable[..., Any], tmp_path: Path, name: str, data: str, preprocessing: dict[str, Any]
-) -> None:
-    records = [*examples(data), {}, {"messages": 3, "chosen": 3}]
-    settings = config_of(name, preprocessing=preprocessing)
-    _, after = paged(settings, records)
-    before = previewed(settings, records, tmp_path)
-    assert len(before.of(None)) == len(after.of(None)) > 0
-    for one, other in zip(before.of(None), after.of(None), strict=True):
-        for mine, theirs in zip(one["parts"], other["parts"], strict=True):
-            assert before.ids_of(mine) == after.ids_of(theirs)
-            assert (mine["name"], mine["m"]) == (theirs["name"], theirs["m"])
-            assert "r" not in theirs  # a run does not know the roles
-
-
-def test_chosen_stands_beside_rejected(paged: Callable[..., Any]) -> None:
-    settings = config_of("dpo_conversation", output={"columns": "prompt_completion"})
-    output, page = paged(settings, examples("preference"))
-    assert len(page.rows) == len(output)
-    for row in page.rows:
-        left, right = (row["parts"][row["pair"][side]] for side in ("left", "right"))
-        common = row["pair"]["common"]
-        assert (left["name"][:6], right["name"][:8]) == ("chosen", "rejected")
-        assert left["t"][:common] == right["t"][:common]
-        assert left["t"] != right["t"]
-
-
-def test_documents_of_packed_rows_are_parts(output: Callable[[str], Dataset], tmp_path: Path) -> None:
-    packed = output("sft_packed")
-    inspect(packed.path, html=tmp_path / "page.html", count=10)
-    for row, shown in zip(packed[:10], Page(tmp_path / "page.html").rows, strict=True):
-        sizes = [len(part["t"]) for part in shown["parts"] if "t" in part]
-        assert shown["packed"]
-        assert sizes == row["seq_lengths"].tolist()
-
-
 def test_only_pages_are_replaced_and_only_when_they_are_whole(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

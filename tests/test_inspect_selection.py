@@ -69,16 +69,6 @@ def test_drawn_rows_are_those_of_the_seed(output: Dataset, shown: Callable[..., 
     assert max(inside) < len(output.domain("b"))
 
 
-@pytest.mark.parametrize("option", ["--shortest", "--longest"])
-def test_extremes_are_those_of_all_shards(output: Dataset, shown: Callable[..., str], option: str) -> None:
-    lengths = [len(row["sequence"]) for row in output]
-    sign = -1 if option == "--longest" else 1
-    order = sorted(range(len(lengths)), key=lambda row: (sign * lengths[row], row))
-    text = shown(output.path, option, "--count", 3)
-    assert numbers(text) == order[:3]
-    assert f"━━ record {order[0]} · number 1 of the {option[2:]} · domain" in text
-
-
 @given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=6), st.integers(0, 12), st.booleans())
 def test_extremes_of_any_parts(parts: list[list[int]], count: int, longest: bool) -> None:
     flat = [size for part in parts for size in part]

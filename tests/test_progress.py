@@ -1,18 +1,11 @@
 """Progress is right about what is done and what is left, and never disturbs a run."""
 
-import gzip
 import json
-import os
-import random
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
-import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from hypothesis import given
@@ -23,14 +16,10 @@ from beam_prep import progress
 from beam_prep.data.block import InputFile
 from beam_prep.progress import Counts, Progress, lasting, report_block, reported
 from beam_prep.runners import counters_of
-from beam_prep.storage.files import list_inputs
-from beam_prep.storage.splits import pack_files, read_split, split_files
 from tests.conftest import ROOT
-from tests.test_worker_processes import flink as flink
 
 MB = 10**6
-SAMPLE = [str(ROOT / "examples/data/chat.jsonl"), "-c", str(ROOT / "configs/sft_conversation.json")]
-SAMPLE += ["--tokenizer_path", str(ROOT / "examples/tokenizer")]
+CHATS = ROOT / "examples/data/chat.jsonl"
 
 
 class Clock:
@@ -114,18 +103,6 @@ def test_the_time_that_is_left_is_that_of_the_last_minute(folder: Path, clock: C
     assert state.line().startswith("tokenise 60%: 600 of 1,000 MB, 1,010 records, 5.9 MB/s, about 6 min ")
 
 
-def test_tokens_and_the_trained_share_are_said(folder: Path, clock: Clock) -> None:
-    shown = Progress(str(folder), of_size(10 * MB), clock=clock)
-    report_block(
-        str(folder),
-        Counts(8 * MB, 100, 3, stored=5 * MB, tokens=4_000_000, trained=300, maybe_trained=400),
-    )
-    clock.now += 2
-    assert shown.state().line() == (
-        "tokenise 50%: 5 of 10 MB, 100 records, 2.5 MB/s, 2.0M tokens/s, 75.0% trained, 3 rejects, about 2 s left"
-    )
-
-
 def test_each_phase_has_its_own_goal(folder: Path, clock: Clock) -> None:
     shown = Progress(str(folder), of_size(10 * MB), clock=clock)
     report_block(str(folder), Counts(10 * MB, 1000, stored=10 * MB))
@@ -167,33 +144,7 @@ def test_times_are_rounded_as_a_whole(seconds: float, words: str) -> None:
     assert lasting(seconds) == words
 
 
-# Compressed inputs
-
-
-@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst"])
-def test_compressed_bytes_are_counted_as_they_are_read(name: str, folder: Path) -> None:
-    drawn = random.Random(5)
-    rows = [json.dumps({"text": drawn.randbytes(450).hex()}) for _ in range(3000)]
-    text, path = "\n".join(rows).encode(), folder / name
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else pa.compress(text, codec="zstd", asbytes=True))
-    inputs = list_inputs(str(path))
-    splits = split_files(b"", pack_files(inputs), 65536)
-    stored = [block.origin.stored for split in splits for block in read_split(split, 65536)]
-    assert len(stored) > 30
-    assert 0.95 * inputs[0].size < sum(stored) <= inputs[0].size
-    ahead = 3 * 256 * 1024  # what libraries read at once
-    assert max(stored) < ahead
-
-
 # Real runs
-
-
-def test_a_log_has_no_control_characters_and_begins_before_beam_is_imported(folder: Path) -> None:
-    words = [sys.executable, "-m", "beam_prep.cli", "run", *SAMPLE, "-o", str(folder / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    said = subprocess.run(words, env=environment, capture_output=True, check=True).stderr
-    assert said.decode().splitlines()[0].startswith("beam-prep run: loading Beam and the tokenizer ")
-    assert not set(said) & (set(range(32)) - {10})
 
 
 def test_no_error_of_progress_fails_or_delays_a_run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -214,35 +165,13 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
     config = bp.PipelineConfig.from_json(str(ROOT / "configs/sft_conversation.json"))
     tokenizer = bp.Tokenizer.load(str(ROOT / "examples/tokenizer"))
     pipeline = beam.Pipeline("FnApiRunner")
-    blocks = pipeline | bp.ReadJSONL([SAMPLE[0]]) | bp.Prepare(config, tokenizer)
+    blocks = pipeline | bp.ReadJSONL([str(CHATS)]) | bp.Prepare(config, tokenizer)
     _ = blocks | bp.Shard(str(folder / "out"), tokenizer=tokenizer)
     job = pipeline.run()
     totals = json.loads((folder / "out/manifest.json").read_text())["totals"]
     assert counters_of(job, PipelineOptions([])) == {
-        "stored": Path(SAMPLE[0]).stat().st_size,
+        "stored": CHATS.stat().st_size,
         "lines": 260,
         "rejected": 0,
         "tokens": totals["tokens"]["input_ids"],
     }
-
-
-def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks(flink: dict[str, Any]) -> None:
-    jobs = [
-        {"name": "beamprep-1", "state": "FINISHED", "tasks": {"total": 9, "finished": 9}},
-        {"name": "beamprep-1", "state": "RUNNING", "tasks": {"total": 9, "finished": 4}},
-        {"name": "another", "state": "RUNNING", "tasks": {"total": 5, "finished": 5}},
-    ]
-
-    class Job:
-        """A job of Beam's job server, which answers no question about metrics before its end."""
-
-        job_id = "beamprep-1_0c2f"
-
-        def metrics(self) -> None:
-            raise NotImplementedError
-
-    options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master={flink['address']}"])
-    flink["/jobs/overview"] = {"jobs": jobs}
-    assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
-    del flink["/jobs/overview"]
-    assert counters_of(Job(), options) == {}

@@ -94,19 +94,6 @@ PACKED = {"packing_strategy": "bfd", "max_packed_len": 64}
 PLACES: dict[str, Any] = {"output": {"provenance": True}}
 
 
-def test_a_replay_is_a_run_from_scratch_on_the_inputs_of_the_output(jobs: Jobs) -> None:
-    jobs.write(talks(90, (0, 3, 60, 61)))
-    jobs.run(config())
-    before = json.loads((jobs.folder / "out" / "manifest.json").read_text())["ledger"]
-    done = jobs.replay(config(MENDED))
-    assert before["rejected"]["template_error"] == 4
-    assert (done.before, done.after["kept"]) == (before, before["kept"] + 4)
-    assert done.still.counts == done.after["rejected"] == {"bad_json": 5}
-    assert done.newly.counts == {}
-    assert bp.open(jobs.folder / "new").run["replay_of"]["output"] == str(jobs.folder / "out")
-    jobs.check(config(MENDED))
-
-
 # What is told
 
 
@@ -153,7 +140,7 @@ def test_an_output_that_is_replaced_is_compared_with_what_it_was(jobs: Jobs) -> 
     jobs.check(config(MENDED, mask_default="train", **PLACES), "out")
 
 
-# Refused, or nothing to do
+# Refused
 
 
 def test_inputs_that_changed_are_refused(jobs: Jobs) -> None:
@@ -174,19 +161,6 @@ def test_a_template_that_was_in_the_config_is_not_taken_for_the_tokenizers(jobs:
     jobs.run(config())
     with pytest.raises(ConfigError, match=r"has the chat template of the earlier config, .*: pass --tokenizer_path"):
         jobs.replay(config(None))
-
-
-def test_nothing_is_done_without_rejects_or_without_a_change(jobs: Jobs) -> None:
-    jobs.write([talk(number) for number in range(9)])
-    jobs.run(config())
-    assert jobs.replay(config(MENDED)).result is None
-    jobs.write(talks(9, (0,)))
-    jobs.run(config(), overwrite=True)
-    done = jobs.replay(None)
-    assert done.result is None
-    assert done.lines()[0].startswith("nothing was replayed: config, template and tokenizer are those of")
-    assert any(line.startswith("  1 template_error, the first: ") for line in done.lines())
-    assert not (jobs.folder / "new").exists()
 
 
 # Limits, versions, the command line

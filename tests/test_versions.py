@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from beam_prep.errors import ConfigError, OutputError, RunError
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.storage.stores import objects
 from beam_prep.storage.versions import Versions
-from tests.conftest import ROOT, tree
+from tests.conftest import ROOT
 from tests.storage.conftest import store as store
 from tests.storage.memory import MemoryStore
 
@@ -47,27 +46,6 @@ def run(tmp_path: Path) -> Run:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_version_is_a_complete_output_and_latest_names_it(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    made = run(3, keep_versions=2, version_name="a")
-    assert made.output == str(out / "a")
-    assert names(out) == ["a", "latest"]
-    assert os.readlink(out / "latest") == "a"
-    plain = run(3, output_dir=tmp_path / "plain")
-    assert {**tree(out / "a"), "run.json": b""} == {**tree(Path(plain.output)), "run.json": b""}
-    assert len(bp.open(out)) == len(bp.open(out / "a")) == 3
-
-
-def test_as_many_versions_as_asked_for_are_kept(run: Run, tmp_path: Path) -> None:
-    for count, name in enumerate("abc", 1):
-        run(count, keep_versions=2, version_name=name)
-    assert names(tmp_path / "out") == ["b", "c", "latest"]
-    run(5, keep_versions=1, version_name="d")
-    assert names(tmp_path / "out") == ["d", "latest"]
-    left = {path.name for path in (tmp_path / ".beam_prep").glob("*/*")}
-    assert left == {"lock", "lock.name", "claim.json.lock"}
 
 
 def test_latest_never_moves_to_an_earlier_name(run: Run, tmp_path: Path) -> None:

@@ -228,18 +228,6 @@ def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
     assert choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
 
 
-def test_a_compressed_input_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "SMALL_INPUT", 4000)
-    monkeypatch.setattr(runners, "cores", lambda: 2)
-
-    def told(name: str, size: int) -> str:
-        (tmp_path / name).write_bytes(b"x" * size)
-        return choose_runner(PipelineOptions([]), list_inputs([str(tmp_path / name)]))[2]
-
-    assert told("a.jsonl.gz", 1000) == told("a.jsonl", 4000) == "runner: in-process"
-    assert told("b.jsonl.gz", 1001) == told("b.jsonl", 4001) == "runner: 2 worker processes"
-
-
 @pytest.mark.parametrize(
     ("asked", "workers"),
     [
@@ -320,16 +308,6 @@ def test_slots_that_are_not_known_are_left_to_the_user(flink: dict[str, Any], ca
         assert options.keys().isdisjoint({"parallelism", "sdk_worker_parallelism"})
     assert "http://localhost:1/overview" in caplog.text
     assert "set --parallelism and --sdk_worker_parallelism" in caplog.text
-
-
-def test_a_dataflow_worker_has_one_thread_and_no_main_session() -> None:
-    options, how = told("--runner=apache_beam.runners.dataflow.dataflow_runner.DataflowRunner")
-    assert options["number_of_worker_harness_threads"] == 1
-    assert options.get("save_main_session") is False
-    assert how.endswith("DataflowRunner with number_of_worker_harness_threads=1, save_main_session=False")
-    options, _ = told("--runner=DataflowRunner", "--number_of_worker_harness_threads=4", "--save_main_session")
-    assert options["number_of_worker_harness_threads"] == 4
-    assert options["save_main_session"] is True
 
 
 def test_prism_is_not_downloaded_unasked() -> None:

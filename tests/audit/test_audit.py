@@ -136,17 +136,6 @@ def test_unread_fields_that_repeat_what_is_read_are_no_finding(tmp_path: Path) -
     assert "'prompt'" in found.notes[0]
 
 
-def test_findings_are_ranked_by_tokens(tmp_path: Path) -> None:
-    chats = [json.loads(line) for line in (ROOT / CHATS).read_text("utf-8").splitlines()]
-    chats[7]["messages"][-1]["content"] = " "
-    config = json.loads((ROOT / "configs/sft_conversation.json").read_text())
-    found = of_records(tmp_path, chats, {**config, "mask": {"asistant": "train", "user": "train"}})
-    at_stake = [finding.tokens for finding in found.findings]
-    assert at_stake == sorted(at_stake, reverse=True)
-    assert found.findings[-1].name == "empty_turns"
-    assert {"role_not_in_mask", "role_not_in_data", "answers_not_trained"} < names(found)
-
-
 # The command.
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
-import numpy as np
 import pytest
 
 import beam_prep as bp
@@ -62,13 +61,3 @@ def test_of_every_role_it_is_decided_whose_its_values_are() -> None:
     of_tokens = {"ids", "mask", "labels", "weights", "token_value", "attention", "position", "lengths"}
     assert {role for role in ROLES if Column("more", "int32", 1, role).of_tokens} == of_tokens
     assert of_tokens | {*OF_RECORDS} == {*ROLES}
-
-
-def test_a_packed_batch_takes_no_loss_on_the_first_token_of_a_document() -> None:
-    roles: Any = NO_LOSS
-    dtypes = {"weights": "float32"}
-    columns = [IDS, *(Column(role, dtypes.get(role, "int32"), 1, role, "input_ids") for role in roles)]
-    rows = [{column.name: np.array([5, 6, 7], column.dtype) for column in columns} for _ in range(2)]
-    batch = collate(columns, packed=True)(rows)
-    for role, nothing in NO_LOSS.items():
-        assert batch[role][0].tolist() == [nothing, 6, 7] * 2

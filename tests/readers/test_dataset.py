@@ -1,26 +1,22 @@
 """`bp.open`: what a trainer gets, from outputs of the real pipeline. Indices, slices and views: test_rows.py."""
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import beam_prep as bp
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import BeamPrepError, FormatError, RunError, TokenizerError
+from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT
 
 CHATS = ROOT / "examples" / "data" / "chat.jsonl"
-RECORDS = [json.loads(line) for line in CHATS.read_text("utf-8").splitlines()]
 
 
 def make(folder: Path, config: str, **output: Any) -> Path:
@@ -45,20 +41,6 @@ def copy(many: Path, tmp_path: Path) -> Path:
 
 def ids(dataset: Dataset) -> list[list[int]]:
     return [row["sequence"].tolist() for row in dataset]
-
-
-def test_rows_stand_by_domain_and_then_in_input_order(many: Path) -> None:
-    dataset = bp.open(many)
-    assert max(shard["shard"] for shard in dataset.manifest["shards"]) >= 2
-    wanted = sorted(RECORDS, key=lambda record: record["domain"])
-    assert dataset.domains == tuple(dict.fromkeys(record["domain"] for record in wanted))
-    assert len(dataset) == dataset.manifest["totals"]["rows"] == len(wanted)
-    assert [column.role for column in dataset.schema] == ["ids", "mask"]
-    assert dataset[0]["sequence"].dtype == np.int32
-    assert (str(many) in repr(dataset), str(len(wanted)) in repr(dataset)) == (True, True)
-    for index, record in enumerate(wanted):
-        assert dataset.domain_of(index) == record["domain"]
-        assert record["messages"][-1]["content"].strip() in dataset.decode(index)
 
 
 def test_some_domains_are_opened(many: Path) -> None:
@@ -104,24 +86,6 @@ def test_the_tokenizer_is_the_one_of_the_run(copy: Path) -> None:
         bp.open(copy).decode(0)
 
 
-def test_pickles_small_and_keeps_its_view(many: Path) -> None:
-    dataset = bp.open(many, ["maths"]).domain("maths")[::-1]
-    before = len(pickle.dumps(dataset))
-    rows = ids(dataset)
-    assert len(pickle.dumps(dataset)) == before  # nothing of what is open
-    again = pickle.loads(pickle.dumps(dataset))
-    assert ids(again) == rows
-    assert again.decode(0) == dataset.decode(0)
-
-
-def test_opening_reads_only_the_manifest(many: Path, tmp_path: Path) -> None:
-    shutil.copy(many / "manifest.json", tmp_path / "manifest.json")
-    dataset = bp.open(tmp_path)
-    assert len(dataset.domain("maths")[3:]) == sum(record["domain"] == "maths" for record in RECORDS) - 3
-    with pytest.raises(FormatError, match="no such file"):
-        dataset[0]
-
-
 def test_needs_neither_beam_nor_transformers(many: Path) -> None:
     code = """
 import sys, pickle
@@ -161,14 +125,6 @@ def test_says_why_a_path_is_not_an_output(tmp_path: Path, many: Path, monkeypatc
     assert bp.open(".").path == many
 
 
-def test_says_that_a_run_failed(tmp_path: Path) -> None:
-    with pytest.raises(RunError):
-        make(tmp_path, "pretrain")  # no field `text`: nothing is kept
-    for path in ("out", "out.failed"):
-        with pytest.raises(FormatError, match=r"fail.* the reason is in .*out\.failed/failure\.json"):
-            bp.open(tmp_path / path)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -183,27 +139,6 @@ def test_a_bad_manifest_is_a_clear_error(tmp_path: Path, text: str, message: str
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(FormatError, match=message):
         bp.open(tmp_path)
-
-
-def without(file: Path) -> None:
-    file.unlink()
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize(("damage", "said"), [(without, "lists it"), (cut, "bytes")])
-def test_a_missing_or_cut_shard_is_named(damage: Callable[[Path], None], said: str, copy: Path) -> None:
-    dataset = bp.open(copy)
-    files = [file["path"] for file in dataset.manifest["shards"][0]["files"]]
-    file = copy / next(path for path in files if path.endswith("sequence.bin"))
-    damage(file)
-    for read in (lambda: dataset[0], lambda: list(dataset)):
-        with pytest.raises(FormatError, match=file.name):
-            read()
-    with pytest.raises(FormatError, match=f"{file.name}.*{said}"):
-        dataset.verify()
 
 
 def test_a_shard_of_another_output_is_seen(copy: Path) -> None:

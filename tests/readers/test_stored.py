@@ -153,22 +153,6 @@ def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
         f"shard_{missing:04d}/meta.json",
         *others,
     }
-
-
-def test_no_file_in_use_is_removed(output: Callable[..., Path], objects: Counted, tmp_path: Path) -> None:
-    parts = {"a": [documents([100], first=1000 * number) for number in range(3)]}
-    folder, cache = output([IDS, MASK], parts), tmp_path / "cache"
-    upload(folder, objects)
-    shard = sum(file["bytes"] for file in json.loads((folder / "manifest.json").read_text())["shards"][0]["files"])
-    dataset = bp.open(URL, cache=cache, cache_bytes=shard * 3 // 2)
-    held = dataset._output.opened(0, keep=False)
-    with pytest.raises(
-        StorageError, match=rf"too small for a shard of {shard} bytes beside {shard} .* cache_bytes={2 * shard}"
-    ):
-        dataset[1]
-    assert held.row(0)["input_ids"].tolist() == list(range(100))
-    del held
-    assert ids(dataset) == ids(bp.open(folder))
     with pytest.raises(StorageError, match=f"cache_bytes is 10, too small for a shard of {shard} bytes: give"):
         bp.open(URL, cache=tmp_path / "small", cache_bytes=10)[0]
 

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import beam_prep as bp
-from beam_prep.data.schema import Column
 from tests.readers.conftest import IDS, MASK, documents
 
 tf = pytest.importorskip("tensorflow")
-
-LISTS = (Column("responses", "int32", 2, "ids"), Column("rewards", "float32", 1, "value"))
 
 
 def test_rows_and_signature(output: Callable[..., Path]) -> None:
@@ -30,12 +27,3 @@ def test_rows_and_signature(output: Callable[..., Path]) -> None:
     batch: Any = next(iter(dataset.tf().padded_batch(4)))
     assert batch["input_ids"].shape == (4, 4)
     assert len(list(dataset.tf().repeat(2))) == 8
-
-
-def test_lists_of_lists_are_ragged_tensors(output: Callable[..., Path]) -> None:
-    rows: list[dict[str, Any]] = [{"responses": [[1, 2], [], [3]], "rewards": [0.5]}, {"responses": [], "rewards": []}]
-    made = bp.open(output(LISTS, {"a": [rows]})).tf()
-    assert made.element_spec["responses"] == tf.RaggedTensorSpec([None, None], tf.int32, ragged_rank=1)
-    assert [element["responses"].to_list() for element in made] == [row["responses"] for row in rows]
-    batch = next(iter(made.ragged_batch(2)))
-    assert batch["responses"].to_list() == [row["responses"] for row in rows]

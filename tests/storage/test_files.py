@@ -50,14 +50,6 @@ def test_a_file_named_like_a_glob_is_that_file(folder: Path) -> None:
     assert listed(folder / "[ab].jsonl") == ["[ab].jsonl"]
 
 
-def test_the_ending_names_the_compression(tmp_path: Path) -> None:
-    names = {"a.jsonl": None, "a.gz": "gzip", "a.jsonl.GZ": "gzip", "a.bz2": "bzip2", "a.zst": "zstd", "gz": None}
-    for name in names:
-        (tmp_path / name).write_bytes(b"0")
-    found = list_inputs([str(tmp_path / name) for name in names])
-    assert {os.path.basename(file.path): file.compression for file in found} == names
-
-
 @pytest.mark.parametrize("name", ["a.json.GZ", "a.bz2"])
 def test_a_compressed_file_of_0_bytes_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")

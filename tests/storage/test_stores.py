@@ -18,9 +18,8 @@ from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import Publisher
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions, options_here
+from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.storage.tokenizers import TokenizerFolder
 from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
 from beam_prep.transforms.merge_runs import make_run, merge_runs, plan_shards, survey
 from beam_prep.transforms.records import ReadSplits
@@ -61,35 +60,6 @@ def test_the_path_of_an_output_is_written_in_one_way() -> None:
     for path in ("s3://bucket", "gs://bucket/"):
         with pytest.raises(OutputError, match="wanted a folder in the bucket, for instance"):
             normalise_path(path)
-
-
-def test_staging_lies_beside_the_output_whatever_holds_it() -> None:
-    staging = Staging.beside("gs://bucket/a/out")
-    assert staging.root.startswith("gs://bucket/a/.beam_prep/out-")
-    assert staging.path("x", "y") == f"{staging.root}/{staging.launch}/x/y"
-    assert Staging.beside("gs://bucket/b/out").root.rpartition("-")[2] != staging.root.rpartition("-")[2]
-    assert Staging.beside("gs://bucket/a/out", "/fast").root == f"/fast/out-{staging.root.rpartition('-')[2]}"
-
-
-def test_options_for_stores_take_effect_when_they_are_activated_and_not_before() -> None:
-    before = FileSystems._pipeline_options
-    try:
-        FileSystems.set_options(PipelineOptions(["--s3_endpoint_url=http://worker:1", "--s3_region_name=here"]))
-        worker = StoreOptions.current()
-        launcher = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
-        sent = [
-            launcher,
-            Staging("s3://bucket/a", "launch", launcher),
-            TokenCache("s3://bucket/token_cache", "recipe", launcher),
-            TokenizerFolder("s3://bucket/tokenizer", (), launcher),
-        ]
-        received = pickle.loads(pickle.dumps(sent))
-        assert received == sent
-        assert StoreOptions.current() == worker
-        received[0].activate()
-        assert dict(StoreOptions.current().given) == {**dict(worker.given), **dict(launcher.given)}
-    finally:
-        FileSystems._pipeline_options = before
 
 
 def steps_with_stores() -> list[beam.DoFn]:
@@ -134,17 +104,6 @@ def test_so_does_every_step_of_a_shuffle(step: Any) -> None:
         with pytest.raises((AssertionError, AttributeError, TypeError)):  # nothing else was given
             list(step(**values))
         assert StoreOptions.current() == given
-    finally:
-        FileSystems._pipeline_options = before
-
-
-def test_beam_keeps_the_options_of_a_process_where_we_look_for_them() -> None:
-    """A private name: if this fails, look at `options_here` of storage/stores/client.py."""
-    assert hasattr(FileSystems, "_pipeline_options"), "Beam's FileSystems._pipeline_options is gone"
-    before = options_here()
-    try:
-        FileSystems.set_options(wanted := PipelineOptions([]))
-        assert options_here() is wanted
     finally:
         FileSystems._pipeline_options = before
 
