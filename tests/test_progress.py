@@ -4,6 +4,7 @@ import json
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -17,6 +18,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.progress import Counts, Progress, lasting, report_block, reported
 from beam_prep.runners import counters_of
 from tests.conftest import ROOT
+from tests.test_worker_processes import flink as flink
 
 MB = 10**6
 CHATS = ROOT / "examples/data/chat.jsonl"
@@ -175,3 +177,20 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
         "rejected": 0,
         "tokens": totals["tokens"]["input_ids"],
     }
+
+
+def test_a_flink_cluster_that_gives_no_counters_is_asked_for_its_tasks(flink: dict[str, Any]) -> None:
+    tasks = {"total": 9, "finished": 4}
+    running = {"name": "beamprep-1", "state": "RUNNING", "tasks": tasks}
+    flink["/jobs/overview"] = {"jobs": [running | {"state": "FINISHED", "tasks": {"total": 9, "finished": 9}}, running]}
+
+    class Job:
+        """A job of Beam's job server, which answers no question about metrics before its end."""
+
+        job_id = "beamprep-1_0c2f"
+
+        def metrics(self) -> None:
+            raise NotImplementedError
+
+    options = PipelineOptions(["--runner=FlinkRunner", f"--flink_master={flink['address']}"])
+    assert counters_of(Job(), options) == {"tasks": 9, "tasks_done": 4}
