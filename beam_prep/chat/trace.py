@@ -121,6 +121,16 @@ def places(rendering: Trace, wanted: Iterable[int]) -> dict[int, TurnPlace]:
     return found
 
 
+def constants(rendering: Trace, begin: int, end: int) -> str:
+    """The template's own text in a part of a rendering."""
+    pieces = []
+    for segment in rendering.segments:
+        if begin <= segment.begin < end:
+            pieces.append(rendering.text[begin : segment.begin])
+            begin = segment.end
+    return "".join((*pieces, rendering.text[begin:end]))
+
+
 def says(rendering: Trace, segment: SourceSpan) -> bool:
     """Whether a segment is more than blanks."""
     begin, end = segment[:2]
@@ -170,8 +180,17 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
         goes_on.append(_place_of(rendering, piece, index))
     place = _place_of(rendering, first, index)
     own = [each for each in segments[first[0] : first[-1] + 1] if each.index == index]
-    again = any(other.owner != index and one.end < other.begin for one, other in itertools.pairwise(own))
+    again = any(
+        other.owner != index and (one.end < other.begin or _repeats(rendering.text, one, other))
+        for one, other in itertools.pairwise(own)
+    )
     return place._replace(apart=apart, goes_on=tuple(goes_on), again=again)
+
+
+def _repeats(text: str, one: SourceSpan, other: SourceSpan) -> bool:
+    """Whether one of two segments says what the other says."""
+    short, long = sorted((text[one.begin : one.end], text[other.begin : other.end]), key=len)
+    return one.keys == other.keys and 0 < len(short) and len(long) > 1 and short in long
 
 
 def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[list[int]]:

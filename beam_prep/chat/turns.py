@@ -24,7 +24,7 @@ from beam_prep.chat.environment import RAISED_BY_TEMPLATES
 from beam_prep.chat.messages import Message, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
-from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, places, said, spoken_by_others
+from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
 from beam_prep.data.block import Reject
 from beam_prep.data.reasons import Reason
 
@@ -88,7 +88,7 @@ class Facts:
     Attributes:
         openings: tokens that begin a rendering: they end no turn.
         headers: tokens that stand only before answers, of a template whose prompt is unknown: one may always be there.
-        closers: tokens that begin prompts, but end the turn before the prompt.
+        closers: tokens that stand in prompts before another token, but end turns.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: unknown.
         gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
@@ -156,7 +156,8 @@ class Facts:
             for index, message in enumerate(messages):
                 if message["role"] != "assistant" or "tool_calls" in message or index not in found:
                     continue
-                tail = rendering.text[found[index].end : found[index].before]
+                following = found.get(index + 1)
+                tail = constants(rendering, found[index].end, following.begin if following else found[index].before)
                 if index == len(messages) - 1:
                     last.append(tail)
                 elif messages[index + 1]["role"] == "user":

@@ -431,7 +431,7 @@ def replace_directory(made: str, target: str) -> None:
 
 
 def _aside(target: str) -> str:
-    return f"{os.path.basename(target)}.replaced"
+    return f"{shortened(os.path.basename(target))}.replaced"
 
 
 def put_back(target: str, root: str) -> None:

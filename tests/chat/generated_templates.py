@@ -815,7 +815,7 @@ def _constant(t: Template, draw: Choices) -> str:
     blanks = ("\n", " ", "\n\n")
     kinds: list[Sequence[str]] = [blanks, said, said, (".", ";", "x", "---\n")]
     if place in ("lead", "separator"):
-        kinds = [blanks, ("---\n",)] if place == "separator" else [blanks]
+        kinds = [blanks, ("---\n",) if place == "separator" else (a_turn,)]
     text = draw.choice(draw.choice(kinds))
     if place in ("separator", "preamble"):
         getattr(t, place).append(const(text))

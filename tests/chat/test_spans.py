@@ -5,6 +5,7 @@ import pytest
 from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, each, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
+NOTE = "<|im_start|>note\nBe kind.<|im_end|>\n"
 
 # Completions of several messages
 
@@ -43,6 +44,7 @@ BEGINS = [
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
     ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
+    ("{{ '<|im_start|>note\nBe kind.' + E + H + m.content + E }}", NOTE + ASSISTANT, "A<|im_end|>"),
     ("{{ H + 'name=' + m.name + '\n' + m.content + E }}", ASSISTANT, "name=bob\nA<|im_end|>"),
     ("{{ H ~ messages[0].content | length ~ '\n' ~ m.content ~ E }}", ASSISTANT, "1\nA<|im_end|>"),
     ("{{ H + ('Sure. ' if 'q' in messages[0].content else '') + m.content + E }}", ASSISTANT, "Sure. A<|im_end|>"),
