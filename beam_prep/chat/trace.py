@@ -190,7 +190,7 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
 def _repeats(text: str, one: SourceSpan, other: SourceSpan) -> bool:
     """Whether one of two segments says what the other says."""
     short, long = sorted((text[one.begin : one.end], text[other.begin : other.end]), key=len)
-    return one.keys == other.keys and 0 < len(short) and len(long) > 1 and short in long
+    return one.keys == other.keys and bool(short) and len(long) > 1 and short in long
 
 
 def _pieces(segments: list[SourceSpan], orders: list[int], index: int) -> list[list[int]]:
