@@ -90,6 +90,7 @@ class TurnPlace(NamedTuple):
         apart: why the text is not one turn; "" if it is.
         goes_on: the places of the rest of its text, behind other messages' texts within the turn.
         again: the text is repeated within the turn, and no loop shows whose turn that is.
+        owner: the message that the template was rendering when it wrote the text; -1: unknown.
     """
 
     after: int
@@ -100,6 +101,7 @@ class TurnPlace(NamedTuple):
     apart: str = ""
     goes_on: tuple["TurnPlace", ...] = ()
     again: bool = False
+    owner: int = -1
 
     @property
     def pieces(self) -> tuple["TurnPlace", ...]:
@@ -226,6 +228,7 @@ def _place_of(rendering: Trace, piece: list[int], index: int) -> TurnPlace:
         segments[piece[-1]].end,
         segments[behind].begin if behind < len(segments) else END,
         _said_before(segments, before, index),
+        owner=segments[piece[0]].owner,
     )
 
 

@@ -334,6 +334,10 @@ class Turns:
             raise Refused("turn_apart", place.apart or "its text stands in several places")
         if place.again:
             raise Refused("turn_apart", "its text is written twice, and no loop says whose turn that is")
+        if place.owner > index and self._messages[place.owner]["role"] == "assistant":
+            header = self._trace.text[place.after : place.begin]
+            if any(prompt.strip() in header for prompt in self._facts.prompts if prompt.strip()):
+                raise Refused("turn_apart", f"its text is written in the turn of message {place.owner}")
         stop = min(self._next_mark(index, place.end), place.before, len(self._trace.text))
         tail = self._trace.text[place.end : stop]
         end = self._tokens.special.match(tail, len(_blanks(tail, 0)))
