@@ -91,6 +91,7 @@ class Facts:
         closers: tokens that stand in prompts before another token, but end turns.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: unknown.
+        end_in_history: the special tokens behind answers that a question follows; "": none.
         gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
             trained, the rests of prompts that the history leaves out there).
         cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
@@ -101,6 +102,7 @@ class Facts:
     def __init__(self, renderer: Renderer) -> None:
         self.prompts: dict[str, None] = {}
         self.plain_end: str | None = None
+        self.end_in_history = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
         self.cuts: dict[tuple[str, bool], int] = {}
         self.tokens = renderer.tokens
@@ -170,10 +172,12 @@ class Facts:
         for tail in behind:
             if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
                 continue
-            # Before words, the token begins a header; before another token, it ends a turn.
-            rests = (prompt.partition(first[0])[2] for prompt in self.prompts)
-            if any(special.match(rest.lstrip()) for rest in rests):
+            # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
+            rests = [prompt.partition(first[0])[2] for prompt in self.prompts if first[0] in prompt]
+            at_end = bool(last) and all(each.lstrip().startswith(first[0]) for each in last)
+            if rests and (at_end or any(special.match(rest.lstrip()) for rest in rests)):
                 self.closers |= {first[0]}
+        self.end_in_history = next(map(self._first_run, behind), "")
         return last
 
     def _ends_of_plain(self, renderer: Renderer, befores: list[list[Message]], last: list[str]) -> Iterator[str]:
@@ -510,7 +514,8 @@ class Turns:
 
     def _check_one_turn(self, begin: int, stop: int) -> None:
         """Raises if the template writes the end of a plain answer, or EOS, before the end of the turn's text."""
-        end = self._facts.plain_end or self._renderer.special_tokens.get("eos_token")
+        facts = self._facts
+        end = facts.plain_end or facts.end_in_history or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
