@@ -88,7 +88,7 @@ class Facts:
     Attributes:
         openings: tokens that begin a rendering: they end no turn.
         headers: tokens that stand only before answers, of a template whose prompt is unknown: one may always be there.
-        closers: tokens that stand in prompts before another token, but end turns.
+        closers: tokens that stand in prompts, but end turns.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: unknown.
         end_in_history: the special tokens behind answers that a question follows; "": none.
@@ -149,8 +149,9 @@ class Facts:
     def _learn_around(self, rendered: list[tuple[list[Message], Trace]], eos: str | None) -> list[str]:
         """Learns constants from the text before and behind answers; returns what stands behind last answers.
 
-        A token that stands in a prompt before another token, and also stands behind answers, ends a turn. If no prompt
-        is known, a token that stands only before answers belongs to the header.
+        A token that stands behind answers and in a prompt ends a turn, if another token follows it in the prompt, or if
+        it also stands behind each last answer. If no prompt is known, a token that stands only before answers belongs
+        to the header.
         """
         special, before, behind, last = self.tokens.special, list[str](), list[str](), list[str]()
         for messages, rendering in rendered:
@@ -513,7 +514,7 @@ class Turns:
     # Checks
 
     def _check_one_turn(self, begin: int, stop: int) -> None:
-        """Raises if the template writes the end of a plain answer, or EOS, before the end of the turn's text."""
+        """Raises if the template writes the end of answers, or EOS, before the end of the turn's text."""
         facts = self._facts
         end = facts.plain_end or facts.end_in_history or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
