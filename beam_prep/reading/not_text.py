@@ -143,14 +143,25 @@ def _is_plain(value: Any, is_document: bool) -> bool:
         return False
     texts = []
     for message in value:
-        if type(message) is not dict or message.keys() != {"role", "content"} or type(message["content"]) is not str:
+        # An object of any name may be a file of `datasets`.
+        if type(message) is not dict or not _are_of_text(tuple(message)) or dict in map(type, message.values()):
             return False
-        texts.append(message["content"])
+        content = message.get("content")
+        if type(content) is str:
+            texts.append(content)
+        elif content is not None:
+            return False
     return not _may_hold_base64("\n".join(texts))
 
 
 def _may_hold_base64(text: str) -> bool:
-    return any(sign in text for sign in (_BASE64, *_BEGINS))
+    return any(map(text.__contains__, (_BASE64, *_BEGINS)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _are_of_text(names: tuple[str, ...]) -> bool:
+    """True if no field of these names may hold files."""
+    return not any(map(_kind_of_name, names))
 
 
 @functools.lru_cache(maxsize=64)
