@@ -37,6 +37,7 @@ RAISED = (*RAISED_BY_TEMPLATES, Reject)
 _TAGS = re.compile(r"(?:<[^<>]*>|\[[^\[\]]*\])*")
 """Tags that open the reasoning in a generation prompt."""
 _WORD, _WORDS, _BLANKS = re.compile(r"\w"), re.compile(r"[^\s<>\[\]/]+"), re.compile(r"\s*")
+_NAMES = re.compile(r"\w+")
 _SEVERAL_WORDS = re.compile(r"\w\W+\w")
 
 
@@ -171,13 +172,17 @@ class Facts:
             ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
         for tail in behind:
-            if (first := special.match(tail, len(_blanks(tail, 0)))) is None:
-                continue
-            # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
-            rests = [prompt.partition(first[0])[2] for prompt in self.prompts if first[0] in prompt]
-            at_end = bool(last) and all(each.lstrip().startswith(first[0]) for each in last)
-            if rests and (at_end or any(special.match(rest.lstrip()) for rest in rests)):
-                self.closers |= {first[0]}
+            begin = at = len(_blanks(tail, 0))
+            while token := special.match(tail, at):
+                ended, at = tail[begin:at], token.end()
+                rests = [prompt.partition(token[0])[2] for prompt in self.prompts if not ended and token[0] in prompt]
+                # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
+                at_end = bool(last) and all(each.lstrip().startswith(ended + token[0]) for each in last)
+                followed = any(special.match(rest.lstrip()) for rest in rests or [tail[at:]])
+                # Behind another token, and directly before a third one, it may begin a header all the same.
+                between = bool(ended) and special.match(tail, at) is not None
+                if (rests and (at_end or followed)) or (at_end and followed and not between):
+                    self.closers |= {token[0]}
         self.end_in_history = next(map(self._first_run, behind), "")
         return last
 
@@ -388,6 +393,8 @@ class Turns:
         except (*RAISED, Refused):  # the template does not take this prefix
             return self._by_prompt(place), False
         if by_prefix:
+            if len(found.whole) > place.end > place.begin:
+                raise Refused("turn_begin", f"its text stands before the generation prompt: {found.text[-60:]!r}")
             self._check_alone(index, len(found.whole), place.begin)
             return len(found.whole), True
         if not found.text and found.prompted:
@@ -446,14 +453,18 @@ class Turns:
         if left in text[begin : place.begin] or any(left in constant for constant in constants):
             return None  # something else stands within the header
         if not header.prompted:  # the header is only what the template writes without an answer
-            same_end = shared(left[::-1], text[begin : place.begin].rstrip()[::-1])  # length of the common suffix
-            return begin if done == closing and not _WORD.search(left, len(left) - same_end) else None
-        if done > closing and opened and self._names_turn(matched):
+            written = text[begin : place.begin].rstrip()
+            same_end = shared(left[::-1], written[::-1])  # length of the common suffix
+            same_words = {*_NAMES.findall(left)} & {*_NAMES.findall(written)}
+            return None if same_words or _WORD.search(left, len(left) - same_end) or done != closing else begin
+        if done > closing and opened and _WORD.search(matched) and self._names_turn(matched):
             return begin  # the prompt opens this, and the history leaves it out
-        if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, place.begin):
+        following = None if place.end > place.begin else tokens.special.search(text, begin)
+        stop = following.start() if following else place.begin
+        if _TAGS.fullmatch(left) and tokens.only_tags.fullmatch(text, begin, stop):
             # The opening of the reasoning may be missing if the text in its place has no other word.
-            instead, lacking = set(_WORDS.findall(text, begin, place.begin)), set(_WORDS.findall(left))
-            alike = not tokens.special.search(left) or tokens.special.search(text, begin, place.begin)
+            instead, lacking = set(_WORDS.findall(text, begin, stop)), set(_WORDS.findall(left))
+            alike = not tokens.special.search(left) or tokens.special.search(text, begin, stop)
             if instead <= lacking and alike:
                 return begin
         return None
@@ -567,6 +578,10 @@ class Turns:
             if text.startswith(facts.plain_end, head, place.before):
                 return head + len(facts.plain_end)
         elif not openings and following and following.end > following.begin:
+            if text[at:stop].strip() and not calls:
+                cut = self._cut_end(index + 1, index, place, at)
+                if cut < len(text[:stop].rstrip()):  # the rest is only written before another message
+                    return len(text[:cut].rstrip())
             token = tokens.special.match(text, head, place.before)
             known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
             if token is not None and not known and self._messages[index + 1]["role"] != "assistant":
@@ -622,12 +637,15 @@ class Turns:
             message = "its end cannot be told: the template does not render the conversation up to this turn"
             raise Refused("turn_end", message) from None
         shown, text = places(cut, (index,)).get(index), self._trace.text
+        own, common = text[place.begin : place.end], -1
         for piece in shown.pieces if shown else ():
-            # Reasoning that the history leaves out may stand before the text.
-            there = cut.text.find(text[place.begin : place.end], piece.begin)
-            if there >= 0:
-                common = shared(text[place.begin : place.before], cut.text[there:])
-                return self._tokens.whole(text, at, max(at, place.begin + common))
+            # Reasoning that the history leaves out may stand before the text, and hold it.
+            there = cut.text.find(own, piece.begin)
+            while there >= 0:
+                common = max(common, shared(text[place.begin : place.before], cut.text[there:]))
+                there = cut.text.find(own, there + 1) if own else -1
+        if common >= 0:
+            return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")
 
     def _marked(self, index: int) -> Ranges:

@@ -209,7 +209,7 @@ def echo(source: str, form: str, bare: bool = False) -> Part:
         # Where there is no such message, the text is the same whatever any message says.
         there = {"before": now.i > 0, "message before": now.i > 0, "question": now.question >= 0}
         if not there.get(source, now.i + 1 < len(now.messages) or source != "next"):
-            return [Run(text, HEADER)]
+            return [Run(text, CONST)]
         if form == "length" or not said:  # a number, or a constant, by what it says
             return [Run(text, COND)]
         mine = {"first": now.i == 0, "final": now.i + 1 == len(now.messages)}

@@ -29,11 +29,14 @@ def assert_right(report: Report) -> None:
 
 # Generated templates
 
+ONCE_WRONG = ("101/413", "101/869", "103/8", "103/54")
+"""Seeds of templates of which spans were wrong."""
+
 
 def test_no_generated_template_gets_a_wrong_span() -> None:
     report = Report()
-    for number in range(40):
-        report.add(judged(list(draw_cases(Seeded(f"quick/{number}"), 24))))
+    for number in (*range(36), *ONCE_WRONG):
+        report.add(judged(list(draw_cases(Seeded(f"quick/{number}" if isinstance(number, int) else number), 24))))
     assert_right(report)
     assert report.pairs == 960
     assert report.counts["decided"] > 700

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, each, say, talk, trained
+from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, Message, each, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 NOTE = "<|im_start|>note\nBe kind.<|im_end|>\n"
@@ -170,6 +170,29 @@ def test_words_before_an_end_are_nobodys_where_no_prompt_is_known(more: str) -> 
     for end in (" ", "\n\n### End\n"):  # one word may be a part of the end
         short = source.replace("system\nStay polite.", end)
         assert trained(short, talk("Where?", "Here." + more)) == [f"Here.{more}{end}</s>"]
+
+
+ENDED = "<|im_end|>" + each(HEADER + "{{ m.content }}<|im_start|><|im_end|>\n") + PROMPT
+RULED = each("{{ '---\n' if loop.index0 }}{{ m.role }}22: {{ m.content }}|")
+RULED += "{% if add_generation_prompt %}---\nassistant:{% endif %}"
+NOTED = each("{{ '<a>' if m.role == 'assistant' else '<u>' }}{{ m.content }}{{ '[end]' if not loop.last }}")
+NOTED += "{% if add_generation_prompt %}<a>{% endif %}"
+NAMED = each("{{ '[' + m.role + ('\n' if 'x' in m.content else '') + ']' + m.content + '</s>' }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "wanted"),
+    [
+        (ENDED, talk("q", "a", "r", "b"), ["a<|im_start|><|im_end|>", "b<|im_start|><|im_end|>"]),
+        (RULED, [say("system", "s"), say("assistant", "a"), say("assistant", "b")], "turn_begin"),
+        (NOTED, talk("q", "a", "r", "b"), ["a", "b"]),
+        (NAMED, talk("q", "x"), "turn_begin"),
+    ],
+)
+def test_what_a_template_writes_elsewhere_too_is_no_answers(
+    source: str, messages: list[Message], wanted: object
+) -> None:
+    assert trained(source, messages, tokens={}, controls=(*CONTROLS, "<u>", "<a>")) == wanted
 
 
 # Empty texts
