@@ -57,6 +57,7 @@ class Plan(NamedTuple):
         turns: (message, its spans, its spans by the rule) of each turn, see `Turn`.
         marked: see `RenderedChat`.
         guards: conditions on the texts.
+        rests: first characters of what history leaves out of prompts: a text that begins so may be taken for it.
     """
 
     parts: list[str]
@@ -64,6 +65,7 @@ class Plan(NamedTuple):
     turns: list[tuple[int, Places, Places]]
     marked: bool
     guards: list[Guard]
+    rests: tuple[str, ...]
 
 
 class Replay:
@@ -103,6 +105,8 @@ class Replay:
             return None
         if not plan.parts:
             self._learn(kind, plan, messages, variables)
+            return None
+        if any(text.startswith(plan.rests) for text in texts):
             return None
         for number, name, arguments, wanted in plan.guards:
             if _encoded(getattr(str, name)(texts[number], *arguments), texts[number]) != wanted:
@@ -152,16 +156,18 @@ class Replay:
         if any(constant.endswith(begun) for constant in parts[:-1:2] if constant):
             raise _NotReplayable  # a special token may begin in a constant and end in a text
         rendering = trace(pieces)
-        found = Turns(renderer, self._facts_of(variables), rendering, formed)
+        facts = self._facts_of(variables)
+        found = Turns(renderer, facts, rendering, formed)
         turns, (lost, _) = found.all(), not_rendered(rendering, formed, None)
         if not found.by_facts or any(turn.reason for turn in turns) or lost:
             raise _NotReplayable
         placed = [(turn.message, _places(turn.spans, parts), _places(turn.rule, parts)) for turn in turns]
         checks = [(*asked, gives) for asked, gives in guards.items()]
-        return Plan(parts, order, placed, bool(rendering.generation), checks)
+        rests = tuple({rest.strip()[:2] for _, lacking in facts.gaps.values() for rest in lacking if rest.strip()})
+        return Plan(parts, order, placed, bool(rendering.generation), checks, rests)
 
 
-_NEW, _SEEN = (Plan([], [], [], False, []) for _ in range(2))
+_NEW, _SEEN = (Plan([], [], [], False, [], ()) for _ in range(2))
 """Placeholders for plans, of kinds that came never, or once."""
 
 

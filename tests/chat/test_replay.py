@@ -109,6 +109,9 @@ def test_a_guard_that_does_not_hold_is_rendered() -> None:
     template = ChatTemplate(SOURCES["asks for a word"], TOKENS, CONTROLS)
     found = [check(template, talk("question", text)) for text in ("plain", "words", "again", "with an x", "without")]
     assert found == [False, False, True, False, True]
+    template = ChatTemplate(CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}"), TOKENS, CONTROLS)
+    found = [check(template, talk("question", text)) for text in ("plain", "words", "again", "<think>\nso", "no")]
+    assert found == [False, False, True, False, True]
 
 
 @pytest.mark.parametrize("variables", [{"more": "a"}, {"more": ["a", {"b": 1}]}, {"more": True}])
