@@ -95,6 +95,7 @@ class Facts:
         end_in_history: the special tokens behind answers that a question follows; "": none.
         gaps: (what was said before, constant before a message's text) -> (characters of the constant that are not
             trained, the rests of prompts that the history leaves out there).
+        left_out: openings, without blanks, that prompts have behind a header, and history has not.
         cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
             another message speaks within the turn.
         learning: True while the probes are rendered.
@@ -105,6 +106,7 @@ class Facts:
         self.plain_end: str | None = None
         self.end_in_history = ""
         self.gaps: dict[tuple[Any, str], tuple[int, tuple[str, ...]]] = {}
+        self.left_out: set[str] = set()
         self.cuts: dict[tuple[str, bool], int] = {}
         self.tokens = renderer.tokens
         given = renderer.special_tokens
@@ -378,7 +380,12 @@ class Turns:
         begin, by_header = self._begin_by_rendering(index, place, before)
         by_header = by_header and not (place.said and place.said[2])  # otherwise a repeated text follows the header
         if facts.learning and by_header and at <= begin <= place.begin < place.end:
-            facts.gaps[gap] = begin - at, facts.lacking(text[:begin])
+            facts.gaps[gap] = begin - at, (lacking := facts.lacking(text[:begin]))
+            facts.left_out |= {
+                "".join(rest.split())
+                for rest, prompt in itertools.product(lacking, facts.prompts)
+                if prompt.endswith(rest) and _WORD.search(prompt, 0, len(prompt) - len(rest))
+            }
         return begin
 
     def _begin_by_rendering(self, index: int, place: TurnPlace, before: Turn | None) -> tuple[int, bool]:
@@ -457,6 +464,12 @@ class Turns:
             same_end = shared(left[::-1], written[::-1])  # length of the common suffix
             same_words = {*_NAMES.findall(left)} & {*_NAMES.findall(written)}
             return None if same_words or _WORD.search(left, len(left) - same_end) or done != closing else begin
+        if (
+            left in self._facts.left_out
+            and tokens.tag.match(left)
+            and not {*_NAMES.findall(left)} & {*_NAMES.findall(text, begin, place.begin)}
+        ):
+            return begin
         if done > closing and opened and _WORD.search(matched) and self._names_turn(matched):
             return begin  # the prompt opens this, and the history leaves it out
         following = None if place.end > place.begin else tokens.special.search(text, begin)
@@ -578,14 +591,13 @@ class Turns:
             if text.startswith(facts.plain_end, head, place.before):
                 return head + len(facts.plain_end)
         elif not openings and following and following.end > following.begin:
-            if text[at:stop].strip() and not calls:
-                cut = self._cut_end(index + 1, index, place, at)
-                if cut < len(text[:stop].rstrip()):  # the rest is only written before another message
-                    return len(text[:cut].rstrip())
             token = tokens.special.match(text, head, place.before)
             known = token is None or any(prompt.lstrip().startswith(token[0]) for prompt in facts.prompts)
             if token is not None and not known and self._messages[index + 1]["role"] != "assistant":
-                return token.end()  # this token stops the model
+                if calls or silent or not text[at:stop].strip():
+                    return token.end()  # this token stops the model
+                cut = self._cut_end(index + 1, index, place, at)  # without what is only written before a message
+                return token.end() if cut >= len(text[:stop].rstrip()) else len(text[:cut].rstrip())
         opening = next((token.start() for token in openings if facts.is_prompts(token[0])), stop)
         return at + len(text[at:opening].rstrip())
 

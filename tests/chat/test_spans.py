@@ -226,6 +226,19 @@ def test_what_the_model_says_behind_a_result_begins_after_a_lone_token(between: 
     assert found == (["a[call now]</s>", "why late<|im_end|>"] if goes_on else "turn_begin")
 
 
+def test_an_opening_that_history_leaves_out_is_left_out_behind_a_result_too() -> None:
+    source = (
+        "{% for m in messages %}{% set p = messages[loop.index0 - 1].role if loop.index0 else '' %}"
+        "{{ '<|im_start|>' + m.role + '\n' if 'tool' not in (p, m.role) }}{{ m.content }}"
+        "{{ m.tool_calls[0].function.name if m.tool_calls }}"
+        "{{ '<|im_end|>\n' if m.role != 'tool' and not m.tool_calls }}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|im_start|>assistant\n' if messages[-1].role != 'tool' }}<s>thought</s>{% endif %}"
+    )
+    calls = [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+    messages = [say("user", "q"), say("assistant", "a", tool_calls=calls), say("tool", "[four]"), say("assistant", "b")]
+    assert trained(source, messages, tokens={}) == ["anow", "b<|im_end|>"]
+
+
 def test_an_empty_answer_at_the_end_is_trained_up_to_its_end() -> None:
     """Also where the template looked through all messages before."""
     source = "{% set found = namespace(n=0) %}<s>{% for m in messages %}{% set found.n = found.n + 1 %}{% endfor %}"
