@@ -9,17 +9,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from tests.chars import (
-    Chars,
-    batch_of,
-    chat,
-    messages,
-    outcomes,
-    render,
-    row,
-    text,
-    texts,
-)
+from tests.chars import Chars, batch_of, chat, messages, outcomes, render, row, text, texts
 
 # BOS
 
