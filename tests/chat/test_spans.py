@@ -53,6 +53,7 @@ BEGINS = [
     ("{{ H + (m.thinking ~ E ~ H if m.thinking else '') + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ H + messages[0].content + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ '<|im_start|>assistant ' + m.name + '\n' + m.content + E }}", ASSISTANT, "turn_begin"),
+    ("{{ messages[0].content + E + m.content + E }}", "", "turn_begin"),
 ]
 ENDS = [
     ("' Bye.<|im_end|>\n'", "A Bye.<|im_end|>"),
