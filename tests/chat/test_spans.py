@@ -42,6 +42,7 @@ BEGINS = [
     ("{{ H + T + m.content + E }}", ASSISTANT + "<think>\n", "\n</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
+    ("{{ m.content + E }}", THOUGHT, "A<|im_end|>"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
     ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
     ("{{ '<|im_start|>note\nBe kind.' + E + H + m.content + E }}", NOTE + ASSISTANT, "A<|im_end|>"),
@@ -79,6 +80,12 @@ def test_what_is_trained_of_an_answer(turn: str, prompt: str, wanted: str) -> No
         assert found == (wanted if wanted.startswith("turn_") else [wanted.replace("A", answer, 1)])
     if not wanted.startswith("turn_"):
         assert len(trained(source, [*messages, *messages], controls=(*CONTROLS, "<|im_sys|>"))) == 2
+
+
+def test_a_prompt_that_history_changes_is_not_known_where_it_cannot_be_rendered() -> None:
+    source = "{% if messages[-1].role == 'user' %}{{ raise_exception('no answer') }}{% endif %}" + CHATML
+    source = source.replace("m.content", "'<note>' + m.content").replace("assistant\n'", "assistant\n<think>\n'")
+    assert trained(source, talk("why", "one")) == "turn_begin"
 
 
 def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
