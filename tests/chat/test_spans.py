@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, Message, each, say, talk, trained
+from beam_prep.chat.template import ChatTemplate
+from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, TOKENS, Message, each, prepared, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 NOTE = "<|im_start|>note\nBe kind.<|im_end|>\n"
@@ -86,6 +87,12 @@ def test_a_prompt_that_history_changes_is_not_known_where_it_cannot_be_rendered(
     source = "{% if messages[-1].role == 'user' %}{{ raise_exception('no answer') }}{% endif %}" + CHATML
     source = source.replace("m.content", "'<note>' + m.content").replace("assistant\n'", "assistant\n<think>\n'")
     assert trained(source, talk("why", "one")) == "turn_begin"
+
+
+def test_a_begin_that_is_not_found_is_told_by_the_last_characters_before_it_and_of_the_prompt() -> None:
+    source = each("{{ 'h' * 70 + m.content }}") + "{% if add_generation_prompt %}{{ 'p' * 70 }}{% endif %}"
+    (said,) = prepared(ChatTemplate(source, TOKENS, CONTROLS), [{"messages": talk("q", "a")}]).ledger.messages.values()
+    assert f"found '{'h' * 60}' before its text, and the generation prompt is '{'p' * 60}'" in said
 
 
 def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:
