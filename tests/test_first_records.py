@@ -79,6 +79,9 @@ def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None
 def test_nothing_is_told_of_turns_that_end_or_whose_ends_are_masked_on_purpose() -> None:
     assert found(OURS, None) == []
     assert found(OURS, CHATML, mask_options={"eos": "mask"}) == []
+    sections = [{"field": "text", "action": "train"}, {"field": "messages", "action": "$role", "template": "message"}]
+    rows = [{"text": "Said:", "messages": ROWS[0]["messages"][::-1]}]
+    assert found(OURS, None, rows=rows, input={"sections": sections, "chat_template": CHATML}) == []
 
 
 def test_an_end_token_need_not_be_flagged_special(tmp_path: Path) -> None:

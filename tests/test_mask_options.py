@@ -101,6 +101,12 @@ def test_each_part_is_trained_as_its_option_says(options: dict[str, Any], wanted
     assert trained(KEEPING, CHAT, bp.MaskOptions(**options)) == wanted
 
 
+def test_of_a_text_that_is_trained_as_a_whole_the_masked_parts_are_left_out() -> None:
+    (whole,) = trained(KEEPING, CHAT, bp.MaskOptions(), "train")
+    runs = trained(KEEPING, CHAT, bp.MaskOptions(reasoning="mask"), "train")
+    assert "".join(runs) == whole.replace(THOUGHT, "").replace(ASKED, "")
+
+
 def test_reasoning_that_the_template_leaves_out_is_counted() -> None:
     options = bp.MaskOptions(reasoning="mask")
     assert trained(STRIPPING, CHAT, options) == ["Two miles." + END, "I ask" + WRITTEN + END, "900 miles." + END]

@@ -292,6 +292,7 @@ def test_classes_of_lengths_add_up_and_bound_their_quantiles() -> None:
     one, other = histogram(lengths[:2_000]), histogram(lengths[2_000:])
     assert add(one, other) == histogram(lengths)
     assert quantile((), 0.5) == 0
+    assert [BORDERS[len(histogram(np.array([length]))) - 1] for length in range(7)] == [0, 1, 2, 3, 4, 4, 6]
     for share in (0.01, 0.5, 0.9, 1.0):
         exact = int(np.quantile(lengths, share, method="higher"))
         found = quantile(histogram(lengths), share)

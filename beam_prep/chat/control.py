@@ -104,9 +104,9 @@ class Search(NamedTuple):
         """The first control token."""
         return self.exact.search(text) or self.behind(text)
 
-    def all_behind(self, text: str) -> list[str]:
+    def all_behind(self, text: str) -> list[re.Match[str]]:
         """All control tokens in the normalised text."""
-        return [] if self.normal is None else self.normal.findall(self.normalise(text))
+        return [] if self.normal is None else [*self.normal.finditer(self.normalise(text))]
 
     def behind(self, text: str) -> re.Match[str] | None:
         """The first control token in the normalised text."""
@@ -211,7 +211,7 @@ class Guard:
                 and not whole
                 and not (found[0] in self.parsed and all(each.keys[:1] == CONTENT for each in there))
             ):
-                raise _put_together(where, repr(found[0]), text[max(start - 20, 0) : stop + 20])
+                raise _put_together(where, found)
         if self._anywhere.normal is not None:
             self._check_seams_behind(text, said, where)
 
@@ -225,7 +225,7 @@ class Guard:
         neutral = _NEUTRAL.join([*others, text[end:]])
         alone = sum(len(self._anywhere.all_behind(piece)) for piece in (neutral, *pieces))
         if len(found := self._anywhere.all_behind(text)) > alone:
-            raise _put_together(where, f"{found[-1]!r} behind the tokenizer's normaliser", text[-60:])
+            raise _put_together(where, found[-1], " behind the tokenizer's normaliser")
 
     def check_joined(self, texts: Sequence[str | None], where: str) -> None:
         """The same check for texts that are joined without separator; None is skipped."""
@@ -309,10 +309,11 @@ _NEUTRAL = "\ufffc"
 """OBJECT REPLACEMENT CHARACTER: replaces a record's own texts, and is part of no token."""
 
 
-def _put_together(where: str, token: str, text: str) -> Reject:
+def _put_together(where: str, found: re.Match[str], behind: str = "") -> Reject:
+    shown = found.string[max(found.start() - 20, 0) : found.end() + 20]
     return Reject(
         "control_token",
-        f"in {where!r} joined texts form the control token {token}: {text!r}; change the texts",
+        f"in {where!r} joined texts form the control token {found[0]!r}{behind}: {shown!r}; change the texts",
     )
 
 

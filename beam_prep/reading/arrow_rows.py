@@ -272,10 +272,7 @@ def _duration(count: int, in_a_second: int) -> Any:
 
 
 def _bytes(array: pa.Array) -> list[Any]:
-    if types.is_fixed_size_binary(array.type):
-        sizes = [array.type.byte_width] * len(array)
-    else:
-        sizes = _numbers(pc.binary_length(array.cast(pa.large_binary())))
+    sizes = _numbers(pc.binary_length(array.cast(pa.large_binary())))
     return [orjson.Fragment(BINARY % size) for size in sizes]
 
 

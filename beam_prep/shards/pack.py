@@ -225,9 +225,7 @@ def _best_fit(sizes: Array, capacity: int) -> Array:
                 last, rest = first, end - at
                 pack_of[at:end] = last
                 at = end
-                if last + 1 < stop:
-                    fitting.append((room, last + 1, stop))
-                fitting.append((room - rest * size, last, last + 1))
+                fitting += [(room, last + 1, stop), (room - rest * size, last, last + 1)]
             elif first < stop:
                 fitting.append((room, first, stop))
     return pack_of

@@ -1,9 +1,8 @@
 """The role of every token, as columns of a block, for pages that show them. A run does not make these columns."""
 
-from dataclasses import replace
-
 import numpy as np
 
+from beam_prep.data.ragged import Ragged
 from beam_prep.data.rendered import UNSET
 from beam_prep.data.schema import PROMPT_COMPLETION, Column
 from beam_prep.tokens.batch import Batch
@@ -39,7 +38,7 @@ def with_roles(tokenized: Batch, masked: Batch) -> Batch:
             certain = np.flatnonzero((segments.role != UNSET) & (segments.refused == 0))
             roles = rows.with_flat(painted(segments, certain, segments.role.astype(np.int32) + 1, len(rows.flat)))
             kept = np.isin(tokenized.line, masked.line)
-            batch = batch.assign(_column(name, rows.depth), roles.take(kept))
+            batch = _assigned(batch, name, roles.take(kept))
     return batch
 
 
@@ -67,18 +66,17 @@ def followed(before: Batch, after: Batch) -> Batch:
     batch = after
     if "input_ids" in after.columns and len(roles) == 1:
         (rows,), ids = roles.values(), after["input_ids"]
-        batch = batch.assign(_column("input_ids", 1), rows.cut(0, ids.lengths))
+        batch = _assigned(batch, "input_ids", rows.cut(0, ids.lengths))
         if after.schema["labels"].shifted:
-            of_labels = replace(_column("input_ids", 1), name=f"input_ids{_LABEL_ROLES}")
-            batch = batch.assign(of_labels, rows.cut(rows.lengths - ids.lengths, ids.lengths))
+            batch = _assigned(batch, "input_ids", rows.cut(rows.lengths - ids.lengths, ids.lengths), _LABEL_ROLES)
     elif PROMPT_COMPLETION[0] in after.columns:
         for name, side in zip(PROMPT_COMPLETION, ("chosen", "rejected", "chosen"), strict=True):
             if side in roles:
                 rows, lengths = roles[side], after[name].lengths
                 begin = 0 if name == PROMPT_COMPLETION[2] else rows.lengths - lengths
-                batch = batch.assign(_column(name, 1), rows.cut(begin, lengths))
+                batch = _assigned(batch, name, rows.cut(begin, lengths))
     return batch
 
 
-def _column(of: str, depth: int) -> Column:
-    return Column(f"{of}{_ROLES}", "int32", depth, "token_value", of)
+def _assigned(batch: Batch, of: str, roles: Ragged, ending: str = _ROLES) -> Batch:
+    return batch.assign(Column(f"{of}{ending}", "int32", roles.depth, "token_value", of), roles)

@@ -89,7 +89,7 @@ class FindCopies(beam.DoFn):
 
     def process(self, element: tuple[int, Iterable[Digests]]) -> Iterable[tuple[BlockKey, Copies]]:
         found = Digests.concat(element[1])
-        found = found.take(np.lexsort((found.line, found.start, found.file, found.digest[:, 1], found.digest[:, 0])))
+        found = found.take(np.lexsort((found.line, found.start, found.file, *found.digest.T)))
         same = (found.digest[1:] == found.digest[:-1]).all(axis=1)
         copies = np.flatnonzero(same) + 1
         if not len(copies):

@@ -260,6 +260,12 @@ def with_find(output: Output, row: dict[str, Any], source: str | None, rule: Any
     return tokenize(apply_template(testing.records([row]), (output,), chat_format), tokenizer, None)
 
 
+def test_a_reject_shows_where_joined_texts_form_a_token() -> None:
+    row = {"prompt": "a" * 30 + WIDE[0], "completion": WIDE[1] + "b" * 30}
+    (message,) = with_find(JOINT, row, None, "reject").ledger.messages.values()
+    assert f"'<find>' behind the tokenizer's normaliser: '{'a' * 20}<find>{'b' * 20}'; change the texts" in message
+
+
 def test_tokens_that_the_template_writes_are_no_seams() -> None:
     source = "{% for m in messages %}\uff1cfind><find>{{ m.content }}<find>{% endfor %}"
     for output in (CONVERSATION, MESSAGE):

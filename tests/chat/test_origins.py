@@ -9,17 +9,7 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.chat.environment import compile_template
-from beam_prep.chat.origins import (
-    MIXED,
-    Origin,
-    Text,
-    concat,
-    derived,
-    joined,
-    one,
-    parts_of,
-    text_of,
-)
+from beam_prep.chat.origins import MIXED, Origin, Text, concat, derived, joined, one, parts_of, text_of
 
 A, B = Origin(0, ("content",)), Origin(1, ("content",))
 MARK = Origin(1, None)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, Message, each, say, talk, trained
+from beam_prep.chat.template import ChatTemplate
+from tests.chat.trained import CHATML, CONTROLS, HEADER, PROMPT, TOKENS, Message, each, prepared, say, talk, trained
 
 ASSISTANT, THOUGHT = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
 NOTE = "<|im_start|>note\nBe kind.<|im_end|>\n"
@@ -42,6 +43,7 @@ BEGINS = [
     ("{{ H + T + m.content + E }}", ASSISTANT + "<think>\n", "\n</think>\n\nA<|im_end|>"),
     ("{{ H + m.content + E }}", ASSISTANT + THOUGHT, "A<|im_end|>"),
     ("{{ H + m.content + E }}", "<|im_start|>", "assistant\nA<|im_end|>"),
+    ("{{ m.content + E }}", THOUGHT, "A<|im_end|>"),
     ("{{ 'Assistant: ' + m.content + E }}", "Assistant:", " A<|im_end|>"),
     ("{{ H + H + m.content + E }}", ASSISTANT, ASSISTANT + "A<|im_end|>"),
     ("{{ '<|im_start|>note\nBe kind.' + E + H + m.content + E }}", NOTE + ASSISTANT, "A<|im_end|>"),
@@ -53,6 +55,7 @@ BEGINS = [
     ("{{ H + (m.thinking ~ E ~ H if m.thinking else '') + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ H + messages[0].content + m.content + E }}", ASSISTANT, "turn_apart"),
     ("{{ '<|im_start|>assistant ' + m.name + '\n' + m.content + E }}", ASSISTANT, "turn_begin"),
+    ("{{ messages[0].content + E + m.content + E }}", "", "turn_begin"),
 ]
 ENDS = [
     ("' Bye.<|im_end|>\n'", "A Bye.<|im_end|>"),
@@ -78,6 +81,18 @@ def test_what_is_trained_of_an_answer(turn: str, prompt: str, wanted: str) -> No
         assert found == (wanted if wanted.startswith("turn_") else [wanted.replace("A", answer, 1)])
     if not wanted.startswith("turn_"):
         assert len(trained(source, [*messages, *messages], controls=(*CONTROLS, "<|im_sys|>"))) == 2
+
+
+def test_a_prompt_that_history_changes_is_not_known_where_it_cannot_be_rendered() -> None:
+    source = "{% if messages[-1].role == 'user' %}{{ raise_exception('no answer') }}{% endif %}" + CHATML
+    source = source.replace("m.content", "'<note>' + m.content").replace("assistant\n'", "assistant\n<think>\n'")
+    assert trained(source, talk("why", "one")) == "turn_begin"
+
+
+def test_a_begin_that_is_not_found_is_told_by_the_last_characters_before_it_and_of_the_prompt() -> None:
+    source = each("{{ 'h' * 70 + m.content }}") + "{% if add_generation_prompt %}{{ 'p' * 70 }}{% endif %}"
+    (said,) = prepared(ChatTemplate(source, TOKENS, CONTROLS), [{"messages": talk("q", "a")}]).ledger.messages.values()
+    assert f"found '{'h' * 60}' before its text, and the generation prompt is '{'p' * 60}'" in said
 
 
 def test_a_token_of_the_generation_prompt_ends_no_answer() -> None:

@@ -32,6 +32,7 @@ def test_the_parts_are_the_document_in_the_order_of_the_mode(text: str, seed: in
         "codestral": (after, suffix, before, prefix + middle),
     }
     assert parts_of(Fim(1.0, "psm", seed, SENTINELS, "<EOT>"), text) == (*made["psm"], "<EOT>")
+    assert Fim(1.0, sentinels=SENTINELS)(text) == Fim(1.0, "psm", 0, SENTINELS)(text)
 
 
 @pytest.mark.parametrize("mode", get_args(FimMode))

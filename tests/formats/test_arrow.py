@@ -10,17 +10,7 @@ import pytest
 from beam_prep.data.ragged import Ragged
 from beam_prep.errors import FormatError
 from beam_prep.formats import arrow
-from tests.formats.shards import (
-    ALL,
-    SEQUENCE,
-    cut,
-    files,
-    joined,
-    plain,
-    random_rows,
-    read_as,
-    write_as,
-)
+from tests.formats.shards import ALL, SEQUENCE, cut, files, joined, plain, random_rows, read_as, write_as
 
 write, read = partial(write_as, "arrow"), partial(read_as, "arrow")
 

@@ -69,3 +69,8 @@ def test_a_row_beyond_the_borders_of_arrow_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(batches, "MAX_VALUES", 10)
     with pytest.raises(ValueError, match="a row of 11 values: a list of Arrow holds up to 10"):
         write_as("arrow", tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 11])}])
+
+
+def test_strings_without_borders_are_no_rows() -> None:
+    texts = pa.Array.from_buffers(pa.string(), 0, [None, None, pa.py_buffer(b"")])
+    assert batches.rows_of(pa.record_batch({"text": texts}))["text"].to_lists() == []

@@ -12,17 +12,7 @@ import pytest
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from tests.formats.shards import (
-    MASK,
-    MASKS,
-    RESPONSES,
-    REWARDS,
-    SEQUENCE,
-    SEQUENCES,
-    read_as,
-    sft,
-    write_as,
-)
+from tests.formats.shards import MASK, MASKS, RESPONSES, REWARDS, SEQUENCE, SEQUENCES, read_as, sft, write_as
 
 write, read = partial(write_as, "h5"), partial(read_as, "h5")
 

@@ -19,18 +19,7 @@ from beam_prep.errors import FormatError
 from beam_prep.formats import example
 from beam_prep.formats.example import encode_examples
 from beam_prep.formats.tfrecord import decode_example, features
-from tests.formats.shards import (
-    DTYPES,
-    MASK,
-    REWARDS,
-    SEQUENCE,
-    SEQUENCES,
-    Slices,
-    read_as,
-    rows_of,
-    sft,
-    write_as,
-)
+from tests.formats.shards import DTYPES, MASK, REWARDS, SEQUENCE, SEQUENCES, Slices, read_as, rows_of, sft, write_as
 
 RESPONSES = Column("responses", "int32", 2, "ids")
 

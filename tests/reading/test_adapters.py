@@ -12,14 +12,7 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import Reject
 from beam_prep.errors import ConfigError
-from beam_prep.reading.adapters import (
-    ADAPTERS,
-    AdapterName,
-    adapter,
-    fields_read,
-    template_kwargs,
-    tools,
-)
+from beam_prep.reading.adapters import ADAPTERS, AdapterName, adapter, fields_read, template_kwargs, tools
 from beam_prep.reading.ids import tokenized
 from beam_prep.shards.report import ConfigView
 from tests.conftest import shared

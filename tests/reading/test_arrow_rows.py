@@ -105,6 +105,7 @@ LARGE = pa.large_list(pa.struct([("content", pa.large_string()), ("n", pa.uint16
     [
         (pa.array([3], pa.timestamp("us", "Europe/Berlin")), ["1970-01-01 00:00:00.000003Z"]),
         (pa.array([b"abc", None]), [{"binary": 3}, None]),
+        (pa.array([b"a", b"b", None], pa.binary(1))[1:], [{"binary": 1}, None]),
         (pa.array([2**64 - 1, None], pa.uint64()), [2**64 - 1, None]),
         (pa.array([[("a", 1), ("b", None)], None], pa.map_(pa.string(), pa.int8())), [{"a": 1, "b": None}, None]),
         (

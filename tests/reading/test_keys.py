@@ -5,7 +5,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 
 from beam_prep.data.block import InputFile
 from beam_prep.reading.blocks import RawBlock
@@ -36,6 +36,7 @@ def test_the_canonical_text_is_json_with_sorted_keys(value: Any) -> None:
 
 
 @given(VALUES, VALUES)
+@example("\ufb01 A", "FI  a")
 def test_a_value_is_equal_to_those_that_the_oracle_says(one: Any, other: Any) -> None:
     for how in ("none", "whitespace", "nfkc_casefold"):
         before = json.dumps(one)

@@ -217,6 +217,7 @@ def test_without_a_prompt_an_implicit_one_is_what_both_begin_with(absent: Row) -
     assert outcome(chat, "conversation", implicit=True) == ([ASK], [HERON], [ROBIN])
     text = {**absent, "chosen": "The sky is blue.", "rejected": "The sky is grey."}
     assert outcome(text, implicit=True) == ("The sky is", " blue.", " grey.")
+    assert outcome({**absent, "chosen": "blue", "rejected": "blues"}, implicit=True) == ("blu", "e", "es")
     for record, template in ((chat, "conversation"), (text, None)):
         assert outcome(record, template) == (absent.get("prompt"), record["chosen"], record["rejected"])
 

@@ -1,5 +1,6 @@
 """A kind of input files is one `Source`: what it says is all that listing, reading, splitting and messages need."""
 
+import gzip
 import io
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
 from beam_prep.reading import sources
-from beam_prep.reading.blocks import Readable
+from beam_prep.reading.blocks import BOM, Readable
 from beam_prep.reading.foreign import refusal
 from beam_prep.reading.source import Source
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs
+from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import first_records, is_stream, split_file
 
 
@@ -49,11 +51,19 @@ def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
     kind = sources.source_of(bars.path)
     assert kind.record_at(bars, files, CONTENT.index(b'{"text": "c"')) == b'{"text": "c"}'
     assert sources.place_in(bars.path, 3) == "entry 3"
+    assert sources.source_of("a.parquet").at("a.parquet", 3) == "a.parquet (row 4)"
 
 
-def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
-    with pytest.raises(InputError, match="no line begins there"):
-        sources.source_of(bars.path).record_at(bars, files, len(CONTENT))
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_record_is_read_only_where_a_line_begins(ending: str, tmp_path: Path) -> None:
+    path, content = tmp_path / f"x.jsonl{ending}", BOM + b'{"a": 1}\n{"a": 2}\n'
+    path.write_bytes(gzip.compress(content) if ending else content)
+    (file,) = list_inputs(str(path))
+    kind = sources.source_of(file.path)
+    assert [kind.record_at(file, files, at) for at in (3, 12)] == [b'{"a": 1}', b'{"a": 2}']
+    for at in (2, 4, 11, len(content)):
+        with pytest.raises(InputError, match="no line begins there"):
+            kind.record_at(file, files, at)
 
 
 @pytest.mark.parametrize("source", [source for source in sources.SOURCES if source.magic])
@@ -62,3 +72,9 @@ def test_a_file_under_another_name_is_refused_by_its_first_bytes(source: Source)
     assert said is not None
     assert said.startswith(f"'x.jsonl' is {source.name}, which is read from a {source.endings[0]} file")
     assert refusal(source.magic + bytes(40), f"x{source.endings[0]}") is None
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(100_000, True), (1 << 20, False)])
+def test_a_list_within_the_first_mebibyte_of_an_object_is_told(size: int, is_told: bool, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"about": "' + "x" * size + '", "data": [\n{"a": 1}]}')
+    assert ("'data'" in str(advice_on(list_inputs(str(tmp_path / "x.jsonl")), "", ()))) == is_told

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.data.schema import IGNORE_INDEX, Column
-from beam_prep.shards.chunk import Chunking, ChunkStats
+from beam_prep.shards.chunk import ROW_LENGTHS, Chunking, ChunkStats, split_rows
 from beam_prep.shards.layout import Layout
 
 IDS = Column("input_ids", "int32", 1, "ids")
@@ -89,6 +89,14 @@ def test_without_masks_what_is_repeated_is_trained_again() -> None:
     chunks, stats = Chunking(4, 2).rows({"input_ids": bp.Ragged.from_lists([[1, 2, 3, 4, 5]])}, {"input_ids": IDS})
     assert chunks["input_ids"].to_lists() == [[1, 2, 3, 4], [3, 4, 5]]
     assert stats == ChunkStats(rows=1, rows_split=1, chunks=2, tokens_repeated=2)
+
+
+def test_what_was_cut_from_a_record_counts_for_its_first_row() -> None:
+    given = {ROW_LENGTHS.name: [[2, 1], [3]], "input_ids": [[1, 2, 3], [4, 5, 6]]}
+    rows, cut, _ = split_rows(
+        {name: bp.Ragged.from_lists(lists) for name, lists in given.items()}, SCHEMA, np.array([5, 7])
+    )
+    assert (rows["input_ids"].to_lists(), np.asarray(cut).tolist()) == ([[1, 2], [3], [4, 5, 6]], [5, 0, 7])
 
 
 @pytest.mark.parametrize(("size", "stride"), [(0, 0), (4, 4), (4, -1)])

@@ -9,27 +9,15 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Section
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.tokenize import tokenize
-from tests.chars import (
-    Chars,
-    batch_of,
-    chat,
-    messages,
-    outcomes,
-    render,
-    row,
-    text,
-    texts,
-)
+from tests.chars import Chars, batch_of, chat, messages, outcomes, render, row, text, texts
 
 # BOS
 
 
 def test_bos_is_not_added_where_the_first_rendering_brings_it() -> None:
     template = "{% for m in messages %}{% if m.role == 'system' %}^{% endif %}{{ m.content }}{% endfor %}"
-    batch = batch_of(
-        [{"messages": chat("s x", "u hi")}, {"messages": chat("u hi", "s x")}], row(messages()), template=template
-    )
-    assert texts(batch) == ["^xhi", "^hi^x"]
+    rows = [{"messages": chat(*said)} for said in (("s x", "u hi"), ("u hi", "s x"), ("u h",))]
+    assert texts(batch_of(rows, row(messages()), template=template)) == ["^xhi", "^hi^x", "^h"]
 
 
 def test_a_text_sections_own_bos_stays_and_the_double_is_counted() -> None:
