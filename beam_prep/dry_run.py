@@ -99,7 +99,7 @@ class DryRun:
         if len(self.files) > _FILES_NAMED:
             lines.append(f"  ... of {len(self.files):,} files")
         if self.shards is not None:
-            lines.append(f"shards: of {self.shards:,} that are there, at least {self.shards_linked:,} would stay")
+            lines.append(f"shards: at least {self.shards_linked:,} of the {self.shards:,} that are there would stay")
         for what, size, free in (
             ("token cache", self.cache_bytes, self.cache_free),
             ("output", self.output_bytes, self.output_free),

@@ -242,7 +242,7 @@ class RunOptions(BaseModel):
     lease: float = _files(
         600.0,
         "Seconds until a killed launch is forgotten",
-        "how long a killed launch keeps its claim on the output, if no process can see that it ended",
+        "how long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store",
         "120",
         wanted="60 seconds or more",
         ge=60,
