@@ -660,7 +660,7 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
 
 
 @_command(
-    "remove the blocks of token caches that were not used for a time",
+    "remove blocks from token caches that no run has used for some days",
     _argument("caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir"),
     _argument(
         "--older_than",

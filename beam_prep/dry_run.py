@@ -53,7 +53,7 @@ class DryRun:
 
     Attributes:
         output: the path of its output.
-        state: `up to date`, `new`, `replaced`, or `refused`: an output exists, and the run may not replace it.
+        state: `up to date`, `new`, `version`, `replaced`, or `refused`: an output exists, and may not be replaced.
         changed: facts that differ from those of the existing output: `config.output.dtype: X -> Y`.
         blocks, reused: number of blocks of the input, and of those in the token cache.
         bytes_to_do: bytes of input to tokenise.
@@ -86,6 +86,7 @@ class DryRun:
             return [f"{self.output} is up to date: nothing would be done"]
         found = {
             "new": f"{self.output} would be made",
+            "version": f"a new version of {self.output} would be made",
             "replaced": f"{self.output} would be replaced",
             "refused": f"{self.output} is there, and the run would be refused: pass --overwrite, or choose another -o",
         }
@@ -98,7 +99,7 @@ class DryRun:
         if len(self.files) > _FILES_NAMED:
             lines.append(f"  ... of {len(self.files):,} files")
         if self.shards is not None:
-            lines.append(f"shards: of {self.shards:,} that are there, at least {self.shards_linked:,} would stay")
+            lines.append(f"shards: at least {self.shards_linked:,} of the {self.shards:,} that are there would stay")
         for what, size, free in (
             ("token cache", self.cache_bytes, self.cache_free),
             ("output", self.output_bytes, self.output_free),
@@ -203,7 +204,7 @@ def _state(job: Pipeline, blocks: list[Block], earlier: str | None, manifest: Ma
         if same_facts(manifest, job.facts) and manifest["inputs"] == inputs and complete:
             return "up to date"
     if job.options.keep_versions is not None:
-        return "new" if Versions(job.root).problem() is None else "refused"
+        return "version" if Versions(job.root).problem() is None else "refused"
     if manifest is None:
         return "new" if output_at(job.output, job.staging).is_empty() else "refused"
     return "replaced" if job.options.overwrite else "refused"

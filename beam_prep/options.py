@@ -242,7 +242,7 @@ class RunOptions(BaseModel):
     lease: float = _files(
         600.0,
         "Seconds until a killed launch is forgotten",
-        "how long a killed launch keeps its claim on the output, if no process can see that it ended",
+        "how long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store",
         "120",
         wanted="60 seconds or more",
         ge=60,
@@ -262,7 +262,7 @@ class RunOptions(BaseModel):
         "the library that encodes; gigatoken is compared with the reference, see check",
         "transformers",
         meanings=(
-            "gigatoken if it gives the same ids as transformers; for 2 MB or less, transformers",
+            "above 2 MB gigatoken, if it gives the same ids as transformers",
             "the reference",
             "gigatoken (BPE), or an error",
         ),
@@ -273,8 +273,8 @@ class RunOptions(BaseModel):
         "what is compared with transformers: a sample of each block, or everything",
         "full",
         meanings=(
-            "some records of every block; if one differs, the reference makes the block",
-            "everything, from the bytes to the masks; a difference fails the run",
+            "some records of every block (if one differs, the reference makes the block)",
+            "everything, from the bytes to the masks (a difference fails the run)",
         ),
     )
 
@@ -389,7 +389,7 @@ def _metavar(option: Option) -> str | None:
 def _help(option: Option) -> str:
     text = option.help
     if option.choices:
-        text += ": " + ", ".join(f"{name} = {meaning}" for name, meaning in option.choices)
+        text += ": " + "; ".join(f"{name} = {meaning}" for name, meaning in option.choices)
     if option.default is not None:
         flag = option.kind == "boolean"
         text += f" (alone: true; default: {str(option.default).lower()})" if flag else f" (default: {option.default})"

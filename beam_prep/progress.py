@@ -272,9 +272,10 @@ class Progress:
                 else f"{tasks[0]} of {tasks[1]} tasks of the job are done, {waited}"
             )
         seconds = max(elapsed, 0.001)
-        of = "" if self._limited else f" of {self._goal / 1e6:,.0f}"
+        digits = 0 if self._goal >= 10e6 else 1
+        of = "" if self._limited else f" of {self._goal / 1e6:,.{digits}f}"
         parts = [
-            f"{counts.stored / 1e6:,.0f}{of} MB",
+            f"{counts.stored / 1e6:,.{digits}f}{of} MB",
             f"{counts.lines:,} records",
             f"{counts.stored / 1e6 / seconds:.1f} MB/s",
         ]

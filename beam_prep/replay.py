@@ -270,7 +270,7 @@ class Replay:
         changed = first_changed(self.job.inputs, self.manifest["inputs"], lambda: self._before.run)
         if changed is not None:
             raise InputError(
-                f"{changed.path!r} is not what {self.output} was made of, and a replay reads the same inputs: "
+                f"{changed.path!r} is not what it was for {self.output}, and a replay reads the same inputs: "
                 f"{self._instead}"
             )
 

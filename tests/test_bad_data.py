@@ -257,20 +257,20 @@ def test_reject_text_0_keeps_texts_and_messages_out(run: Callable[..., Any], tmp
 def test_too_many_rejects_publish_nothing_and_leave_them_beside_the_output(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    good, bad = b'{"text": "good"}\n', b"bad\n"
-    problem = r"^3 of 10 records were rejected \(30\.00%; 3 bad_json\), .*nothing was published, see .*/out\.failed/"
+    data = b'{"text": "good"}\n' * 7 + b"[]\n" + b"bad\n" * 2 + b"\n"
+    problem = r"^3 of 10 .*\(30\.00%; 2 bad_json, 1 not_an_object\), .* of 'bad_json' is .*, line 9 .*/out\.failed/"
     with pytest.raises(RunError, match=problem):
-        run(TEXT, good * 7 + bad * 3 + b"\n", max_reject_rate=0.29)
+        run(TEXT, data, max_reject_rate=0.29)
     assert not (tmp_path / "out").exists()
     failed = tmp_path / "out.failed"
     assert sorted(path.name for path in failed.iterdir()) == ["failure.json", "rejects"]
     assert [reject["line"] for reject in rejects_in(failed)] == [8, 9, 10]
     report = json.loads((failed / "failure.json").read_bytes())
-    assert (report["ledger"]["kept"], report["ledger"]["rejected"]) == (7, {"bad_json": 3})
+    assert (report["ledger"]["kept"], report["ledger"]["rejected"]) == (7, {"bad_json": 2, "not_an_object": 1})
     assert report["inputs"][0]["path"] == str(tmp_path / "input.jsonl")
     # The rate itself is allowed. The run that succeeds takes the tokens of the one that failed, and clears up.
     rejects = (failed / "rejects" / "rejects-00000.jsonl").read_bytes()
-    run(TEXT, good * 7 + bad * 3 + b"\n", max_reject_rate=0.3)
+    run(TEXT, data, max_reject_rate=0.3)
     assert (tmp_path / "out" / "rejects" / "rejects-00000.jsonl").read_bytes() == rejects
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["blocks_reused"] == 1
     assert not failed.exists()

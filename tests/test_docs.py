@@ -107,6 +107,10 @@ def test_tables_that_are_made_from_the_code_are_up_to_date(name: str) -> None:
     assert with_tables(page(f"docs/{name}")) == page(f"docs/{name}"), "type: python -m tools.config_page"
 
 
+def test_each_format_has_a_section() -> None:
+    assert {*FORMAT_NAMES} <= {*re.findall(r"^## (\w+)$", page("docs/formats.md"), re.M)}
+
+
 # All pages.
 
 

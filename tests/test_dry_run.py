@@ -27,6 +27,7 @@ def asked(jobs: Jobs, **options: Any) -> DryRun:
 
 
 def test_a_new_output(jobs: Jobs) -> None:
+    assert asked(jobs, keep_versions=2).lines()[0] == f"a new version of {jobs.folder}/out would be made"
     said = asked(jobs)
     assert (said.state, said.reused, said.reasons, said.shards) == ("new", 0, {NEW: said.blocks}, None)
     told = jobs.run()

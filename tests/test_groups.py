@@ -296,7 +296,7 @@ def test_the_canonical_config_is_a_config_and_leaves_out_what_has_no_effect() ->
 def test_a_group_that_is_not_compared_with_evaluation_data_is_said() -> None:
     rule = {"against": "eval.jsonl", "fields": ["text", "other"]}
     (warning,) = PipelineConfig.from_dict(config(named("chat", "text"), preprocessing={"decontaminate": rule})).warnings
-    assert warning.startswith("input.groups[0]: preprocessing.decontaminate.fields names none of the fields that it ")
+    assert warning.startswith("input.groups[0]: preprocessing.decontaminate.fields names no field that this group ")
 
 
 def test_a_domain_key_that_no_group_needs_is_said() -> None:

@@ -272,7 +272,7 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "rejected: 1 bad_json, 1 wrong_type\n"
         "a run on these would fail: 2 of 6 records were rejected (33.33%; 1 bad_json, 1 wrong_type), more than "
         f"--max_reject_rate 0.01; the first record of 'empty' is {source} (byte offset 98), with the fields (none); "
-        "the config asks for 'prompt', 'response': 'prompt', 'response' are not there; the first reject is "
-        f"{source} (byte offset 1): wrong_type: field 'prompt' is a number (3), wanted a string\n\n"
+        "the config asks for 'prompt', 'response': 'prompt', 'response' are not there; the first reject of "
+        f"'wrong_type' is {source} (byte offset 1): field 'prompt' is a number (3), wanted a string\n\n"
     )
     assert sorted(tmp_path.iterdir()) == before

@@ -165,6 +165,7 @@ def test_a_format_is_named_by_a_run_and_a_preview(capsys: Capture) -> None:
     for name, said in (("x.csv", "a table (CSV)"), ("x.jsonl", "no UTF-8 (byte ")):
         assert run(name) == 3
         assert f"{name!r} is {said}" in capsys.readouterr().err
+    assert not_utf8('"café"\n"caf'.encode() + b'\xe9"\n', "x") is None  # iconv would damage its first line
     assert started("inspect", "x.csv", "-c", CONFIG, "--tokenizer_path", TOKENIZER) == 0
     assert "'x.csv' is a table (CSV)" in " ".join(capsys.readouterr().out.split())
 

@@ -121,10 +121,10 @@ def test_each_phase_has_its_own_goal(folder: Path, clock: Clock) -> None:
 
 
 def test_where_max_items_may_end_the_output_no_end_is_promised(folder: Path, clock: Clock) -> None:
-    shown = Progress(str(folder), of_size(10 * MB), limited=True, clock=clock)
+    shown = Progress(str(folder), of_size(8 * MB), limited=True, clock=clock)
     report_block(str(folder), Counts(5 * MB, 10, stored=5 * MB))
     clock.now += 1
-    assert shown.state().line() == "tokenise: 5 MB, 10 records, 5.0 MB/s"
+    assert shown.state().line() == "tokenise: 5.0 MB, 10 records, 5.0 MB/s"
 
 
 def test_a_runner_that_works_elsewhere_is_asked(clock: Clock) -> None:

@@ -194,7 +194,7 @@ def test_the_output_of_another_job_is_refused_and_left_alone(jobs: Jobs) -> None
         jobs.write("a.jsonl", content)
         os.utime(path, (stamp, stamp))
         with pytest.raises(
-            OutputError, match="holds the output of another job: choose another -o, or pass --overwrite"
+            OutputError, match="holds an output of other inputs or settings, or a damaged one: choose another -o"
         ):
             jobs.run("a.jsonl", **options)
         assert state(jobs.folder / "out") == before, about

@@ -286,8 +286,8 @@ def _mend_end(sample: Sample, turn: Endless, tail: str) -> str:
     mark = _MARK.search(tail)
     if sample.tokenizer.reference.encode_special_tokens:
         return (
-            "split_special_tokens of the tokenizer makes plain text of its special tokens, so of what ends a turn, "
-            "too: set it to false in tokenizer_config.json"
+            "split_special_tokens makes the tokenizer encode special tokens, such as the end of a turn, as plain text: "
+            "set it to false in tokenizer_config.json"
         )
     if turn.followed and "endgeneration" in sample.template_source:
         return "move {% endgeneration %} of the chat template behind the end token"

@@ -171,8 +171,8 @@ class PipelineConfig(Strict):
             if of and rule is not None and rule.fields is not None and not {*rule.fields} & {*part.section_fields}:
                 fields = ", ".join(map(repr, part.section_fields))
                 found.append(
-                    f"{of}preprocessing.decontaminate.fields names none of the fields that it reads ({fields}): its "
-                    "records are compared by fields that it does not train on, or not at all"
+                    f"{of}preprocessing.decontaminate.fields names no field that this group reads ({fields}): no text "
+                    "that it trains on is compared"
                 )
         step = self.preprocessing
         if step.packing_strategy == "none" and step.max_packed_len is not None:

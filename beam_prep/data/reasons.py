@@ -80,7 +80,7 @@ DROPPED = {
 ADVICE = {
     "bad_json": "write one JSON object on each line (json.dumps), and nothing else",
     "duplicate_key": "write each key once in an object",
-    "invalid_utf8": "convert the file: iconv -f LATIN1 -t UTF-8 (or whatever it is in)",
+    "invalid_utf8": "mend the line; if no line is UTF-8, convert the file: iconv -f WINDOWS-1252 -t UTF-8 FILE",
     "not_an_object": "write one JSON object on each line",
     "not_json": "replace NaN and infinite numbers, and give bytes as text (cast the column to string)",
     "wrong_type": 'give the field the type that the message names, or change "template" or "field" of its section',

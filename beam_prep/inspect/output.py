@@ -141,7 +141,7 @@ class OutputRows:
             marked = sum(count for reason, count in counts["marked"].items() if chosen.says("marked", reason))
             if marked:
                 found.append(
-                    f"marked, and kept: {marked:,} {CONTAMINATED}; an output says of the first {LEFT_OUT} where"
+                    f"marked, and kept: {marked:,} {CONTAMINATED}; an output has the places of the first {LEFT_OUT}"
                 )
             if any(chosen.says("dropped", reason) for reason in counts["dropped"]):
                 found.append(_about_drops(self._dataset, chosen))
@@ -183,7 +183,7 @@ def _about_drops(dataset: Dataset, selection: Selection) -> str:
     if reasons.keys() - {NOT_SAMPLED}:
         said.append(f"an output keeps the first {LEFT_OUT} of each reason")
     if NOT_SAMPLED in reasons:
-        said.append(f"{NOT_SAMPLED} are the records that output.mix left out, whose places are not kept")
+        said.append(f"output.mix left out the records of {NOT_SAMPLED}; their places are not kept")
     if not reasons.keys() - {NOT_SAMPLED, DUPLICATE}:
         return "; ".join(said)
     inputs = [str(each["path"]) for each in dataset.manifest.get("inputs", [])]

@@ -113,6 +113,6 @@ def _why(dataset: "Dataset", entry: Mapping[str, Any], error: Exception) -> str:
     if entry["path"] != COLLECTION or "config" in dataset.manifest:
         return str(error)
     return (
-        f"{COLLECTION!r} is the name of what FromRecords was given, which no file holds. Carry a field that tells one "
-        "record from another (bp.KeepFields), and look for it where they came from"
+        f"{COLLECTION!r} stands for the records that FromRecords was given: they are in no file. Keep a field that "
+        "identifies a record (bp.KeepFields), and look the record up where you read it from"
     )

@@ -194,15 +194,21 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
 
 
 def not_utf8(head: bytes, path: str) -> str | None:
-    """Advice for a text file in another encoding than UTF-8; None if it is UTF-8."""
-    try:
-        head.decode()
-    except UnicodeDecodeError as error:
-        if error.end == len(head) and error.reason == "unexpected end of data":
-            return None
-        advice = "if it is Windows-1252, type: iconv -f WINDOWS-1252 -t UTF-8 $path > $made"
-        return _message(path, _Kind(f"no UTF-8 (byte {error.start})", advice, " in UTF-8"))
-    return None
+    """Advice for a text file in another encoding than UTF-8; None if some of it is UTF-8, which iconv would damage."""
+    start, first = 0, None
+    for line in head.splitlines(keepends=True):
+        try:
+            if not line.decode().isascii():
+                return None
+        except UnicodeDecodeError as error:
+            cut = start + error.end == len(head) and error.reason == "unexpected end of data"
+            if first is None and not cut:
+                first = start + error.start
+        start += len(line)
+    if first is None:
+        return None
+    advice = "if it is Windows-1252, type: iconv -f WINDOWS-1252 -t UTF-8 $path > $made"
+    return _message(path, _Kind(f"no UTF-8 (byte {first})", advice, " in UTF-8"))
 
 
 def _message(path: str, kind: _Kind) -> str:

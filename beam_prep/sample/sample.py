@@ -1,7 +1,6 @@
 """A sample: drawn records, and the result of each step of a run on them."""
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -303,7 +302,7 @@ class Sample:
             made={},
             roles=self.roles,
             drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
-            first_rejects=tuple(itertools.islice(self._rejects(), 1)),
+            first_rejects=tuple(self._rejects()),
             of_files=of_files,
         )
 

@@ -107,7 +107,7 @@ def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
         if tokens > MOST_EPOCHS * there[domain]:
             raise RunError(
                 f"output.mix: {tokens:,} tokens of domain {domain!r} are wanted, {there[domain]:,} are there: "
-                f"lower them: a record is written up to {MOST_EPOCHS:,} times"
+                f"lower them, because a record is written at most {MOST_EPOCHS:,} times"
             )
     return {domain: found[domain] for domain in wanted}
 

@@ -188,19 +188,21 @@ def _reasons(counts: Mapping[str, int]) -> str:
 
 def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
     """The problem with its probable causes, in one line: runners pass on only the first line."""
-    causes = [*lost_causes(plan.drops, config), *map(_first_reject, plan.first_rejects[:1])]
+    causes = list(lost_causes(plan.drops, config))
+    if plan.first_rejects:  # the most frequent reason is why the run fails; others may have been there for long
+        causes.append(_said(max(plan.first_rejects, key=lambda reject: plan.ledger.rejected[reject["reason"]])))
     if plan.roles:
         causes += role_warnings(plan.roles, config)
     return "; ".join([problem, *causes])
 
 
-def _first_reject(reject: Mapping[str, Any]) -> str:
+def _said(reject: Mapping[str, Any]) -> str:
     kind, file = source_of(reject["file"]), reject["file"]
     if "line" in reject and not kind.by_row:
         file = f"{file}, {kind.place(reject['line'])}"
     where = kind.at(file, reject["offset"])
     message = " ".join((reject["message"] or "").split())
-    return f"the first reject is {where}: {reject['reason']}{f': {message[:_MESSAGE]}' if message else ''}"
+    return f"the first reject of '{reject['reason']}' is {where}{f': {message[:_MESSAGE]}' if message else ''}"
 
 
 def lost_causes(drops: Sequence[Dropped], config: ConfigView) -> Iterable[str]:

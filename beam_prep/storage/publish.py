@@ -283,7 +283,7 @@ class Publisher:
         if not self.overwrite:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
-            return f"{self.output} holds the output of another job: {advice}"
+            return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
         return None
 
     def prepare(self, plan: Plan) -> bool:

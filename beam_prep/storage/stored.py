@@ -75,6 +75,8 @@ def copied(found: ObjectInfo, path: Path) -> str:
 
 def no_output(url: str) -> FormatError:
     """The error for a path in a store without a manifest."""
+    if objects.find(failure := f"{url}/{FAILURE}") is not None:
+        return FormatError(f"{url} is what a failed run left, not an output: the reason is in {failure}")
     if objects.find(failure := f"{url}.failed/{FAILURE}") is not None:
         return FormatError(f"{url} holds no output, its run failed: the reason is in {failure}")
     return FormatError(f"{url} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")

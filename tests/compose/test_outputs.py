@@ -235,7 +235,7 @@ def test_copies_are_shown_with_the_record_that_they_are_equal_to(sound: Path, sh
     # Those that the mix left out have no places.
     count = manifest_of(sound)["ledger"]["dropped"]["not_sampled"]
     text = shown("inspect", sound, "--reason", "not_sampled")
-    said = "not_sampled are the records that output.mix left out, whose places are not kept"
+    said = "output.mix left out the records of not_sampled; their places are not kept"
     assert f"\ndropped: {count} not_sampled; {said}\n" in text
 
 

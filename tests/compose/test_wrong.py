@@ -28,14 +28,8 @@ DRAWN: Given = {"shuffle": {"seed": 0}}
         ({"split_missing": "a"}, "output.split_missing: found 'a'; it works only with output.splits"),
         ({"splits": {"a": 1.0}, "split_key": "u", "split_missing": "b"}, "found 'b'; allowed: 'reject', 'a'"),
         ({"splits": {"a": 1.0}, "split_missing": "a"}, "found 'a'; it works only with output.split_key"),
-        (
-            {"mix": {"web": {"tokens": 5}}},
-            "output.mix: found a mix without output.shuffle, which draws its records: ",
-        ),
-        (
-            {**DRAWN, "mix": {"web": {"share": 0.6}, "code": {"share": 0.5}}},
-            "shares that add up to 1.1; at most 1",
-        ),
+        ({"mix": {"web": {"tokens": 5}}}, "output.mix: found a mix without output.shuffle, which draws its records: "),
+        ({**DRAWN, "mix": {"web": {"share": 0.6}, "code": {"share": 0.5}}}, "shares that add up to 1.1; at most 1"),
         ({**DRAWN, "mix": {"web": {"share": 0.2, "tokens": 5}}}, "output.mix.web: found tokens and share; give one of"),
         ({**DRAWN, "mix": {"web": {"epochs": 2, "repeat": True}}}, "output.mix.web.repeat: found true beside epochs"),
         ({**DRAWN, "mix": {"web": {"epochs": 1001}}}, "output.mix.web.epochs: "),
@@ -59,19 +53,10 @@ def test_shares_that_add_up_to_1_in_tenths_are_right() -> None:
     ("mix", "message"),
     [
         ({"wab": DomainMix(tokens=1)}, "there are no rows of domain 'wab'; wanted one of 'code', 'web'"),
-        (
-            {"web": DomainMix(tokens=1001)},
-            "1,001 tokens of domain 'web' are wanted, 1,000 are there: lower them, or",
-        ),
-        ({"web": DomainMix(tokens=1e18, repeat=True)}, "are there: lower them: a record is written up to 1,000 times"),
-        (
-            {"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)},
-            "the shares add up to 0.9, and there is no",
-        ),
-        (
-            {"web": DomainMix(share=1.0)},
-            "the shares add up to 1, which leaves nothing for the other domains, of 500",
-        ),
+        ({"web": DomainMix(tokens=1001)}, "1,001 tokens of domain 'web' are wanted, 1,000 are there: lower them, or"),
+        ({"web": DomainMix(tokens=1e18, repeat=True)}, "are there: lower them, because a record is written at most "),
+        ({"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)}, "the shares add up to 0.9, and there is no"),
+        ({"web": DomainMix(share=1.0)}, "the shares add up to 1, which leaves nothing for the other domains, of 500"),
     ],
 )
 def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix], message: str) -> None:

@@ -131,7 +131,7 @@ def test_a_day_with_too_many_rejects_fails_with_their_summary(two_days: Airflow)
     assert found
     problem, *more = rest.splitlines()
     assert problem.startswith(
-        "7 of 187 records were rejected (3.74%; 7 bad_json), more than --max_reject_rate 0.01; the first reject is "
+        "7 of 187 records were rejected (3.74%; 7 bad_json), more than --max_reject_rate 0.01; the first reject of "
     )
     assert more[:3] == [
         "records read: 187, kept: 180",

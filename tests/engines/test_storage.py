@@ -182,7 +182,7 @@ def test_a_second_run_does_nothing(store: Folder, tokenizer_path: str, monkeypat
     assert store.run(tokenizer_path, source).up_to_date
     # Of the same size, and different.
     store.put("a.jsonl", chat(150).replace(b"Answer 149", b"answer 149"))
-    with pytest.raises(OutputError, match="holds the output of another job"):
+    with pytest.raises(OutputError, match="holds an output of other inputs or settings"):
         store.run(tokenizer_path, source)
     assert reads == [source]
 

@@ -149,10 +149,7 @@ def test_the_cache_is_bounded_and_the_least_recently_used_goes_first(
         os.utime(path.parents[1], (0, 0))
     missing = next(index for index in range(8) if f"shard_{index:04d}/meta.json" not in (oldest, *others))
     _ = bp.open(URL, cache=cache, cache_bytes=most)[missing]
-    assert {name for name in kept(cache) if name.endswith("meta.json")} == {
-        f"shard_{missing:04d}/meta.json",
-        *others,
-    }
+    assert {name for name in kept(cache) if name.endswith("meta.json")} == {f"shard_{missing:04d}/meta.json", *others}
     with pytest.raises(StorageError, match=f"cache_bytes is 10, too small for a shard of {shard} bytes: give"):
         bp.open(URL, cache=tmp_path / "small", cache_bytes=10)[0]
 
@@ -175,8 +172,9 @@ def test_what_is_no_output_is_told(objects: Counted, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=f"{URL} has no manifest.json: not an output of beam_prep"):
         bp.open(URL, cache=tmp_path)
     objects.put(f"{URL}.failed/failure.json", b"{}", ANY, None)
-    with pytest.raises(FormatError, match=f"its run failed: the reason is in {URL}.failed/failure.json"):
-        bp.open(f"{URL}/", cache=tmp_path)
+    for path, said in ((f"{URL}/", "holds no output, its run failed"), (f"{URL}.failed", "is what a failed run left")):
+        with pytest.raises(FormatError, match=f"{said}.*: the reason is in {URL}.failed/failure.json"):
+            bp.open(path, cache=tmp_path)
 
 
 @pytest.mark.parametrize("outside", ["../../../stolen", "/stolen", "elsewhere"])

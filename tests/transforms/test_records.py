@@ -80,8 +80,8 @@ def test_the_line_of_a_row_is_not_looked_for_in_a_file_of_that_name(
     run(tmp_path / "out", INPUT)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "records").write_text("another file of this name")
-    message = r"row 1 is of records \(byte offset \d+\): 'records' is the name of what FromRecords was given"
-    with pytest.raises(BeamPrepError, match=message + r".* Carry a field .* \(bp\.KeepFields\)"):
+    message = r"row 1 is of records \(byte offset \d+\): 'records' stands for the records that From"
+    with pytest.raises(BeamPrepError, match=message + r".* Keep a field .* \(bp\.KeepFields\)"):
         source_lines(bp.open(tmp_path / "out"), 1)
 
 

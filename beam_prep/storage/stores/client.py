@@ -161,9 +161,13 @@ def bucket_and_name(path: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def incomplete(path: str) -> StoreUnavailable:
-    """The error of an answer that is cut: the connection was lost."""
-    return StoreUnavailable(f"the answer about {path} is incomplete")
+def incomplete(path: str, lacks: str = "") -> StoreUnavailable:
+    """The error of an answer that is cut, as the connection was lost, or that lacks a header.
+
+    >>> print(incomplete("s3://b/x", lacks="ETag"))
+    the answer about s3://b/x is incomplete: it has no ETag
+    """
+    return StoreUnavailable(f"the answer about {path} is incomplete{f': it has no {lacks}' if lacks else ''}")
 
 
 def refused(path: str, error: Exception) -> StorageError:

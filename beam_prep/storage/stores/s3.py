@@ -59,8 +59,8 @@ class S3Client:
             raise StoreUnavailable(str(error)) from None
         except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError):
             raise incomplete(path) from None
-        except (KeyError, ValueError):  # a header is missing or cut
-            raise incomplete(path) from None
+        except (KeyError, ValueError) as error:  # a header is missing or cut
+            raise incomplete(path, error.args[0] if isinstance(error, KeyError) else "") from None
 
     def _meaning(self, path: str, error: Any) -> Exception:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

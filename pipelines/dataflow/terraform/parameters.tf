@@ -153,7 +153,7 @@ variable "staging" {
 }
 
 variable "lease" {
-  description = "How long a killed launch keeps its claim on the output, if no process can see that it ended. Example: 120"
+  description = "How long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store. Example: 120"
   type        = string
   default     = null
 
