@@ -88,7 +88,8 @@ class Facts:
 
     Attributes:
         openings: tokens that begin a rendering: they end no turn.
-        headers: tokens that stand only before answers, of a template whose prompt is unknown: one may always be there.
+        headers: tokens that stand before each answer, and only there, of a template whose prompt is unknown: one may
+            always be there.
         closers: tokens that stand in prompts, but end turns.
         prompts: generation prompts.
         plain_end: the special tokens that end a plain answer; None: unknown.
@@ -170,7 +171,7 @@ class Facts:
                     before.append(rendering.text[found[index].after : found[index].begin])
                     behind.append(tail)
         if not self.prompts:
-            self.headers = frozenset(special.findall(" ".join(before)))
+            self.headers = frozenset.intersection(*(frozenset(special.findall(each)) for each in before or [""]))
             ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
         for tail in behind:
@@ -179,7 +180,8 @@ class Facts:
                 ended, at = tail[begin:at], token.end()
                 rests = [prompt.partition(token[0])[2] for prompt in self.prompts if not ended and token[0] in prompt]
                 # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
-                at_end = bool(last) and all(each.lstrip().startswith(ended + token[0]) for each in last)
+                tails = [each.lstrip() for each in last if each.strip()]
+                at_end = bool(tails) and all(each.startswith(ended + token[0]) for each in tails)
                 followed = any(special.match(rest.lstrip()) for rest in rests or [tail[at:]])
                 # Behind another token, and directly before a third one, it may begin a header all the same.
                 between = bool(ended) and special.match(tail, at) is not None
@@ -227,6 +229,8 @@ class Facts:
             return tail.find(plain) + len(plain)
         only, ends = self.tokens.only_special, [end for _, end in self._runs(tail)]
         last = ends[-1] if ends else None
+        if calls and not plain:
+            return last
         return next((end for end in ends if not calls or only.fullmatch(tail, end)), last)
 
     def _runs(self, text: str) -> Iterator[tuple[int, int]]:
@@ -303,11 +307,15 @@ class Turns:
     def all(self) -> list[Turn]:
         """The turns of all messages, in order."""
         found: list[Turn] = []
+        spoken = 0  # where a text of users and assistants begins behind all earlier ones
         for index, message in enumerate(self._messages):
             spans: Ranges = ()
             reason = None
+            place = self.places.get(index)
             try:
                 if message["role"] == "assistant":
+                    if place is not None and place.begin < spoken and place.end > place.begin:
+                        raise Refused("turn_apart", "it stands before an earlier message")
                     before = found[-1] if found and self._messages[index - 1]["role"] == "assistant" else None
                     spans = self._spans(index, before)
                 else:
@@ -315,6 +323,8 @@ class Turns:
             except Refused as refused:
                 if self.places[index].end > self.places[index].begin:  # an empty message loses nothing
                     reason = refused.reason, str(refused)
+            if place is not None and place.end > place.begin and message["role"] in ("user", "assistant"):
+                spoken = max(spoken, place.begin)
             if self._trace.generation and message["role"] == "assistant":
                 found.append(Turn(index, self._marked(index), None, spans))
             else:
@@ -454,10 +464,8 @@ class Turns:
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further behind
-        said = [each for each in self._trace.segments if place.begin <= each.begin < place.end]
-        pairs = ((one, other) for one, other in itertools.pairwise(said) if one.keys == other.keys)  # repeated texts
-        constants = (text[one.end : other.begin] for one, other in pairs)
-        if left in text[begin : place.begin] or any(left in constant for constant in constants):
+        own = [each for each in self._trace.segments if place.begin <= each.begin < place.end]
+        if left in text[begin : place.begin] or any(left in between for between in self._between_repeated(own)):
             return None  # something else stands within the header
         if not header.prompted:  # the header is only what the template writes without an answer
             written = text[begin : place.begin].rstrip()
@@ -542,10 +550,22 @@ class Turns:
         facts = self._facts
         end = facts.plain_end or facts.end_in_history or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
+        unknown = not (facts.plain_end or facts.end_in_history)
+        own = [each for each in self._trace.segments if unknown and begin <= each.begin < stop]
+        if any(map(self._tokens.special.search, self._between_repeated(own))):
+            raise Refused("turn_apart", "its text is repeated behind a special token")
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
                 raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
             at = self._trace.text.find(end, at + 1, stop)
+
+    def _between_repeated(self, segments: Sequence[SourceSpan]) -> Iterator[str]:
+        """The texts between segments and their repetitions."""
+        ends: dict[tuple[str, ...], int] = {}
+        for each in segments:
+            if each.keys in ends:
+                yield self._trace.text[ends[each.keys] : each.begin]
+            ends[each.keys] = each.end
 
     def _check_alone(self, index: int, begin: int, stop: int) -> None:
         """Raises if another message says something between the prompt and the text."""
@@ -573,7 +593,9 @@ class Turns:
             behind = None  # it speaks in another turn
         if behind is not None:
             stop = self._end_before_others(index, place, at, behind, stop)
-        tail, plain = text[at:stop], facts.plain_end or ""
+        tail = text[at:stop]
+        ends = [end for end in (facts.plain_end, facts.end_in_history) if end and end in tail]
+        plain = min(ends, key=tail.find, default=facts.plain_end)
         silent = place.begin == place.end  # then the header may hold tokens, too
         end = facts.end_in(tail, calls or silent, plain)
         if end is not None:

@@ -107,6 +107,15 @@ class Prefixes:
             return alike, True
         return (alike, False) if alike > len(closed) else (None, False)
 
+    def plain_header(self, index: int, region: int) -> int | None:
+        """Where the text of a plain answer would begin, if what stands before it begins this text."""
+        plain = Prefixes(
+            self._made, [*self._messages[:index], {"role": "assistant", "content": "Plainly."}], self._text
+        )
+        text = plain._rendered(index + 1, False) or ""
+        at = text.find("Plainly.", region)
+        return at if at >= 0 and self._text.startswith(text[:at]) else None
+
     def prompt(self, index: int) -> str:
         """What the generation prompt writes."""
         closed, asked = self._rendered(index, False), self._rendered(index, True)
@@ -153,6 +162,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
         there += [region + written] if made.prompt[:written].strip() else []
         if not made.prompt.strip():  # what a plain answer has, too
             there.append(region + len(shown.constant(region, skip_empty=False)))
+            there.append(prefixes.plain_header(index, region))
         begins += [each for each in there if each is not None and (region <= each <= first or each == begin)]
     ends = _ends(made, shown, index, last, stop if by_stop and stop is not None else max(until, last))
     for at in begins if silent else ():
