@@ -233,6 +233,17 @@ def test_what_is_foreign_is_refused_even_with_overwrite(name: str, text: str, jo
     assert state(jobs.folder / "out") == before
 
 
+def test_an_output_in_which_another_lies_is_not_replaced(jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(5))
+    jobs.run("a.jsonl")
+    jobs.run("a.jsonl", output="out/within")
+    before = state(jobs.folder / "out")
+    jobs.write("a.jsonl", chat(6))
+    with pytest.raises(OutputError, match=r"and .*/out/within is another output: move it"):
+        jobs.run("a.jsonl", overwrite=True)
+    assert state(jobs.folder / "out") == before
+
+
 # A bit that is wrong in a cached block
 
 

@@ -245,7 +245,7 @@ def open_input(
         if start:
             stream.seek(start - 1)
         kind = source_of(source.path)
-        yield kind.lines(_Input(source, stream, start == 0 and not kind.by_row, position), source.path)
+        yield kind.lines(Input(source, stream, start == 0 and not kind.by_row, position), source.path)
 
 
 @contextmanager
@@ -313,7 +313,7 @@ def _changed(source: InputFile) -> InputError:
     return InputError(f"{source.path!r} changed while the job ran: run again on files that do not change")
 
 
-class _Input:
+class Input:
     """Reads a file. Its errors name the file.
 
     Raises:

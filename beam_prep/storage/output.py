@@ -54,6 +54,10 @@ class _Output:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
         return _read(join(self.path, MANIFEST))
 
+    def within(self) -> str | None:
+        """Another output in the folder of this one, which would be removed with it; None: there is none."""
+        return None
+
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
         write_file(join(self.path, REPORT), page)
@@ -82,6 +86,14 @@ class LocalOutput(_Output):
         """True if every file of a manifest exists and has the listed size."""
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
+
+    def within(self) -> str | None:
+        """See `_Output`. On a disk a folder is replaced with all that lies in it."""
+        for place, folders, names in os.walk(self.path):
+            folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
+            if MANIFEST in names and place != self.path:
+                return place
+        return None
 
     def is_empty(self) -> bool:
         """True if nothing is there, or only unfinished files of a job of beam_prep."""

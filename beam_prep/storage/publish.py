@@ -284,6 +284,8 @@ class Publisher:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
+        if within := self.target.within():
+            return f"{self.output} would be replaced with all that lies in it, and {within} is another output: move it"
         return None
 
     def prepare(self, plan: Plan) -> bool:

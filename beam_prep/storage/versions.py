@@ -135,7 +135,7 @@ class Versions:
         """
         names = self.names()
         for name in names[:-keep]:
-            if name not in (made, self.latest()) and not self._is_held(name):
+            if name not in (made, self.latest()) and not self.is_held(name):
                 self._remove(name)
         self.clean()
 
@@ -168,7 +168,8 @@ class Versions:
         remove_folder(join(self.root, HIDDEN, READERS, name))
         self._change_pointer(lambda latest, names: (latest, [each for each in names if each != name]))
 
-    def _is_held(self, name: str) -> bool:
+    def is_held(self, name: str) -> bool:
+        """True if a reader holds a version in a store."""
         leases = listed(join(self.root, HIDDEN, READERS, name))
         return any(is_held(read_bytes(found.path)) for found in leases if found.path.endswith(".json"))
 

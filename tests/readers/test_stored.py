@@ -161,10 +161,10 @@ def test_the_latest_version_is_followed_and_held(output: Callable[..., Path], ob
     dataset = bp.open(URL, cache=tmp_path / "cache")
     assert dataset.path == f"{URL}/two"
     assert dataset[0]["input_ids"].tolist() == [100, 101, 102]
-    assert Versions(URL)._is_held("two")
-    assert not Versions(URL)._is_held("one")
+    assert Versions(URL).is_held("two")
+    assert not Versions(URL).is_held("one")
     del dataset
-    assert not Versions(URL)._is_held("two")
+    assert not Versions(URL).is_held("two")
     assert ids(bp.open(f"{URL}/one", cache=tmp_path / "cache")) == [[0, 1, 2]]
 
 

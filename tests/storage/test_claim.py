@@ -214,11 +214,11 @@ def test_what_is_no_claim_is_said(store: MemoryStore, text: bytes) -> None:
 
 def test_of_many_launches_on_a_disk_one_wins(tmp_path: Path) -> None:
     output = str(tmp_path / "out")
-    launches = [Staging.beside(output).claims(output) for _ in range(16)]
+    launches = [Staging.beside(output) for _ in range(16)]
 
-    def take(mine: Claims) -> bool:
+    def take(mine: Staging) -> bool:
         try:
-            mine.take(Claim(mine._launch))
+            mine.claims(output).take(Claim(mine.launch))
         except LockedError:
             return False
         return True

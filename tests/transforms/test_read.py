@@ -196,7 +196,7 @@ def test_no_cut_and_no_flipped_bit_is_taken_for_the_end(pack: Callable[[bytes], 
     kind = {gzip.compress: "gzip", bz2.compress: "bzip2", zst: "zstd"}[pack]
 
     def read(damaged: bytes) -> bytes | None:
-        stream = _files._Input(InputFile("x", len(damaged), 0.0, kind), io.BytesIO(damaged))
+        stream = _files.Input(InputFile("x", len(damaged), 0.0, kind), io.BytesIO(damaged))
         try:
             return b"".join(iter(lambda: stream.read(100), b""))
         except InputError:
