@@ -84,7 +84,6 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
     block_bytes=st.integers(1, 200),
 )
 @example(elements=[], buckets=4, block_bytes=1)
-@example(elements=[{"a": number} for number in range(99)], buckets=4096, block_bytes=200)
 def test_order_buckets_and_blocks_change_nothing(elements: list[Any], buckets: int, block_bytes: int) -> None:
     found = read(elements, buckets, block_bytes)
     assert content(found) == content(read(elements[::-1])) or not elements

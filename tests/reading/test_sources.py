@@ -1,6 +1,5 @@
 """A kind of input files is one `Source`: what it says is all that listing, reading, splitting and messages need."""
 
-import gzip
 import io
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
 from beam_prep.reading import sources
-from beam_prep.reading.blocks import BOM, Readable
+from beam_prep.reading.blocks import Readable
 from beam_prep.reading.foreign import refusal
 from beam_prep.reading.source import Source
 from beam_prep.storage import files
@@ -54,16 +53,9 @@ def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
     assert sources.source_of("a.parquet").at("a.parquet", 3) == "a.parquet (row 4)"
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_a_record_is_read_only_where_a_line_begins(ending: str, tmp_path: Path) -> None:
-    path, content = tmp_path / f"x.jsonl{ending}", BOM + b'{"a": 1}\n{"a": 2}\n'
-    path.write_bytes(gzip.compress(content) if ending else content)
-    (file,) = list_inputs(str(path))
-    kind = sources.source_of(file.path)
-    assert [kind.record_at(file, files, at) for at in (3, 12)] == [b'{"a": 1}', b'{"a": 2}']
-    for at in (2, 4, 11, len(content)):
-        with pytest.raises(InputError, match="no line begins there"):
-            kind.record_at(file, files, at)
+def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
+    with pytest.raises(InputError, match="no line begins there"):
+        sources.source_of(bars.path).record_at(bars, files, len(CONTENT))
 
 
 @pytest.mark.parametrize("source", [source for source in sources.SOURCES if source.magic])
