@@ -560,10 +560,11 @@ class Template:
 
 
 def _plain(message: Message) -> Message:
-    """As the library hands it to templates: null keys left out, reasoning under both names."""
+    """As the library hands it to templates: null keys left out, reasoning under each of its names."""
     message = {key: value for key, value in message.items() if value is not None}
     if "reasoning_content" in message:
-        message = {"thinking": message["reasoning_content"], **message}
+        said = message["reasoning_content"]
+        message = {"thinking": said, "reasoning": said, **message}
     return message
 
 

@@ -105,6 +105,7 @@ def test_what_is_kept_is_trained_as_far_as_it_is_written() -> None:
         (WHOLE, {"messages": [ASKED, ANSWERED], "tools": TOOLS}, None),
         (without(THOUGHT), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_not_written"),
         (WHOLE, {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
+        (WHOLE.replace("reasoning_content", "reasoning"), {"messages": [ASKED, THOUGHT_OF]}, "reasoning_written"),
     ],
 )  # fmt: skip
 def test_tools_and_reasoning_are_counted(source: str, record: dict[str, Any], counted: str | None) -> None:
