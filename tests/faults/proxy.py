@@ -18,16 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-Disturbance = Literal[
-    "none",
-    "drop",
-    "cut request",
-    "lose answer",
-    "cut body",
-    "503",
-    "delay",
-    "kill",
-]
+Disturbance = Literal["none", "drop", "cut request", "lose answer", "cut body", "503", "delay", "kill"]
 """What happens to the N-th request.
 
 drop: the connection is closed, the request goes nowhere. cut request: the server gets half of its body. lose answer:
