@@ -174,19 +174,21 @@ class Facts:
             self.headers = frozenset.intersection(*(frozenset(special.findall(each)) for each in before or [""]))
             ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
+        first = [(tail, token.start()) for tail in last if (token := special.search(tail))]
         for tail in behind:
-            begin = at = len(_blanks(tail, 0))
-            while token := special.match(tail, at):
-                ended, at = tail[begin:at], token.end()
+            token = special.search(tail)
+            begin = token.start() if token else 0
+            while token:
+                ended, at = tail[begin : token.start()], token.end()
                 rests = [prompt.partition(token[0])[2] for prompt in self.prompts if not ended and token[0] in prompt]
                 # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
-                tails = [each.lstrip() for each in last if each.strip()]
-                at_end = bool(tails) and all(each.startswith(ended + token[0]) for each in tails)
+                at_end = bool(first) and all(each.startswith(ended + token[0], start) for each, start in first)
                 followed = any(special.match(rest.lstrip()) for rest in rests or [tail[at:]])
                 # Behind another token, and directly before a third one, it may begin a header all the same.
                 between = bool(ended) and special.match(tail, at) is not None
                 if (rests and (at_end or followed)) or (at_end and followed and not between):
                     self.closers |= {token[0]}
+                token = special.match(tail, at)
         self.end_in_history = next(map(self._first_run, behind), "")
         return last
 
@@ -417,7 +419,7 @@ class Turns:
         if not found.text and found.prompted:
             raise Refused("turn_begin", f"the generation prompt repeats a message's text: {found.whole[-60:]!r}")
         always = found.text[: found.closing] + _blanks(found.text, found.closing)
-        if not found.prompted and self._facts.headers.intersection(self._tokens.special.findall(always)):
+        if not found.prompted and self._facts.headers.intersection(self._tokens.special.findall(always)[-1:]):
             found = found._replace(text=always)
         if self._facts.prompts and not found.prompted:
             with contextlib.suppress(Refused):  # no prompt is written here, but the history may have one
@@ -589,9 +591,9 @@ class Turns:
         calls = bool(self._messages[index].get("tool_calls"))
         stop = self._tail_end(index, place, at)
         behind = spoken_by_others(self._trace, index, at) if stop == place.before else None
-        if behind is not None and (behind.begin != stop or behind.owner not in (index, -1)):
+        if behind is not None and (behind.begin != stop or behind.owner not in (index, -1, place.owner)):
             behind = None  # it speaks in another turn
-        if behind is not None:
+        if behind is not None and behind.index > index:
             stop = self._end_before_others(index, place, at, behind, stop)
         tail = text[at:stop]
         ends = [end for end in (facts.plain_end, facts.end_in_history) if end and end in tail]
