@@ -190,8 +190,8 @@ MUTANTS = [
     Mutant(
         "the borders of rows lose a number every 65,536",
         "formats/mmap_bin.py",
-        "str(values[start : start + SLICE].tolist())",
-        "str(values[start : start + SLICE - 1].tolist())",
+        "str(values[start : start + piece].tolist())",
+        "str(values[start : start + piece - 1].tolist())",
         "tests/formats/test_mmap_bin.py tests/formats/test_all.py",
     ),
 ]

@@ -36,9 +36,6 @@ __all__ = ["ArrayRecord", "ArrayRecordReader", "ArrayRecordWriter"]
 WRITE = "group_size:1,zstd:1,max_parallelism:1"
 READ = "readahead_buffer_size:0,max_parallelism:0"
 
-PIECE = 1 << 20
-"""Bytes that are copied at a time."""
-
 _OPEN = 64
 """Most files open at a time: an output may have more shards than a process may have open files."""
 
@@ -53,6 +50,8 @@ class ArrayRecord(FileFormat):
     file_name = "shard_{shard:04d}.array_record"
     sizes_in = "bytes"
     libraries = ("array_record",)
+    piece = 1 << 20
+    """Bytes that are copied at a time."""
 
     def stored(self, column: Column) -> str:
         """See `Format`. An Example rounds to float32."""
@@ -68,7 +67,7 @@ class ArrayRecord(FileFormat):
         Raises:
             ImportError: array_record is not installed.
         """
-        return ArrayRecordWriter(open_file, columns, self.file(shard, shards))
+        return ArrayRecordWriter(open_file, columns, self.file(shard, shards), self.piece)
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordReader":
         """See `Format.read`.
@@ -92,9 +91,9 @@ def _library() -> Any:
 class ArrayRecordWriter:
     """Writes rows to a temporary file, which `close` copies to the output. See `ShardWriter`."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
+    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, piece: int) -> None:
         library = _library()
-        self._columns = tuple(columns)
+        self._columns, self._piece = tuple(columns), piece
         with in_temporary_folder():
             self._folder = tempfile.TemporaryDirectory(prefix="array_record-")
             self._path = os.path.join(self._folder.name, name)
@@ -121,7 +120,7 @@ class ArrayRecordWriter:
         with in_temporary_folder():
             self._writer.close()
         with open(self._path, "rb") as source:
-            while data := source.read(PIECE):
+            while data := source.read(self._piece):
                 self._file.write(data)
         self._folder.cleanup()
         self._file.close()

@@ -7,7 +7,7 @@
 
 * A shard is an Arrow IPC *stream*, uncompressed: a schema, record batches, the end marker. Columns are
   `list<item: dtype>` (depth 2: `list<item: list<item: dtype>>`) without nulls; bool values are bits.
-* A record batch holds the next `BATCH_ROWS` rows, or fewer if their values exceed `BATCH_BYTES`. So batches, and the
+* A record batch holds the next `batch_rows` rows, or fewer if their values exceed `batch_bytes`. So batches, and the
   bytes of the file, depend only on the rows.
 * Features are written as `Sequence`, which every version of datasets reads; the `List` of version 4 fails in version 3.
 * `_fingerprint` is null, so datasets makes one from the paths and times of the files. `map` names its caches by the
@@ -37,12 +37,6 @@ __all__ = ["Arrow", "ArrowReader", "ArrowWriter"]
 
 STATE, INFO = "state.json", "dataset_info.json"
 
-BATCH_ROWS = 1000
-"""Most rows of a record batch: the default of datasets."""
-
-BATCH_BYTES = 1 << 22
-"""Most bytes of the values of a record batch (a bool counts as one byte). A larger row gets a batch of its own."""
-
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -51,10 +45,14 @@ class Arrow(FileFormat):
 
     name = "arrow"
     file_name = "data-{shard:05d}-of-{shards:05d}.arrow"
+    batch_rows = 1000
+    """Most rows of a record batch: the default of datasets."""
+    batch_bytes = 1 << 22
+    """Most bytes of the values of a record batch (a bool counts as one byte). A larger row gets a batch of its own."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrowWriter":
         """See `Format.writer`. Shard 0 also writes the domain's `state.json` and `dataset_info.json`."""
-        return ArrowWriter(open_file, columns, self.file(shard, shards), _described(columns, shard, shards))
+        return ArrowWriter(self, open_file, columns, shard, shards)
 
     def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
         """See `Format`."""
@@ -115,19 +113,17 @@ def _described(columns: Sequence[Column], shard: int, shards: int) -> dict[str, 
 class ArrowWriter:
     """Writes each record batch when it is full; at most one batch is in memory. See `ShardWriter`."""
 
-    def __init__(
-        self, open_file: OpenFile, columns: Sequence[Column], name: str, described: Mapping[str, bytes]
-    ) -> None:
-        self._open_file, self._described = open_file, described
-        self._file = open_file(name)
-        self._batches = Batches(columns, BATCH_ROWS, BATCH_BYTES, self._put)
+    def __init__(self, format: Arrow, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
+        self._open_file, self._described = open_file, _described(columns, shard, shards)
+        self._file = open_file(format.file(shard, shards))
+        self._batches = Batches(columns, format.batch_rows, format.batch_bytes, self._put)
         self._file.write(memoryview(self._batches.schema.serialize()))
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
         """See `ShardWriter.write`.
 
         Raises:
-            ValueError: also for a row of more than `MAX_VALUES` values.
+            ValueError: also for a row of more than 2**31 - 1 values.
         """
         self._batches.add(columns)
 
@@ -138,7 +134,7 @@ class ArrowWriter:
         """Writes the last batch and closes the file; then, for shard 0, the files that describe the domain.
 
         Raises:
-            ValueError: the last row has more than `MAX_VALUES` values.
+            ValueError: the last row has more than 2**31 - 1 values.
         """
         self._batches.flush()
         self._file.write(_END)

@@ -18,9 +18,6 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.formats.contract import FileReader, Row, cast, check_rows
 
-MAX_VALUES = 2**31 - 1
-"""Most values of a record batch: the offsets of an Arrow list are int32."""
-
 
 def features(columns: Sequence[Column]) -> dict[str, Any]:
     """The argument of `datasets`' `Features.from_dict`."""
@@ -68,14 +65,20 @@ class Batches:
         most_rows: most rows of a batch.
         most_bytes: most bytes of a batch's values (a bool counts as one byte). A larger row gets a batch of its own.
         put: is called with each batch.
+        most_values: most values of a row: the offsets of an Arrow list are int32.
     """
 
     def __init__(
-        self, columns: Sequence[Column], most_rows: int, most_bytes: int, put: Callable[[pa.RecordBatch], None]
+        self,
+        columns: Sequence[Column],
+        most_rows: int,
+        most_bytes: int,
+        put: Callable[[pa.RecordBatch], None],
+        most_values: int = 2**31 - 1,
     ) -> None:
         self.schema = schema_of(columns)
         self._columns = tuple(columns)
-        self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._most_rows, self._most_bytes, self._most_values = most_rows, most_bytes, most_values
         self._put = put
         self._clear()
 
@@ -88,7 +91,7 @@ class Batches:
         """Adds rows; see `ShardWriter.write`.
 
         Raises:
-            ValueError: also for a row of more than `MAX_VALUES` values.
+            ValueError: also for a row of more than `most_values` values.
         """
         rows = check_rows(self._columns, columns)
         data = {
@@ -122,14 +125,14 @@ class Batches:
         """Hands on the last batch, if it has rows.
 
         Raises:
-            ValueError: the last row has more than `MAX_VALUES` values.
+            ValueError: the last row has more than `most_values` values.
         """
         if not self._rows:
             return
-        arrays = [
-            _array(_items(Ragged.concat([part[column.name] for part in self._parts]), column), _type(column))
-            for column in self._columns
-        ]
+        arrays = list[pa.Array]()
+        for column in self._columns:
+            rows = Ragged.concat([part[column.name] for part in self._parts])
+            arrays.append(_array(_items(rows, column), _type(column), self._most_values))
         self._put(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
         self._clear()
 
@@ -139,16 +142,16 @@ def _items(rows: Ragged, column: Column) -> Array | Ragged:
     return rows.flat if column.depth == 0 and column.role != "string" else rows
 
 
-def _array(values: Array | Ragged, stored: pa.DataType) -> pa.Array:
+def _array(values: Array | Ragged, stored: pa.DataType, most: int) -> pa.Array:
     """Rows or values as an Arrow array without nulls, over the same memory (bools are packed into bits)."""
     if not isinstance(values, Ragged):
         return array_of(values, stored)
-    if values.offsets[-1] > MAX_VALUES:
-        raise ValueError(f"a row of {values.offsets[-1]} values: a list of Arrow holds up to {MAX_VALUES}")
+    if values.offsets[-1] > most:
+        raise ValueError(f"a row of {values.offsets[-1]} values: a list of Arrow holds up to {most}")
     borders = pa.py_buffer(values.offsets.astype(np.int32))
     if pa.types.is_string(stored):
         return pa.Array.from_buffers(stored, len(values), [None, borders, pa.py_buffer(values.flat)], null_count=0)
-    inner = _array(values.values, stored.value_type)
+    inner = _array(values.values, stored.value_type, most)
     return pa.Array.from_buffers(stored, len(values), [None, borders], null_count=0, children=[inner])
 
 

@@ -22,12 +22,6 @@ from beam_prep.data.ragged import Array, Ragged, changes, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.formats.contract import Row, cast
 
-MAX_SIZE = 2**31 - 1
-"""Most bytes of a protobuf message that readers accept."""
-
-CHUNK_VALUES = 1 << 19
-"""Values that are encoded at a time, few enough for the processor's cache."""
-
 # `tf.train.Example` has its own pool, because TensorFlow may be loaded in the same process.
 _PROTO = """
 name: "example.proto" package: "tensorflow" syntax: "proto3"
@@ -80,24 +74,28 @@ def lengths_key(column: Column) -> str:
     return f"{column.name}/lengths"
 
 
-def encode_examples(columns: Sequence[Column], data: Mapping[str, Ragged]) -> Iterator[bytes]:
+def encode_examples(
+    columns: Sequence[Column], data: Mapping[str, Ragged], chunk: int = 1 << 19, most_bytes: int = 2**31 - 1
+) -> Iterator[bytes]:
     """The Example of each row.
 
     Args:
         columns: at least one column.
         data: the rows, checked by `contract.check_rows`.
+        chunk: how many values are encoded at a time, few enough for the processor's cache.
+        most_bytes: most bytes of a message that readers of protobuf accept.
 
     Raises:
-        ValueError: a value does not fit its column's dtype, or a row's message is larger than 2 GiB.
+        ValueError: a value does not fit its column's dtype, or a row's message is larger than `most_bytes`.
     """
     ends = np.sum([rows.flat_lengths for rows in data.values()], axis=0).cumsum()
-    borders = [*changes(ends // CHUNK_VALUES).tolist(), len(ends)]
+    borders = [*changes(ends // chunk).tolist(), len(ends)]
     for start, stop in pairwise(borders):
         features = {key: each for column in columns for key, each in _features(column, data[column.name][start:stop])}
         for row in zip(*(features[key] for key in sorted(features)), strict=True):
             example = _field(1, b"".join(row))
-            if len(example) > MAX_SIZE:
-                raise ValueError(f"a row takes {len(example)} bytes as a tf.train.Example, more than {MAX_SIZE}")
+            if len(example) > most_bytes:
+                raise ValueError(f"a row takes {len(example)} bytes as a tf.train.Example, more than {most_bytes}")
             yield example
 
 

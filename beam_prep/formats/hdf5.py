@@ -39,10 +39,6 @@ from beam_prep.formats.flat import INNER, LISTS, OFFSETS, FlatFormat, FlatWriter
 
 __all__ = ["HDF5", "HDF5Writer"]
 
-PIECE = 1 << 20
-"""Bytes that are copied, and values that are written, at a time; a dataset of more bytes moves from memory to disk."""
-
-
 _GROUPS = (OFFSETS, LISTS, INNER)
 """The groups, in their order in a file."""
 
@@ -52,6 +48,8 @@ class HDF5(FlatFormat):
 
     name = "h5"
     libraries = ("h5py",)
+    piece = 1 << 20
+    """Bytes that are copied, and values that are written, at a time; a dataset of more bytes moves to disk."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "HDF5Writer":
         """See `Format.writer`. It needs room for the shard in the folder of temporary files (`TMPDIR`).
@@ -102,16 +100,15 @@ def _h5py() -> Any:
         raise ImportError(f"the format h5 needs h5py ({error}): pip install 'beam-prep[hdf5]'") from None
 
 
-def _waiting(name: str) -> IO[bytes]:
-    return tempfile.SpooledTemporaryFile(max_size=PIECE)  # closed by the writer
-
-
 class HDF5Writer(FlatWriter):
     """Keeps the values of each column in a temporary file until `close`; up to 1 MB of each column is in memory."""
 
     def __init__(self, format: HDF5, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
-        self._file = open_file(_file_name(shard))
-        super().__init__(format, _waiting, columns, shard, shards)
+        self._file, self._piece = open_file(_file_name(shard)), format.piece
+        super().__init__(format, self._waiting, columns, shard, shards)
+
+    def _waiting(self, name: str) -> IO[bytes]:
+        return tempfile.SpooledTemporaryFile(max_size=self._piece)  # closed by `close`
 
     def close(self) -> None:
         """Writes the HDF5 file to a temporary file, copies it to the output, and removes the temporary files."""
@@ -122,7 +119,7 @@ class HDF5Writer(FlatWriter):
         with made:
             with in_temporary_folder(), _h5py().File(made, "w", track_order=False, **how) as file:
                 for each in self._columns:
-                    _add(file, each.column.name, each.column.dtype, each.size, each.file)
+                    _add(file, each.column.name, each.column.dtype, each.size, each.file, self._piece)
                     each.file.close()
                 for each in self._columns:
                     found = each.borders()
@@ -130,22 +127,22 @@ class HDF5Writer(FlatWriter):
                         if group not in file:
                             file.create_group(group, track_order=False)
                         values = io.BytesIO(found[group].astype("<i8", copy=False).data)
-                        _add(file, f"{group}/{each.column.name}", "int64", len(found[group]), values)
+                        _add(file, f"{group}/{each.column.name}", "int64", len(found[group]), values, self._piece)
             made.seek(0)
-            shutil.copyfileobj(made, self._file, PIECE)
+            shutil.copyfileobj(made, self._file, self._piece)
         self._file.close()
 
 
-def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes]) -> None:
-    """Adds a contiguous dataset to an HDF5 file."""
+def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes], piece: int) -> None:
+    """Adds a contiguous dataset to an HDF5 file, `piece` values at a time."""
     h5py, stored = _h5py(), np.dtype(dtype).newbyteorder("<")
     storage = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     tracked = {"track_times": False, "track_order": False}
     dataset = file.create_dataset(name, (size,), stored, dcpl=storage, fill_time="never", **tracked)
     values.seek(0)
-    for at in range(0, size, PIECE):
-        dataset[at : at + PIECE] = np.frombuffer(values.read(PIECE * stored.itemsize), stored)
+    for at in range(0, size, piece):
+        dataset[at : at + piece] = np.frombuffer(values.read(piece * stored.itemsize), stored)
 
 
 def _open_column(data: Array, file: Any, column: Column) -> Ragged:

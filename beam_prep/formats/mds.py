@@ -54,7 +54,6 @@ _U4 = np.dtype("<u4")
 _WIDTHS = (np.dtype("<u1"), np.dtype("<u2"), _U4)
 _ONE_DIMENSION = 1 << 2
 _COPY_BYTES = 1 << 20
-MAX_BYTES = int(np.iinfo(_U4).max)
 
 
 class MDS(FileFormat):
@@ -66,10 +65,12 @@ class MDS(FileFormat):
     strings = "single"
     largest = 7 << 29
     """Bytes of values, below 4 GiB: the offsets are uint32. The rest is room for sizes, offsets and description."""
+    most_bytes = 2**32 - 1
+    """Bytes of a shard with all of these: its last offset."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
         """See `Format.writer`."""
-        return MDSWriter(open_file, columns, self.file(shard, shards))
+        return MDSWriter(open_file, columns, self.file(shard, shards), self.most_bytes)
 
     def described(
         self, columns: Sequence[Column], domains: Mapping[str, str], shards: Sequence[ShardReceipt]
@@ -141,8 +142,8 @@ def _description(columns: Sequence[Column]) -> dict[str, Any]:
 class MDSWriter:
     """Writes rows to a temporary file. `close` writes the offsets, then copies the rows. See `ShardWriter`."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
-        self._columns = tuple(columns)
+    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, most_bytes: int) -> None:
+        self._columns, self._most_bytes = tuple(columns), most_bytes
         self._fields = _fields(columns)
         self._description = json.dumps(_description(columns)).encode()
         self._file = open_file(name)
@@ -171,9 +172,9 @@ class MDSWriter:
             parts += [head, *row]
             self._sizes.append(len(head) + sum(sizes))
         self._bytes += sum(self._sizes[-rows:]) + _U4.itemsize * rows
-        if self._bytes > MAX_BYTES:
+        if self._bytes > self._most_bytes:
             raise ValueError(
-                f"a shard has more than {MAX_BYTES} bytes, which the format mds cannot hold: "
+                f"a shard has more than {self._most_bytes} bytes, which the format mds cannot hold: "
                 "lower output.max_tokens_per_shard"
             )
         with in_temporary_folder():

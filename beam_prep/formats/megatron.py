@@ -48,7 +48,6 @@ CODES = {
 """Dtype of a column -> the code in the index."""
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
-MAX_LENGTH = 2**31 - 1
 
 
 class Megatron(FlatFormat):
@@ -57,6 +56,8 @@ class Megatron(FlatFormat):
     name = "megatron"
     unknown_dtypes = ("uint32", "uint64", "float16")
     strings = "none"
+    longest = 2**31 - 1
+    """Most values of a sequence: their number is an int32."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> FlatWriter:
         """See `Format.writer`.
@@ -80,7 +81,7 @@ class Megatron(FlatFormat):
 
     def borders(self, columns: Sequence[FlatColumn], shard: int, shards: int) -> Iterator[tuple[str, list[bytes]]]:
         for each in columns:
-            yield _prefix(each.column, shard) + ".idx", _index_of(each)
+            yield _prefix(each.column, shard) + ".idx", _index_of(each, self.longest)
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         opened = {}
@@ -99,18 +100,18 @@ def _prefix(column: Column, shard: int) -> str:
     return f"shard_{shard:04d}-{column.name}"
 
 
-def _index_of(column: FlatColumn) -> list[bytes]:
+def _index_of(column: FlatColumn, longest: int) -> list[bytes]:
     """The content of the `.idx`, in pieces.
 
     Raises:
-        ValueError: a sequence has more than 2**31 - 1 values.
+        ValueError: a sequence has more than `longest` values.
     """
     sequences = np.concatenate([np.zeros(0, np.int64), *(column.inner or column.rows)])
     documents = np.concatenate([np.zeros(0, np.int64), *column.lists]) if column.lists else np.ones_like(sequences)
-    if sequences.max(initial=0) > MAX_LENGTH:
+    if sequences.max(initial=0) > longest:
         raise ValueError(
             f"column {column.column.name!r}: a sequence of {sequences.max()} values, megatron's index "
-            f"holds up to {MAX_LENGTH}"
+            f"holds up to {longest}"
         )
     dtype = column.column.dtype
     return [

@@ -42,8 +42,6 @@ from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
 
 __all__ = ["Npy"]
 
-SLICE = 1 << 12
-"""Rows whose lines are made at a time."""
 BLOCK = (1 << 16) - 1
 """Most bytes of an uncompressed block of a gzip stream."""
 
@@ -52,6 +50,8 @@ class Npy(FlatFormat):
     """The format `npy`; see the module."""
 
     name = "npy"
+    piece = 1 << 12
+    """Rows whose lines are made at a time."""
 
     def warnings(self, holds: Collection[str]) -> Iterator[str]:
         """See `Format`."""
@@ -72,7 +72,7 @@ class Npy(FlatFormat):
 
     def borders(self, columns: Sequence[FlatColumn], shard: int, shards: int) -> Iterator[tuple[str, Iterator[bytes]]]:
         for each in columns:
-            yield _borders_file(each.column, shard), _gzipped(_lines(each))
+            yield _borders_file(each.column, shard), _gzipped(_lines(each, self.piece))
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         opened = {}
@@ -97,17 +97,17 @@ def _borders_file(column: Column, shard: int) -> str:
     return f"{column.name}/shard_{shard:04d}.csv.gz"
 
 
-def _lines(column: FlatColumn) -> Iterator[bytes]:
-    """The CSV lines of all rows, in pieces."""
+def _lines(column: FlatColumn, piece: int) -> Iterator[bytes]:
+    """The CSV lines of all rows, in pieces of so many rows."""
     start = 0
     for index, lengths in enumerate(column.rows):
         borders = start + offsets_of(lengths)
         start = int(borders[-1])
         lists = Ragged.from_lengths(column.inner[index], column.lists[index]) if column.lists else None
-        for at in range(0, len(lengths), SLICE):
-            fields: list[str] = list(map("%d,%d".__mod__, pairwise(borders[at : at + SLICE + 1].tolist())))
+        for at in range(0, len(lengths), piece):
+            fields: list[str] = list(map("%d,%d".__mod__, pairwise(borders[at : at + piece + 1].tolist())))
             if lists is not None:
-                inner = lists[at : at + SLICE].to_lists()
+                inner = lists[at : at + piece].to_lists()
                 fields = [f"{field},{' '.join(map(str, row))}" for field, row in zip(fields, inner, strict=True)]
             yield "".join(f"{field}\n" for field in fields).encode()
 

@@ -6,7 +6,7 @@
 
 * Columns are lists (depth 2: lists of lists) without nulls, in Arrow types. The file holds the Arrow schema with the
   features of `datasets`.
-* A row group holds the next `GROUP_ROWS` rows, or fewer if their values exceed `GROUP_BYTES`, so row groups depend only
+* A row group holds the next `group_rows` rows, or fewer if their values exceed `group_bytes`, so row groups depend only
   on the rows. The file has no times. **The bytes depend on pyarrow's version**: it is stored in the file, and another
   version may compress in another way.
 * Every page has a crc, which our reader checks.
@@ -34,22 +34,20 @@ from beam_prep.formats.contract import FileFormat, OpenFile
 
 __all__ = ["Parquet", "ParquetReader", "ParquetWriter"]
 
-GROUP_ROWS = 10_000
-"""Most rows of a row group."""
-
-GROUP_BYTES = 1 << 23
-"""Most bytes of the values of a row group (a bool counts as one byte). A larger row gets a row group of its own."""
-
 
 class Parquet(FileFormat):
     """The format `parquet`; see the module."""
 
     name = "parquet"
     file_name = "shard_{shard:04d}.parquet"
+    group_rows = 10_000
+    """Most rows of a row group."""
+    group_bytes = 1 << 23
+    """Most bytes of the values of a row group (a bool counts as one byte). A larger row gets a row group of its own."""
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ParquetWriter":
         """See `Format.writer`."""
-        return ParquetWriter(open_file, columns, self.file(shard, shards))
+        return ParquetWriter(self, open_file, columns, self.file(shard, shards))
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ParquetReader":
         """See `Format.read`. Reads the footer; a row group is read when one of its rows is read."""
@@ -59,10 +57,10 @@ class Parquet(FileFormat):
 class ParquetWriter:
     """Writes each row group when it is full; at most one is in memory. See `ShardWriter`."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
+    def __init__(self, format: Parquet, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
         import pyarrow.parquet as pq
 
-        self._batches = Batches(columns, GROUP_ROWS, GROUP_BYTES, self._put)
+        self._batches = Batches(columns, format.group_rows, format.group_bytes, self._put)
         self._file = open_file(name)
         # pyarrow writes to memory, not to the file: after an exception it would still write a footer.
         self._waiting = io.BytesIO()
@@ -81,7 +79,7 @@ class ParquetWriter:
         """See `ShardWriter.write`.
 
         Raises:
-            ValueError: also for a row of more than `MAX_VALUES` values.
+            ValueError: also for a row of more than 2**31 - 1 values.
         """
         self._batches.add(columns)
 

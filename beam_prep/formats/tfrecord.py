@@ -40,9 +40,6 @@ from beam_prep.formats.manifest import FEATURES, ShardReceipt, dump
 
 __all__ = ["TFRecord", "decode_example", "features", "framed", "require_fast_crc32c"]
 
-PIECE = 1 << 20
-"""Records are written when this many bytes are encoded."""
-
 _HEAD, _FOOT = 12, 4
 
 
@@ -52,6 +49,8 @@ class TFRecord(FileFormat):
     name = "tfrecord"
     file_name = "shard_{shard:04d}.tfrecord"
     sizes_in = "bytes"
+    piece = 1 << 20
+    """Records are written when this many bytes are encoded."""
 
     def stored(self, column: Column) -> str:
         """See `Format`. An Example rounds to float32."""
@@ -70,7 +69,7 @@ class TFRecord(FileFormat):
             ImportError: google_crc32c runs without its C extension.
         """
         require_fast_crc32c()
-        return TFRecordWriter(open_file, columns, self.file(shard, shards))
+        return TFRecordWriter(open_file, columns, self.file(shard, shards), self.piece)
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "TFRecordReader":
         """See `Format.read`. On first use the reader finds the start of each record in the file."""
@@ -110,8 +109,8 @@ def features(columns: Sequence[Column]) -> dict[str, dict[str, str]]:
 class TFRecordWriter:
     """Writes rows at once; nothing stays in memory between calls. See `ShardWriter`."""
 
-    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str) -> None:
-        self._columns = tuple(columns)
+    def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, piece: int) -> None:
+        self._columns, self._piece = tuple(columns), piece
         self._file = open_file(name)
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
@@ -124,7 +123,7 @@ class TFRecordWriter:
         held = bytearray()
         for example in encode_examples(self._columns, columns):
             held += framed(example)
-            if len(held) >= PIECE:
+            if len(held) >= self._piece:
                 self._file.write(held)
                 held = bytearray()
         self._file.write(held)

@@ -98,9 +98,6 @@ def _most() -> int:
         return 65_530 // 2
 
 
-MOST_MAPS = _most()
-
-
 class OpenShards(dict[int, OpenShard]):
     """The open shards of one output, by number."""
 
@@ -118,17 +115,17 @@ class OpenShards(dict[int, OpenShard]):
 
 
 class Mapped:
-    """All open shards of this process, oldest first."""
+    """All open shards of this process, oldest first; `most`: how many maps they may have."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, most: int) -> None:
+        self.lock, self._most = threading.Lock(), most
         self._opened: deque[tuple[weakref.ref[OpenShards], int, int]] = deque()
         self._maps = 0
 
     def add(self, owner: OpenShards, shard: int, maps: int) -> None:
         self._opened.append((weakref.ref(owner), shard, maps))
         self._maps += maps
-        while self._maps > MOST_MAPS and len(self._opened) > 1:
+        while self._maps > self._most and len(self._opened) > 1:
             self.close_oldest()
 
     def close_oldest(self) -> bool:
@@ -145,7 +142,7 @@ class Mapped:
         self.lock = threading.Lock()
 
 
-MAPPED = Mapped()
+MAPPED = Mapped(_most())
 
 
 def close_oldest() -> bool:

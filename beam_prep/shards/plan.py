@@ -25,7 +25,7 @@ from beam_prep.shards.domains import folders
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, View
+from beam_prep.shards.row_index import PREFETCH, Copies, FetchRowIndexes, Prefetch, RowIndex, RowIndexes, View
 from beam_prep.shards.runs import Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Rejects,
@@ -184,6 +184,9 @@ def make_plan(
     max_items: int | None = None,
     compose: Compose = _NO_COMPOSE,
     copies: Callable[[str], Copies] = lambda name: Copies(),
+    prefetch: Prefetch = PREFETCH,
+    rejects_per_file: int = 100_000,
+    shown: int = SHOWN,
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -194,6 +197,9 @@ def make_plan(
         max_items: most kept records, before a mix.
         compose: how the rows become an output.
         copies: reads a file of copies, see `STATISTICS`.
+        prefetch: how far ahead row indexes are fetched.
+        rejects_per_file: most rejects of a file.
+        shown: how many dropped, and marked, records of each reason are listed.
 
     Raises:
         RunError: the input has too few tokens for the mix.
@@ -202,7 +208,7 @@ def make_plan(
     def see(row_index: RowIndex, name: str) -> View:
         return view(row_index, copies(name), compose.splits) if compose.composes else View(row_index)
 
-    row_indexes = RowIndexes(fetch, receipts, see)
+    row_indexes = RowIndexes(fetch, receipts, see, prefetch)
     seen = first_items(receipts, row_indexes, max_items)
     ledger, counters = _ledger(seen, int(receipts.lines.sum()))
     splits, runs = compose.splits, None
@@ -214,7 +220,7 @@ def make_plan(
         parts = Parts.of(seen, compose, max_tokens)
         runs, groups = plan_runs(seen, compose, parts, _facts(receipts, compose, max_items))
     shards_of = {part: count for each in shards for part, count in each.shards_of.items()}
-    rejects = Rejects(seen, seen.counted("rejected"))
+    rejects = Rejects(seen, seen.counted("rejected"), rejects_per_file)
     marks = {name: counters[name] for name in _MARKS & counters.keys()}
     return Plan(
         shards=itertools.chain.from_iterable(shards),
@@ -229,8 +235,8 @@ def make_plan(
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made").items())),
         roles=_roles(seen),
-        drops=_listed(seen, row_indexes, "dropped", ledger.dropped),
-        marks=_listed(seen, row_indexes, "counter", marks),
+        drops=_listed(seen, row_indexes, "dropped", ledger.dropped, shown),
+        marks=_listed(seen, row_indexes, "counter", marks, shown),
         first_rejected=rejects.of(first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
         lengths=seen.lengths,
         drawn=_drawn(seen, splits),
@@ -318,14 +324,16 @@ def _drawn(receipts: Receipts, splits: Splits | None) -> tuple[tuple[str, Slice]
 _MARKS = {CONTAMINATED}
 
 
-def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int]) -> tuple[Dropped, ...]:
-    """`Plan.drops`, or `Plan.marks` (`counter`): the first `SHOWN` records of each reason, in input order.
+def _listed(
+    receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int], shown: int
+) -> tuple[Dropped, ...]:
+    """`Plan.drops`, or `Plan.marks` (`counter`): the first `shown` records of each reason, in input order.
 
-    It reads at most `SHOWN` blocks a reason.
+    It reads at most `shown` blocks a reason.
     """
-    blocks = first_blocks(receipts, kind, counts, SHOWN).tolist()
+    blocks = first_blocks(receipts, kind, counts, shown).tolist()
     before, found = first_lines(receipts), []
-    left = dict.fromkeys(reasons_shown(counts), SHOWN)
+    left = dict.fromkeys(reasons_shown(counts), shown)
     for place, block in enumerate(blocks):
         row_index = row_indexes.get(block, blocks[place:])
         for drop in row_index.drops if kind == "dropped" else row_index.marks:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,6 @@ from beam_prep.reading.records import Drop
 from beam_prep.shards.receipts import Receipts
 from beam_prep.tokens.batch import CUT_TOKENS
 from beam_prep.tokens.segments import RoleCounts
-
-PREFETCH_ROWS = 8_000_000
-"""Most rows and lines of the row indexes in memory at a time: about 250 MB."""
 
 
 def _none() -> Array:
@@ -130,6 +127,21 @@ class View:
     copies: Copies = field(default_factory=Copies)
 
 
+class Prefetch(NamedTuple):
+    """How far ahead row indexes are fetched.
+
+    Attributes:
+        borders: for how many borders of shards blocks are fetched at a time.
+        rows: most rows and lines of the row indexes in memory at a time; 8 million take about 250 MB.
+    """
+
+    borders: int = 512
+    rows: int = 8_000_000
+
+
+PREFETCH = Prefetch()
+
+
 class RowIndexes:
     """Row indexes by block. It fetches several blocks at a time, ahead of need.
 
@@ -137,6 +149,7 @@ class RowIndexes:
         fetch: reads row indexes.
         receipts: the statistics of all blocks.
         see: (row index, file of copies) -> the view of a block.
+        prefetch: how far ahead.
     """
 
     def __init__(
@@ -144,14 +157,16 @@ class RowIndexes:
         fetch: FetchRowIndexes,
         receipts: Receipts,
         see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
+        prefetch: Prefetch = PREFETCH,
     ) -> None:
+        self.prefetch = prefetch
         self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
 
     def __contains__(self, block: int) -> bool:
         return block in self._found
 
     def get(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
-        """A block's row index. A fetch also brings the blocks `ahead`, up to `PREFETCH_ROWS`."""
+        """A block's row index. A fetch also brings the blocks `ahead`, up to `Prefetch.rows`."""
         return self.view(block, ahead).row_index
 
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:
@@ -159,7 +174,7 @@ class RowIndexes:
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
             sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
-            wanted = wanted[: max(1, int(np.searchsorted(sizes, PREFETCH_ROWS)))]
+            wanted = wanted[: max(1, int(np.searchsorted(sizes, self.prefetch.rows)))]
             new = [each for each in wanted if each not in self._found]
             found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
             self._found = {each: self._found[each] for each in wanted if each in self._found}

@@ -15,9 +15,6 @@ from beam_prep.shards.domains import folders
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import RowIndexes
 
-PREFETCH = 512
-"""For how many borders blocks are fetched at a time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Border:
@@ -53,7 +50,9 @@ def shard_borders(
     flushed = 0
     while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
-        ahead = () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
+        ahead = (
+            () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over, row_indexes.prefetch.borders)
+        )
         row_index = row_indexes.get(block, ahead)
         here = row_index.domain % splits == split
         until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
@@ -66,19 +65,16 @@ def shard_borders(
     return borders
 
 
-def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
-    """Blocks that probably hold the next borders.
+def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int], borders: int) -> list[int]:
+    """Blocks that probably hold the next `borders` borders.
 
     The place of a border depends on all earlier borders: a flush ends at the end of a record, a few tokens after
     `max_tokens`.
     """
     mean = np.mean(over) if over else ends[-1] / max(1, receipts.rows.sum())
-    blocks = np.searchsorted(ends, goal + np.arange(PREFETCH) * (max_tokens + mean))
+    blocks = np.searchsorted(ends, goal + np.arange(borders) * (max_tokens + mean))
     found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
     return found
-
-
-REJECTS_PER_FILE = 100_000
 
 
 class Slice(NamedTuple):
@@ -282,15 +278,15 @@ def first_lines(receipts: Receipts) -> Array:
 
 
 class Rejects:
-    """The files of rejects of a plan, in input order, each with at most REJECTS_PER_FILE rejects."""
+    """The files of rejects of a plan, in input order, each with at most `most` rejects."""
 
-    def __init__(self, receipts: Receipts, rejected: Array) -> None:
-        self._receipts, self._offsets = receipts, offsets_of(rejected)
+    def __init__(self, receipts: Receipts, rejected: Array, most: int) -> None:
+        self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), most
         self._first_line = first_lines(receipts)
 
     def __iter__(self) -> Iterator[RejectsPlan]:
-        for index, first in enumerate(range(0, int(self._offsets[-1]), REJECTS_PER_FILE)):
-            last = min(first + REJECTS_PER_FILE, int(self._offsets[-1]))
+        for index, first in enumerate(range(0, int(self._offsets[-1]), self._most)):
+            last = min(first + self._most, int(self._offsets[-1]))
             begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
             yield RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -53,8 +53,6 @@ def to_labels(batch: Batch, shift: bool) -> Batch:
 
 
 ATTENTION_MASK = "attention_mask"
-TOKENS_AT_ONCE = 1 << 20
-"""Padded tokens of a column in a part of `Padding.in_parts` (4 MB). A longer row is a part by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,8 @@ class Padding:
     Attributes:
         multiple: tokens; a row is padded to the next multiple, an empty row to `multiple` tokens.
         pad_id: the id of the added tokens.
+        tokens_at_once: of the class: padded tokens of a column in a part of `in_parts` (4 MB). A longer row is a part
+            by itself.
 
     Raises:
         ValueError: `multiple` is less than 1.
@@ -79,6 +79,7 @@ class Padding:
 
     multiple: int
     pad_id: int
+    tokens_at_once: ClassVar[int] = 1 << 20
 
     def __post_init__(self) -> None:
         if self.multiple < 1:
@@ -127,11 +128,11 @@ class Padding:
         return padded
 
     def in_parts(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> Iterator[dict[str, Ragged]]:
-        """`rows` in parts of `TOKENS_AT_ONCE`: padded short rows take a hundred times their memory."""
+        """`rows` in parts of `tokens_at_once`: padded short rows take a hundred times their memory."""
         ends = offsets_of(self.lengths(next(iter(columns.values())).lengths))
         start, count = 0, len(ends) - 1
         while start < count:
-            fitting = int(np.searchsorted(ends, ends[start] + TOKENS_AT_ONCE, "right")) - 1
+            fitting = int(np.searchsorted(ends, ends[start] + self.tokens_at_once, "right")) - 1
             stop = max(fitting, start + 1)
             yield self.rows({name: rows[start:stop] for name, rows in columns.items()}, schema)
             start = stop

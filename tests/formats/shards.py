@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
-from beam_prep.formats import FORMATS, ShardReader
+from beam_prep.formats import FORMATS, Format, ShardReader
 
 Slices = Sequence[dict[str, Ragged]]
 
@@ -84,17 +84,24 @@ def joined(parts: Slices) -> dict[str, list[Any]]:
     return {name: [row for part in parts for row in part[name].to_lists()] for name in parts[0]}
 
 
+def limited(name: str, **limits: int) -> Format:
+    """A format with limits of its own, as a subclass of a user has: `piece=1`, `batch_rows=2` ..."""
+    assert all(hasattr(FORMATS[name], limit) for limit in limits)
+    format: Format = type("Limited", (type(FORMATS[name]),), limits)()
+    return format
+
+
 def write_as(
-    name: str, folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0, shards: int = 1
+    name: str, folder: Path, columns: Sequence[Column], slices: Slices, shard: int = 0, shards: int = 1, **limits: int
 ) -> Path:
-    """Writes a shard; gives the path of its first file."""
-    return written_as(name, folder, columns, slices, shard, shards)[0]
+    """Writes a shard; gives the path of its first file. `limits`: see `limited`."""
+    return written_as(name, folder, columns, slices, shard, shards, **limits)[0]
 
 
 def written_as(
-    name: str, folder: Path, columns: Sequence[Column], slices: Slices, shard: int, shards: int
+    name: str, folder: Path, columns: Sequence[Column], slices: Slices, shard: int, shards: int, **limits: int
 ) -> list[Path]:
-    """Writes a shard; gives the paths of its files."""
+    """Writes a shard; gives the paths of its files. `limits`: see `limited`."""
     paths: list[Path] = []
     with ExitStack() as opened:
 
@@ -103,7 +110,7 @@ def written_as(
             paths[-1].parent.mkdir(parents=True, exist_ok=True)
             return opened.enter_context(open(paths[-1], "xb"))
 
-        writer = FORMATS[name].writer(open_file, columns, shard, shards)
+        writer = limited(name, **limits).writer(open_file, columns, shard, shards)
         for rows in slices:
             writer.write(rows)
         writer.close()

@@ -17,7 +17,7 @@ from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import FORMATS, array_record, arrow, example, hdf5, mmap_bin, npy, tfrecord
+from beam_prep.formats import FORMATS
 from beam_prep.formats.megatron import CODES
 from tests.formats.shards import (
     ALL,
@@ -27,6 +27,7 @@ from tests.formats.shards import (
     SEQUENCE,
     cut,
     files,
+    limited,
     plain,
     random_rows,
     read_as,
@@ -43,15 +44,8 @@ STORED: dict[str, list[str]] = {
     # An Example has no float64: test_tfrecord.py.
     **dict.fromkeys(("tfrecord", "array_record"), DTYPES[:-1]),
 }
-PIECES: dict[str, list[tuple[Any, str]]] = {
-    "arrow": [],  # The borders of its batches are in the file: test_batches.py; so are those of parquet.
-    "array_record": [(array_record, "PIECE"), (example, "CHUNK_VALUES")],
-    "bin": [(mmap_bin, "SLICE")],
-    "h5": [(hdf5, "PIECE")],
-    "npy": [(npy, "SLICE")],
-    "tfrecord": [(tfrecord, "PIECE"), (example, "CHUNK_VALUES")],
-}
-"""What a format writes at a time."""
+PIECES = ("array_record", "bin", "h5", "npy", "tfrecord")
+"""Formats that write in pieces. The borders of batches are in the files of arrow and parquet: test_batches.py."""
 
 
 @pytest.fixture(params=FORMATS, scope="module")
@@ -93,10 +87,8 @@ def test_slices_and_pieces_of_any_size_give_the_same_files_and_the_rows_come_bac
     columns, rows, slices = data.draw(rows_of(STORED.get(name, DTYPES)))
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
     write_as(name, once, columns, [rows])
-    with pytest.MonkeyPatch.context() as patch:
-        for module, constant in PIECES.get(name, ()):
-            patch.setattr(module, constant, piece)
-        write_as(name, many, columns, slices)
+    limits = {"piece": piece} if name in PIECES else {}
+    write_as(name, many, columns, slices, **limits)
     assert files(once) == files(many)
     reader = read_as(name, many, columns)
     sizes = reader.sizes()
@@ -196,20 +188,19 @@ def test_a_reader_crosses_a_fork(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "constant", "largest"),
+    ("name", "limit", "largest"),
     [
-        ("arrow", arrow, "BATCH_BYTES", 1500),
-        ("tfrecord", tfrecord, "PIECE", 1300),
-        ("h5", hdf5, "PIECE", 1000),
-        ("array_record", array_record, "PIECE", 1000),
+        ("arrow", "batch_bytes", 1500),
+        ("tfrecord", "piece", 1300),
+        ("h5", "piece", 1000),
+        ("array_record", "piece", 1000),
     ],
 )
 def test_writes_are_bounded_and_temporary_files_go(
-    name: str, module: Any, constant: str, largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, limit: str, largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(LIBRARIES.get(name, "numpy"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(module, constant, 1000)
     sizes: list[int] = []
 
     class File:
@@ -219,7 +210,8 @@ def test_writes_are_bounded_and_temporary_files_go(
         def close(self) -> None:
             sizes.append(0)
 
-    writer = FORMATS[name].writer(lambda path: File(), [SEQUENCE], 1, 2)  # type: ignore[arg-type, return-value]
+    format = limited(name, **{limit: 1000})
+    writer = format.writer(lambda path: File(), [SEQUENCE], 1, 2)  # type: ignore[arg-type, return-value]
     values = np.random.default_rng(0).integers(0, 2**31, 10_300).astype(np.int32)
     for _ in range(5):
         writer.write({"sequence": Ragged.from_lengths(values, [*[100] * 100, 5, 200, 95])})

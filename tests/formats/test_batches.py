@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.formats import arrow, batches, parquet
+from beam_prep.formats import batches
 from tests.formats.shards import ALL, SEQUENCE, cut, files, joined, random_rows, read_as, rows_in, write_as
 
-BOTH = pytest.mark.parametrize(
-    ("name", "module", "unit"), [("arrow", arrow, "BATCH"), ("parquet", parquet, "GROUP")], ids=["arrow", "parquet"]
-)
+BOTH = pytest.mark.parametrize(("name", "unit"), [("arrow", "batch"), ("parquet", "group")], ids=["arrow", "parquet"])
 
 
 def rows_of_batches(path: Path) -> list[int]:
@@ -38,7 +35,6 @@ def rows_of_batches(path: Path) -> list[int]:
 def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
     tmp_path_factory: pytest.TempPathFactory,
     name: str,
-    module: ModuleType,
     unit: str,
     rows: int,
     seed: int,
@@ -47,11 +43,9 @@ def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
 ) -> None:
     whole = random_rows(rows, seed)
     once, many = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("many")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, f"{unit}_ROWS", most[0])
-        patch.setattr(module, f"{unit}_BYTES", most[1])
-        path = write_as(name, once, ALL, [whole])
-        write_as(name, many, ALL, cut(whole, [0, *sorted(min(border, rows) for border in cuts), rows]))
+    limits = {f"{unit}_rows": most[0], f"{unit}_bytes": most[1]}
+    path = write_as(name, once, ALL, [whole], **limits)
+    write_as(name, many, ALL, cut(whole, [0, *sorted(min(border, rows) for border in cuts), rows]), **limits)
     assert files(once) == files(many)
     sizes = np.cumsum([0, *rows_of_batches(path)])
     row_bytes = np.sum([ragged.flat_lengths * ragged.flat.itemsize for ragged in whole.values()], axis=0)
@@ -65,10 +59,11 @@ def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
     assert reader.sizes().tolist() == sum((ragged.flat_lengths for ragged in whole.values()), np.zeros(rows)).tolist()
 
 
-def test_a_row_beyond_the_borders_of_arrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MAX_VALUES", 10)
+def test_a_row_beyond_the_borders_of_arrow_is_refused() -> None:
+    made = batches.Batches([SEQUENCE], 1, 1, lambda batch: None, most_values=10)
+    made.add({"sequence": Ragged.from_lists([[1] * 11])})
     with pytest.raises(ValueError, match="a row of 11 values: a list of Arrow holds up to 10"):
-        write_as("arrow", tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 11])}])
+        made.flush()
 
 
 def test_strings_without_borders_are_no_rows() -> None:

@@ -14,7 +14,6 @@ import pytest
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import mds, megatron
 from tests.formats.shards import MASK, RESPONSES, SEQUENCE, files, read_as, rows_in, sft, write_as
 
 Change = Callable[[bytes], bytes]
@@ -132,18 +131,13 @@ def test_a_dtype_without_a_code_of_megatron_is_refused(dtype: str, tmp_path: Pat
     assert files(tmp_path) == {}
 
 
-def test_a_sequence_that_its_length_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(megatron, "MAX_LENGTH", 2)
+def test_a_sequence_that_its_length_cannot_count_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'sequence': a sequence of 3 values, megatron's index holds up to 2"):
-        write_as("megatron", tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}])
+        write_as("megatron", tmp_path, [SEQUENCE], [{"sequence": sft()["sequence"]}], longest=2)
 
 
-def test_a_shard_that_the_offsets_of_mds_cannot_count_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shard_that_the_offsets_of_mds_cannot_count_is_refused(tmp_path: Path) -> None:
     size = write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()]).stat().st_size
-    monkeypatch.setattr(mds, "MAX_BYTES", size)
-    write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()], shard=1)
-    monkeypatch.setattr(mds, "MAX_BYTES", size - 1)
+    write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()], shard=1, most_bytes=size)
     with pytest.raises(ValueError, match=r"more than .* lower output\.max_tokens_per_shard"):
-        write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()], shard=2)
+        write_as("mds", tmp_path, [SEQUENCE, MASK], [sft()], shard=2, most_bytes=size - 1)

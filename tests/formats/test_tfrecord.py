@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
-from beam_prep.formats import example
 from beam_prep.formats.example import encode_examples
 from beam_prep.formats.tfrecord import decode_example, features
 from tests.formats.shards import DTYPES, MASK, REWARDS, SEQUENCE, SEQUENCES, Slices, read_as, rows_of, sft, write_as
@@ -88,13 +87,15 @@ def by_protobuf(tf: Any, columns: Sequence[Column], data: dict[str, Ragged], row
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=rows_of(DTYPES))
-def test_every_row_is_what_protobuf_serialises(tf: Any, drawn: tuple[list[Column], dict[str, Ragged], Slices]) -> None:
+@given(drawn=rows_of(DTYPES), chunk=st.sampled_from([1, 200, 1 << 19]))
+def test_every_row_is_what_protobuf_serialises(
+    tf: Any, drawn: tuple[list[Column], dict[str, Ragged], Slices], chunk: int
+) -> None:
     columns, data, _ = drawn
     # The bits of a NaN change on their way through Python.
     data = {name: values.with_flat(np.nan_to_num(values.flat)) for name, values in data.items()}
     wanted = [by_protobuf(tf, columns, data, row) for row in range(len(data["sequence"]))]
-    assert list(encode_examples(columns, data)) == wanted
+    assert list(encode_examples(columns, data, chunk)) == wanted
 
 
 def test_lengths_numbers_and_keys_around_each_size_are_what_protobuf_serialises(tf: Any) -> None:
@@ -137,11 +138,10 @@ def test_float64_is_rounded_to_float32(tmp_path: Path) -> None:
 # What it refuses.
 
 
-def test_a_row_beyond_protobufs_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example, "MAX_SIZE", 50)
-    write(tmp_path, [SEQUENCE], [{"sequence": Ragged.from_lists([[1] * 20])}])
+def test_a_row_beyond_protobufs_limit_is_refused() -> None:
+    assert len([*encode_examples([SEQUENCE], {"sequence": Ragged.from_lists([[1] * 20])}, most_bytes=50)]) == 1
     with pytest.raises(ValueError, match=r"a row takes \d+ bytes as a tf\.train\.Example"):
-        list(encode_examples([SEQUENCE], {"sequence": Ragged.from_lists([[1], [1] * 60])}))
+        list(encode_examples([SEQUENCE], {"sequence": Ragged.from_lists([[1], [1] * 60])}, most_bytes=50))
 
 
 def test_a_slow_crc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

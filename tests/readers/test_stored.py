@@ -39,7 +39,7 @@ def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
 
     made = Counted()
     monkeypatch.setitem(clients.CLIENTS, "mem", (lambda options: made, ""))
-    monkeypatch.setattr(shards, "MAPPED", shards.Mapped())
+    monkeypatch.setattr(shards, "MAPPED", shards.Mapped(30_000))
     clients.client_for.cache_clear()
     return made
 

@@ -14,7 +14,6 @@ from beam_prep.data.schema import Column, Strategy
 from beam_prep.errors import RunError
 from beam_prep.shards.layout import CUT, Layout, finalize_columns
 from beam_prep.shards.pack import PackStats, cuts_rows, plan_packs
-from beam_prep.tokens import rows as padding
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import Padding, TruncationMode, pad, to_labels, truncate
 from tests.chars import outcomes
@@ -147,15 +146,14 @@ def test_rows_are_padded_in_parts_as_a_block_is(
 ) -> None:
     batch = to_labels(batch_from(rows), shift=False) if labels else batch_from(rows)
     wanted = pad(batch, multiple, 7)
-    layout = Layout(padding=Padding(multiple, 7), names={"attention_mask": "real"}, position_ids="doc_reset")
+    padding = type("Small", (Padding,), {"tokens_at_once": at_once})(multiple, 7)
+    layout = Layout(padding=padding, names={"attention_mask": "real"}, position_ids="doc_reset")
     written = layout.columns(tuple(batch.schema.values()))
     borders = np.linspace(0, len(batch), parts + 1).astype(int)
     given = [
         ({name: found[a:b] for name, found in batch.columns.items()}, None) for a, b in itertools.pairwise(borders)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(padding, "TOKENS_AT_ONCE", at_once)
-        found = [part for part, _ in layout.rows(given, written)]
+    found = [part for part, _ in layout.rows(given, written)]
     ids, *others = wanted.columns
     assert [column.name for column in written] == [ids, *others[:-1], "real", "position_ids"]
     assert all(len(part[ids].flat) <= at_once or len(part[ids]) == 1 for part in found)

@@ -16,9 +16,9 @@ from beam_prep.data.receipts import BlockReceipt, histogram
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.shards import plan as plan_module
-from beam_prep.shards import row_index, slices
 from beam_prep.shards.plan import Plan, make_plan
 from beam_prep.shards.receipts import Receipts, pack_receipts, placed
+from beam_prep.shards.row_index import Prefetch
 from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
 from tests.compose.naive import Row
 from tests.compose.test_naive import CUTS, inputs
@@ -26,8 +26,8 @@ from tests.compose.test_naive import CUTS, inputs
 DROPS = 3
 
 
-def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetched: Any = None) -> Plan:
-    """The plan of a job; `fetched` gets the names of each fetch."""
+def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetched: Any = None, **limits: Any) -> Plan:
+    """The plan of a job; `fetched` gets the names of each fetch; `limits` are those of `make_plan`."""
 
     def fetch(names: list[str]) -> Any:
         if fetched is not None:
@@ -35,7 +35,7 @@ def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetch
         return blocks.token_cache.row_indexes(names)
 
     receipts = Receipts([pack_receipts(blocks.receipts[::-1])], lengths_by_block=max_items is not None)
-    plan = make_plan(receipts, fetch, max_tokens, max_items)
+    plan = make_plan(receipts, fetch, max_tokens, max_items, **limits)
     return dataclasses.replace(plan, shards=[*plan.shards], rejects=[*plan.rejects])
 
 
@@ -96,13 +96,10 @@ def test_the_plan_is_what_a_sequential_program_does(
     prefetch: tuple[int, int],
 ) -> None:
     """However many row indexes are fetched ahead, and however few fit into memory."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "REJECTS_PER_FILE", rejects_per_file)
-        patch.setattr(slices, "PREFETCH", prefetch[0])
-        patch.setattr(row_index, "PREFETCH_ROWS", prefetch[1])
-        patch.setattr(plan_module, "SHOWN", DROPS)
+    limits = {"prefetch": Prefetch(*prefetch), "rejects_per_file": rejects_per_file, "shown": DROPS}
+    with tempfile.TemporaryDirectory() as folder:
         blocks = Blocks(files, Path(folder), cuts)
-        plan = plan_of(blocks, max_tokens, max_items)
+        plan = plan_of(blocks, max_tokens, max_items, **limits)
     wanted = Counts(blocks, max_items)
     counts, ledger = wanted.counts, plan.ledger
     named = {
@@ -176,14 +173,11 @@ def test_borders_are_fetched_many_at_a_time(tmp_path: Path) -> None:
     assert len(fetched) <= 200 / 10
 
 
-def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(tmp_path: Path) -> None:
     """A block may hold a million short lines."""
     fetched: list[list[str]] = []
-    monkeypatch.setattr(row_index, "PREFETCH_ROWS", 60)
     blocks = Blocks([[Row(1, tokens=10), None] * 500], tmp_path, [[10] * 100])
-    assert len([*plan_of(blocks, 60, fetched=fetched).shards]) == 84
+    assert len([*plan_of(blocks, 60, fetched=fetched, prefetch=Prefetch(rows=60)).shards]) == 84
     assert {len(names) for names in fetched[:-1]} <= {2, 3}
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from apache_beam.testing.util import assert_that, equal_to
 import beam_prep as bp
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
-from beam_prep.reading import source as _source
 from beam_prep.reading.blocks import read_blocks
 from beam_prep.reading.records import Records, parse
+from beam_prep.reading.source import SHARED_BYTES
 from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import pack_files, read_split, split_file, split_files
@@ -100,17 +101,16 @@ def test_compressed_files_give_the_blocks_of_the_plain_one(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("workers", [3, 40])
-def test_workers_that_share_a_compressed_file_read_each_block_once(
-    ending: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_source, "SHARED_BYTES", 0)
+def test_workers_that_share_a_compressed_file_read_each_block_once(ending: str, workers: int, tmp_path: Path) -> None:
     path = tmp_path / f"one.jsonl{ending}"
     path.write_bytes(halves(PACK[ending], lines(1200)))
     (source,) = list_inputs([str(path)])
-    splits = [*split_files(b"", pack_files([source]), BLOCK, workers)]
+    large = replace(source, size=SHARED_BYTES)
+    splits = [*split_files(b"", pack_files([large]), BLOCK, workers)]
     assert len(splits) == (1 if ending == ".bz2" else workers)  # bzip2 takes as long as the records do
     found = sorted(
-        (block for split in splits for block in read_split(split, BLOCK)), key=lambda each: each.origin.start
+        (block for split in splits for block in read_split(replace(split, source=source), BLOCK)),
+        key=lambda each: each.origin.start,
     )
     assert [content(block) for block in found] == [content(block) for block in blocks(path)]
     assert sum(block.origin.stored for block in found) == source.size
