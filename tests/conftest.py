@@ -119,22 +119,6 @@ def prepared(config: dict[str, Any], records: list[Any]) -> Any:
     return prepare(block(records), PipelineConfig.from_dict(config), ours(ROOT / "examples" / "tokenizer"))
 
 
-@pytest.fixture
-def no_small_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the input, a backend is chosen, and compared with the reference."""
-    monkeypatch.setattr("beam_prep.first_records.REFERENCE_ALONE", 0)
-
-
-@pytest.fixture(params=["auto", "transformers"], ids=["fast", "reference"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, no_small_input: None) -> None:
-    """Runs that name no backend use gigatoken, or the reference."""
-    from beam_prep.pipeline import Pipeline
-
-    defaults = Pipeline.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "tokenizer_backend", request.param)
-
-
 def tree(folder: Path | str, leave_out: tuple[str, ...] = UNLISTED) -> dict[str, bytes]:
     """Every file below a folder: relative path -> bytes."""
     base = Path(folder)

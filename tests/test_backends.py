@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from beam_prep import first_records
 from beam_prep.errors import TokenizerError
+from beam_prep.formats.manifest import UNLISTED
 from tests.conftest import ROOT, shared, tree
 
+BLANK = b" " * 2_000_000 + b"\n"
+"""A blank line, with which an input is not small."""
 CHAT = (ROOT / "examples" / "data" / "chat.jsonl").read_bytes()
 
 
@@ -47,12 +49,11 @@ def test_two_ways_give_the_same_bytes(
 
 
 def test_where_gigatoken_does_not_take_a_tokenizer_the_reference_encodes_and_the_run_says_why(
-    run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(first_records, "REFERENCE_ALONE", 0)
     unigram = shared("tokenizers", "t5-small")
     text = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
-    rows = [{"text": f"number {number}"} for number in range(5)]
+    rows = b"".join(b'{"text": "number %d"}\n' % number for number in range(5)) + BLANK
     with caplog.at_level("INFO", "beam_prep"):
         made = run(text, rows, tokenizer_path=unigram)
     assert told(made.output)["encoded_by_transformers"] == 5
@@ -62,13 +63,11 @@ def test_where_gigatoken_does_not_take_a_tokenizer_the_reference_encodes_and_the
 
 
 def test_small_inputs_are_encoded_by_the_reference_unless_another_is_asked_for(
-    run: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert len(CHAT) <= first_records.REFERENCE_ALONE
-    small = run(config(), CHAT, "small")
-    monkeypatch.setattr(first_records, "REFERENCE_ALONE", len(CHAT) - 1)
-    large = run(config(), CHAT, "large")
+    small, large = (run(config(), CHAT + BLANK[len(CHAT) + less :], str(less)) for less in (1, 0))
     assert "encoded_by_gigatoken" not in told(small.output)
     assert "encoded_by_transformers" not in told(large.output)
-    assert tree(small.output) == tree(large.output)
+    files = [tree(each.output, (*UNLISTED, "manifest.json")) for each in (small, large)]  # of other inputs
+    assert files[0] == files[1]
     assert "is not used" not in caplog.text

@@ -1,5 +1,6 @@
 """What is compared with the reference, what is kept of it with a block, and who may use the block again."""
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,13 +21,19 @@ from beam_prep.tokens.check import first_difference
 from tests.conftest import ROOT, tree
 from tests.test_backends import config
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
+pytestmark = pytest.mark.long
 
 CHAT = [json.loads(line) for line in (ROOT / "examples" / "data" / "chat.jsonl").read_text().splitlines()] * 3
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 0}}
 TEXTS = [{"text": f"Text number {number}, as good as any other."} for number in range(200)]
 
 Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(run: Run) -> Run:
+    """A run by gigatoken, unless another backend is asked for."""
+    return functools.partial(run, tokenizer_backend="gigatoken")
 
 
 def told(made: Any) -> dict[str, Any]:

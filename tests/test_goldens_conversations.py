@@ -12,8 +12,7 @@ from beam_prep.pipeline import Pipeline
 from tests.conftest import SHARED, records_of, shared
 from tests.test_material import rules_of
 
-# By gigatoken; what the reference gives is the same: test_backends.py
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
+pytestmark = pytest.mark.long
 
 CHATML = "chatml-12k"
 CONVERSATION = {"field": "messages", "template": "conversation"}
@@ -38,6 +37,7 @@ def run(case: str, config: dict[str, Any], output: Path) -> bp.Dataset:
         [str(shared("goldens", "conversations", case) / "input.jsonl")],
         output_dir=output,
         tokenizer_path=shared("tokenizers", FOLDERS.get(name, name)),
+        tokenizer_backend="gigatoken",  # what the reference gives is the same: test_backends.py
         max_reject_rate=1,
         max_no_loss_rate=1,
     ).run(["--runner=FnApiRunner"])

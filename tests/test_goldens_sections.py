@@ -14,8 +14,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.pipeline import Pipeline
 from tests.conftest import shared
 
-# By gigatoken; what the reference gives is the same: test_backends.py
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_small_input")]
+pytestmark = pytest.mark.long
 
 EXACT = (
     "01_sft_chat",
@@ -49,6 +48,7 @@ def run_case(case: str, output: Path, changes: dict[str, Any] | None = None, blo
         [str(folder / name) for name in about["inputs"]],
         output_dir=output,
         tokenizer_path=shared("tokenizers", about["tokenizer"]),
+        tokenizer_backend="gigatoken",  # what the reference gives is the same: test_backends.py
         **options,
     ).run(["--runner=FnApiRunner"])
     return folder / "expected"

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.chat import checks
+from beam_prep.chat.apply import apply_template
+from beam_prep.chat.chat_format import ChatFormat
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
-from tests.conftest import ROOT, prepared
+from tests.conftest import ROOT, prepared, records_of
 
 TEXT = {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 1}}
 GOOD = b"".join(b'{"text": "good %d"}\n' % number for number in range(50))
@@ -97,15 +100,13 @@ def test_a_rendering_that_costs_too_much_is_a_reject() -> None:
     assert rejects == [(1, "template_limit"), (2, "template_limit"), (3, "template_error")]
 
 
-def test_a_template_that_writes_much_for_every_record_ends_the_run(
-    made: Callable[..., bp.Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_writes_much_for_every_record_ends_the_run() -> None:
     """Each rendering is within its limits; those of a block together would fill the memory."""
-    monkeypatch.setattr(checks, "MAX_TEXT", 1 << 20)
-    monkeypatch.setattr(checks, "MORE", 1)
-    config = {**CHAT, "input": {**CHAT["input"], "chat_template": "{{ 'x ' * 9999 }}" + PLAIN}}  # type: ignore[dict-item]
+    chats = bp.testing.records(records_of(ROOT / "examples/data/chat.jsonl"))
+    output = Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask")
+    much = ChatFormat(ChatTemplate("{{ 'x ' * 9999 }}" + PLAIN, {}, ()), most_text=1 << 20)
     with pytest.raises(RunError, match="the chat template writes much more than it gets"):
-        made(config, ROOT / "examples/data/chat.jsonl")
+        apply_template(chats, (output,), much)
 
 
 DECOMPOSED = unicodedata.normalize("NFD", "\u00e9")

@@ -18,9 +18,9 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_prep import Tokenizer, runners
+from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError
 from beam_prep.runners import choose_runner
-from beam_prep.storage.files import list_inputs
 from tests.conftest import ROOT
 
 TRAINED = {"input": {"sections": [{"field": "text", "action": "train"}]}}
@@ -221,11 +221,10 @@ def test_a_local_run_needs_no_client_of_a_store_and_no_pandas(source: Path, toke
     ],
 )
 def test_a_large_input_gets_a_process_a_core_unless_another_way_is_asked_for(
-    source: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], how: str
 ) -> None:
-    monkeypatch.setattr(runners, "SMALL_INPUT", 0)
     monkeypatch.setattr(runners, "cores", lambda: 2)
-    assert choose_runner(PipelineOptions(asked), list_inputs([str(source)]))[2] == how
+    assert choose_runner(PipelineOptions(asked), [InputFile("large.jsonl", 64_000_001, 0.0)])[2] == how
 
 
 @pytest.mark.parametrize(

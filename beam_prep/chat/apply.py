@@ -304,7 +304,7 @@ def _rendered(
             each.rows += made
             if output.kind != "value":
                 characters += sum([len(piece.text) for row in made for sequence in row for piece in sequence])
-        check_size(characters, records)
+        check_size(characters, records, chat_format.most_text)
         for conversation in conversations:
             for name, count in conversation.counted.items():
                 counts = counters.setdefault(name, {})

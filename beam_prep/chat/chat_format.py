@@ -30,6 +30,7 @@ class ChatFormat:
         fim: `rules.fim` with the tokenizer's sentinels.
         sentinels: finds the sentinels of `fim`.
         plain: conversations are rendered by `ChatTemplate.render_plainly`.
+        most_text: most characters of the texts of a block: see `checks.check_size`.
     """
 
     template: ChatTemplate | None
@@ -40,6 +41,7 @@ class ChatFormat:
     fim: Fim | None = None
     sentinels: Search | None = None
     plain: bool = False
+    most_text: int = 1 << 28
 
     def cut_bos(self, text: str) -> tuple[str, int, bool]:
         """(text, characters cut, whether the tokenizer adds its special tokens), by the rule for BOS."""

@@ -178,14 +178,22 @@ def list_of(record: Record, name: str) -> list[Any]:
     return value
 
 
-MAX_TEXT = 1 << 28
-"""Most characters of the texts of a block of up to `MAX_TEXT // MORE` bytes; a larger block: `MORE` for each byte."""
-MORE = 16
+_MORE = 16
+"""Characters of text that each byte of a block may always give."""
 
 
-def check_size(characters: int, records: Records) -> None:
-    """Raises RunError if the texts of a block are much larger than the block."""
-    most = max(MAX_TEXT, MORE * len(records.ledger.raw))
+def check_size(characters: int, records: Records, most: int) -> None:
+    """Checks that the texts of a block are not much larger than the block.
+
+    Args:
+        characters: of the block's texts.
+        records: the block.
+        most: most characters; of a larger block, `_MORE` for each byte.
+
+    Raises:
+        RunError: there are more.
+    """
+    most = max(most, _MORE * len(records.ledger.raw))
     if characters > most:
         raise RunError(
             f"the texts of {len(records.ledger.starts)} lines of {records.origin.source.path!r} have more than {most} "

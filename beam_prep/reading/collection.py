@@ -34,21 +34,26 @@ _DIGEST = 16
 _REFUSED = b"!"
 
 
-def encode_record(element: Any) -> bytes:
+def encode_record(element: Any, max_line_bytes: int = MAX_LINE_BYTES, shown_bytes: int = SHOWN_BYTES) -> bytes:
     """An element of a collection as bytes: its digest, then its line, or why it is refused with a part of its text.
 
     Values that JSON lacks become texts: dates and times by `isoformat`, Beam's timestamps in RFC 3339, `Decimal` and
     `UUID` by `str`. Rows and named tuples become objects, tuples and arrays become lists.
+
+    Args:
+        element: the record.
+        max_line_bytes: a longer line is refused.
+        shown_bytes: bytes that are kept of a refused record's text.
     """
     try:
         line, canonical = _lines(element)
-        if len(line) > MAX_LINE_BYTES:
-            refused = Reject("line_too_long", f"the record has more than {MAX_LINE_BYTES} bytes as JSON")
-            return _digest(canonical) + _refusal(refused, line[:SHOWN_BYTES])
+        if len(line) > max_line_bytes:
+            refused = Reject("line_too_long", f"the record has more than {max_line_bytes} bytes as JSON")
+            return _digest(canonical) + _refusal(refused, line[:shown_bytes])
         return _digest(canonical) + line
     except _Unfit as unfit:
         shown = unfit.shown.encode()
-        return _digest(shown) + _refusal(unfit.reject, shown[:SHOWN_BYTES])
+        return _digest(shown) + _refusal(unfit.reject, shown[:shown_bytes])
 
 
 def _digest(data: bytes) -> bytes:

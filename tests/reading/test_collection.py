@@ -18,7 +18,6 @@ from hypothesis import example, given
 import beam_prep as bp
 from beam_prep.data.hashing import tree_digest
 from beam_prep.errors import InputError
-from beam_prep.reading import collection
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
 from beam_prep.reading.json_line import MAX_DEPTH
 from beam_prep.reading.records import Records
@@ -27,11 +26,11 @@ ONE = 1
 """One bucket."""
 
 
-def read(elements: list[Any], buckets: int = ONE, block_bytes: int = 1 << 20) -> list[Records]:
+def read(elements: list[Any], buckets: int = ONE, block_bytes: int = 1 << 20, **limits: int) -> list[Records]:
     """The blocks of all buckets, in order."""
     grouped: dict[int, list[bytes]] = {}
     for element in elements:
-        encoded = encode_record(element)
+        encoded = encode_record(element, **limits)
         grouped.setdefault(bucket_of(encoded, buckets), []).append(encoded)
     sizes = {bucket: sum(map(line_size, group)) for bucket, group in grouped.items()}
     return [
@@ -178,11 +177,9 @@ def test_records_are_as_deep_as_lines_may_be() -> None:
     assert refused(itself)[:2] == ("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels")
 
 
-def test_a_record_that_is_too_long_is_a_reject_with_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(collection, "SHOWN_BYTES", 20)
+def test_a_record_that_is_too_long_is_a_reject_with_its_beginning() -> None:
     ends = [{"text": "x" * 100 + end} for end in "ba"]
-    (block,) = read([{"text": "short"}, *ends, *ends])
+    (block,) = read([{"text": "short"}, *ends, *ends], max_line_bytes=100, shown_bytes=20)
     assert [*block.rows] == [{"text": "short"}]
     assert len(block.ledger.starts) == 5
     messages = set(block.ledger.messages.values())

@@ -94,13 +94,11 @@ def test_ids_are_those_of_an_independent_encoder(folder: Path) -> None:
     assert all(len(ids_of(folder)[place]) == len(wanted[place]) for place in ties)
 
 
-def test_more_texts_than_one_call_takes_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_texts_than_one_call_takes_come_back_in_order() -> None:
     tokenizer = Tokenizer.load(OURS)
-    texts = [f"text number {number}" * (number % 5) for number in range(50)]
-    whole = tokenizer.encode(texts, False).to_lists()
-    monkeypatch.setattr(module, "TEXTS_AT_ONCE", 7)
-    monkeypatch.setattr(module, "CHARACTERS_AT_ONCE", 400)
-    assert all(len(chunk) <= 7 and sum(map(len, chunk)) <= 400 for chunk in module.chunks(texts))
+    texts = [f"text number {number}" * (number % 5) for number in range(1000)] + ["text " * 5500] * 5
+    whole = [encoding.ids for encoding in tokenizer.reference.encode_batch(texts, add_special_tokens=False)]
+    assert [len(chunk) for chunk in module.chunks(texts)] == [512, 489, 2, 2]  # of 65,536 characters at most
     assert tokenizer.encode(texts, False).to_lists() == whole
     spans = CharSpans.of((place, 0, 4) for place, text in enumerate(texts) if text)
     ids, places = tokenizer.encode_spans(texts, False, spans)
