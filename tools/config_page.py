@@ -1,12 +1,12 @@
 """Generates tables of the docs from the code: `python -m tools.config_page` writes them into their pages.
 
-The tables list the fields of a config and the options of a run (docs/config.md), the reasons and the checks of `verify`
-(docs/formats.md), and old names (docs/renamed.md).
+The tables list the fields of a config and the options of a run (docs/config.md), the files of each format, the reasons
+and the checks of `verify` (docs/formats.md), and old names (docs/renamed.md).
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import Strict, meanings
 from beam_prep.config.values import LARGEST_WHOLE
 from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
+from beam_prep.data.schema import Column
+from beam_prep.formats import FORMATS
 from beam_prep.options import OPTIONS
 from beam_prep.verify.output import CHECKS
 
@@ -66,6 +68,7 @@ def with_tables(text: str) -> str:
         "dropped": _reasons(DROPPED),
         "checks": _checks(),
         "renamed": _renamed(),
+        "files": _files(),
     }
     for name, lines in made_of.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
@@ -119,6 +122,21 @@ def _renamed() -> Iterator[str]:
     for mark, names in (("--", renamed.OPTIONS), ("", renamed.CONFIG_KEYS), ("bp.", renamed.PUBLIC_NAMES)):
         yield from (f"| `{mark}{old}` | `{mark}{new}` |" for old, new in names.items())
     yield from (f"| `--{old}` | {what} |" for old, what in renamed.GONE_OPTIONS.items())
+
+
+def _files() -> Iterator[str]:
+    """The files of a domain of one shard, and of two, for every format."""
+    yield from (
+        "| format | one shard with a column `ids` | the first of two | bytes depend on numpy, pyarrow, and |",
+        "|---|---|---|---|",
+    )
+    for name, made in FORMATS.items():
+        one, two = (made.files([Column("ids", "int32", 1, "ids")], 0, shards) or {} for shards in (1, 2))
+        yield f"| `{name}` | {_named(one)} | {_named(two)} | {_named(made.libraries)} |"
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _of_object(part: dict[str, Any], model: type[Strict], at: str, seen: set[str]) -> Iterator[tuple[str, str]]:
