@@ -24,7 +24,7 @@ def for_template(message: Message) -> Message:
     if _REASONING.isdisjoint(message):
         return message
     reasoning = next(message[key] for key in REASONING_FIELDS if key in message)
-    return {**dict.fromkeys(REASONING_FIELDS, reasoning), **message, "reasoning_content": reasoning}
+    return {"thinking": reasoning, "reasoning": reasoning, **message, "reasoning_content": reasoning}
 
 
 def are_plain(messages: Sequence[Any]) -> bool:
