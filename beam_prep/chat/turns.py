@@ -466,8 +466,8 @@ class Turns:
         ahead = text[begin : min(place.before, len(text))]
         if header.text[header.closing :].strip() in ahead or (matched and matched in text[begin : place.begin]):
             return None  # the prompt stands further behind
-        own = [each for each in self._trace.segments if place.begin <= each.begin < place.end]
-        if left in text[begin : place.begin] or any(left in between for between in self._between_repeated(own)):
+        between = self._between_repeated(place.begin, place.end)
+        if left in text[begin : place.begin] or any(left in each for each in between):
             return None  # something else stands within the header
         if not header.prompted:  # the header is only what the template writes without an answer
             written = text[begin : place.begin].rstrip()
@@ -553,18 +553,17 @@ class Turns:
         end = facts.plain_end or facts.end_in_history or self._renderer.special_tokens.get("eos_token")
         at = self._trace.text.find(end, begin, stop) if end else -1
         unknown = not (facts.plain_end or facts.end_in_history)
-        own = [each for each in self._trace.segments if unknown and begin <= each.begin < stop]
-        if any(map(self._tokens.special.search, self._between_repeated(own))):
+        if unknown and any(map(self._tokens.special.search, self._between_repeated(begin, stop))):
             raise Refused("turn_apart", "its text is repeated behind a special token")
         while end and at >= 0:
             if not any(each.begin <= at < each.end for each in self._trace.segments):
                 raise Refused("turn_apart", f"a token that ends a turn stands before the end of its text: {end!r}")
             at = self._trace.text.find(end, at + 1, stop)
 
-    def _between_repeated(self, segments: Sequence[SourceSpan]) -> Iterator[str]:
-        """The texts between segments and their repetitions."""
-        ends: dict[tuple[str, ...], int] = {}
-        for each in segments:
+    def _between_repeated(self, begin: int, stop: int) -> Iterator[str]:
+        """The texts between segments and their repetitions, in a part of the rendering."""
+        segments, ends = self._trace.segments, dict[tuple[str, ...], int]()
+        for each in segments[bisect.bisect_left(segments, (begin,)) : bisect.bisect_left(segments, (stop,))]:
             if each.keys in ends:
                 yield self._trace.text[ends[each.keys] : each.begin]
             ends[each.keys] = each.end
@@ -673,14 +672,13 @@ class Turns:
             message = "its end cannot be told: the template does not render the conversation up to this turn"
             raise Refused("turn_end", message) from None
         shown, text = places(cut, (index,)).get(index), self._trace.text
-        own, common = text[place.begin : place.end], -1
-        for piece in shown.pieces if shown else ():
-            # Reasoning that the history leaves out may stand before the text, and hold it.
-            there = cut.text.find(own, piece.begin)
-            while there >= 0:
-                common = max(common, shared(text[place.begin : place.before], cut.text[there:]))
-                there = cut.text.find(own, there + 1) if own else -1
-        if common >= 0:
+        own, pieces = text[place.begin : place.end], shown.pieces if shown else ()
+        # Reasoning that the history leaves out may stand before the text, and hold it.
+        begins = [*(piece.begin for piece in pieces), *(each.begin for each in cut.segments if each.index == index)]
+        begins = sorted(begin for begin in begins if cut.text.startswith(own, begin))
+        if pieces and begins:
+            ours = text[place.begin : place.before]
+            common = max(shared(ours, cut.text[begin:]) for begin in (begins[0], begins[-1]))
             return self._tokens.whole(text, at, max(at, place.begin + common))
         raise Refused("turn_end", "its end cannot be told: the conversation up to this turn renders it otherwise")
 
