@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_prep.chat.environment import RAISED_BY_TEMPLATES
-from beam_prep.chat.messages import Message, call, is_said
+from beam_prep.chat.messages import Message, are_plain, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
@@ -419,7 +419,8 @@ class Turns:
         if not found.text and found.prompted:
             raise Refused("turn_begin", f"the generation prompt repeats a message's text: {found.whole[-60:]!r}")
         always = found.text[: found.closing] + _blanks(found.text, found.closing)
-        if not found.prompted and self._facts.headers.intersection(self._tokens.special.findall(always)[-1:]):
+        goes_on = self._facts.headers.intersection(self._tokens.special.findall(always)[-1:])
+        if not found.prompted and goes_on:
             found = found._replace(text=always)
         if self._facts.prompts and not found.prompted:
             with contextlib.suppress(Refused):  # no prompt is written here, but the history may have one
@@ -427,6 +428,9 @@ class Turns:
         # If `said` differs, a text stands before the turn that the prompt does not have.
         begin = self._behind(found, place) if found.said == place.said else None
         by_header = begin is not None
+        words = "" if begin is None or found.prompted or goes_on else text[begin : place.begin].strip()
+        if words and are_plain([self._messages[index]]):  # a plain answer has not these words
+            raise Refused("turn_begin", f"words stand before its text that stand before no other answer: {words!r}")
         if begin is None:
             headed = found.text[found.closing :].strip() in text[place.after : min(place.before, len(text))]
             ended = before.spans[-1][1] if before is not None and before.spans and not headed else None

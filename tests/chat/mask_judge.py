@@ -132,7 +132,7 @@ def truth(made: Template, messages: list[Message], index: int, shown: Rendered, 
     old = shown.right(index)
     own = [run for run in shown.own(index) if run.stop > run.start]
     said = "".join(shown.text[run.start : run.stop] for run in own if run.label == OWN)
-    silent: list[Ranges] = [] if said.strip() else [()]
+    silent: list[Ranges] = [] if said.strip() and is_said(messages[index]) else [()]  # nothing is lost of no words
     if messages[index]["role"] != "assistant":
         silent = silent if is_said(messages[index]) else [()]
         return Truth([*old, *_of_others(made, shown, index), *silent], False)
