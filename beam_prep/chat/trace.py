@@ -258,4 +258,4 @@ def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
 def spoken_by_others(rendering: Trace, index: int, at: int) -> SourceSpan | None:
     """The first span behind a place that comes from another message."""
     later = itertools.islice(rendering.segments, bisect.bisect_left(rendering.segments, (at,)), None)
-    return next((each for each in later if each.end > each.begin and each.index != index), None)
+    return next((each for each in later if each.index != index and says(rendering, each)), None)

@@ -175,6 +175,12 @@ class Facts:
             ending = [token[0] for token in map(special.search, last) if token]  # a prompt may follow it
             self.headers -= {eos, *ending, *special.findall(" ".join(behind))}
         first = [(tail, token.start()) for tail in last if (token := special.search(tail))]
+        tokens = self.tokens
+        runs = [(tail, tokens.only_special.match(tail, at), tokens.only_tags.match(tail, at)) for tail, at in first]
+        # Of tags alone behind the answer, another special token may be the end.
+        nothing_follows = not any(
+            run and tags and special.search(tail, run.end(), tags.end()) for tail, run, tags in runs
+        )
         for tail in behind:
             token = special.search(tail)
             begin = token.start() if token else 0
@@ -182,7 +188,11 @@ class Facts:
                 ended, at = tail[begin : token.start()], token.end()
                 rests = [prompt.partition(token[0])[2] for prompt in self.prompts if not ended and token[0] in prompt]
                 # Before words, the token begins a header; before another token, or at the end of all, it ends a turn.
-                at_end = bool(first) and all(each.startswith(ended + token[0], start) for each, start in first)
+                at_end = (
+                    bool(first)
+                    and nothing_follows
+                    and all(each.startswith(ended + token[0], start) for each, start in first)
+                )
                 followed = any(special.match(rest.lstrip()) for rest in rests or [tail[at:]])
                 # Behind another token, and directly before a third one, it may begin a header all the same.
                 between = bool(ended) and special.match(tail, at) is not None
@@ -526,7 +536,7 @@ class Turns:
             for closer in self._facts.closers:
                 prompt = prompt.lstrip().removeprefix(closer)
             first = self._tokens.token.match(prompt := prompt.lstrip())
-            at = text.rfind(first[0], place.after, place.begin) if first else -1
+            at = text.rfind(first[0], place.after, place.begin) if first and _WORD.search(prompt) else -1
             begin = self._behind(Header(prompt, 0, True, "", None), place._replace(after=at)) if at >= 0 else None
             if begin is not None:
                 return begin
