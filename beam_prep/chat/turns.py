@@ -429,8 +429,8 @@ class Turns:
         if not found.text and found.prompted:
             raise Refused("turn_begin", f"the generation prompt repeats a message's text: {found.whole[-60:]!r}")
         always = found.text[: found.closing] + _blanks(found.text, found.closing)
-        goes_on = self._facts.headers.intersection(self._tokens.special.findall(always)[-1:])
-        if not found.prompted and goes_on:
+        is_header = self._facts.headers.intersection(self._tokens.special.findall(always)[-1:])
+        if not found.prompted and is_header:
             found = found._replace(text=always)
         if self._facts.prompts and not found.prompted:
             with contextlib.suppress(Refused):  # no prompt is written here, but the history may have one
@@ -438,9 +438,9 @@ class Turns:
         # If `said` differs, a text stands before the turn that the prompt does not have.
         begin = self._behind(found, place) if found.said == place.said else None
         by_header = begin is not None
-        words = "" if begin is None or found.prompted or goes_on else text[begin : place.begin].strip()
-        if words and are_plain([self._messages[index]]):  # a plain answer has not these words
-            raise Refused("turn_begin", f"words stand before its text that stand before no other answer: {words!r}")
+        words = "" if begin is None or found.prompted or is_header else text[begin : place.begin].strip()
+        if words and are_plain([self._messages[index]]):
+            raise Refused("turn_begin", f"before its text stand words that a plain answer does not have: {words!r}")
         if begin is None:
             headed = found.text[found.closing :].strip() in text[place.after : min(place.before, len(text))]
             ended = before.spans[-1][1] if before is not None and before.spans and not headed else None
