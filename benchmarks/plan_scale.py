@@ -347,7 +347,7 @@ def drawn_counts(runs: Runs) -> tuple[SampleCounts, RunCounts]:
     samples, rows, sums, border = {}, {}, {}, {}
     for part, (count, tokens) in enumerate(zip(runs.parts.rows.tolist(), runs.parts.tokens.tolist(), strict=True)):
         ranges = int(runs.parts.ranges[part])
-        rows[part] = np.full(ranges, max(1, count // ranges))
+        rows[part] = np.diff(np.arange(ranges + 1) * count // ranges)  # adds up to `count`, as the ledger says
         sums[part] = np.array([tokens, 0], np.int64)
         taken = runs.parts.taken().get(part)
         if taken is not None and taken.most is not None:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.long
     ("script", "part", "options", "says"),
     [
         ("plan_scale", "plan_scale", ["--small"], "receipts, packed"),
+        ("plan_scale", "plan_compose", ["--small", "--compose"], "blocks of a run"),
         ("soak", "overwrite", ["--refreshes", "3", "--seed", "1"], "Nothing was wrong."),
     ],
 )
