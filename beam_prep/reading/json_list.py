@@ -115,7 +115,7 @@ class ListAsLines:
             try:
                 end = self._end(place, spaces, ends)
             except (json.JSONDecodeError, RecursionError) as error:
-                problem = self._error(getattr(error, "pos", place), getattr(error, "msg", str(error)), place)
+                problem = self._error(getattr(error, "pos", place), getattr(error, "msg", str(error)))
                 yield self._take(place, borders)
                 place, borders = 0, []
                 if self._more():
@@ -132,7 +132,7 @@ class ListAsLines:
         self._text = self._text.replace("]", " ", 1)
         while self._text or self._more():
             if rest := self._text.strip(_WHITE):
-                raise self._error(self._text.index(rest), f"found {rest[:20]!r} after the list", 0)
+                raise self._error(self._text.index(rest), f"found {rest[:20]!r} after the list")
             yield self._take(len(self._text))
 
     def _end(self, place: int, spaces: re.Pattern[str], ends: tuple[str, ...]) -> int:
@@ -145,10 +145,10 @@ class ListAsLines:
             raise json.JSONDecodeError(f"Expecting {' or '.join(map(repr, ends))}", self._text, end)
         return end
 
-    def _error(self, place: int, problem: str, element: int) -> InputError:
+    def _error(self, place: int, problem: str) -> InputError:
+        advice = "mend it, leave it out, or name it .jsonl if it holds one record a line"
         return InputError(
-            f"{self._name!r}, byte {self._start + place}: {problem}, behind byte {self._start + element}: is a quote or "
-            "bracket missing? mend it, leave it out, or name it .jsonl if it holds one record a line"
+            f"{self._name!r}, byte {self._start + place}: {problem} (is a quote or bracket missing?); {advice}"
         )
 
 
