@@ -124,20 +124,16 @@ def lines_of(rows: pa.RecordBatch) -> Iterator[Line]:
 def values(array: pa.Array) -> list[Any]:
     """The values of an array for `orjson.dumps`; an `Unfit` for each value that JSON cannot hold."""
     if isinstance(array, pa.ExtensionArray):
-        return _EXTENSIONS.get(array.type.extension_name, _storage)(array)
+        extension = _EXTENSIONS.get(array.type.extension_name)
+        return values(array.storage) if extension is None else extension(array)
     if types.is_dictionary(array.type):
-        found = values(array.dictionary)
-        return _with_nulls([found[index] for index in _numbers(array.indices.fill_null(0))] if found else [], array)
+        return values(array.dictionary.take(array.indices))
     if types.is_run_end_encoded(array.type):
         return values(pc.run_end_decode(array))
     write = _writer(array.type)
     assert write is not None, array.type
-    return _with_nulls(write(array), array)
-
-
-def _with_nulls(found: list[Any], array: pa.Array) -> list[Any]:
+    found = write(array)
     if array.null_count:
-        found = found or [None] * len(array)  # a dictionary without entries
         for place in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             found[place] = None
     return found
@@ -161,15 +157,9 @@ def _structs(array: pa.StructArray) -> list[Any]:
     return _objects(names, [values(array.field(place)) for place in range(len(names))], len(array))
 
 
-def _lists(array: pa.ListArray) -> list[Any]:
+def _lists(array: pa.Array) -> list[Any]:
     if types.is_fixed_size_list(array.type):
-        width = array.type.list_size
-        inner = values(array.values.slice(array.offset * width, len(array) * width))
-        return (
-            [inner[start : start + width] for start in range(0, len(array) * width, width)]
-            if width
-            else ([[] for _ in range(len(array))])
-        )
+        array = array.cast(pa.large_list(array.type.value_type))
     offsets = array.offsets.to_numpy()
     inner = values(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
     ends = (offsets - offsets[0]).tolist()
@@ -220,12 +210,12 @@ def _floats(array: pa.Array) -> list[Any]:
 
 
 def _decimals(array: pa.Array) -> list[Any]:
-    return [text and orjson.Fragment(text) for text in _texts(array.cast(pa.string()))]
+    return [text and orjson.Fragment(text) for text in _texts(array)]
 
 
 def _texts(array: pa.Array) -> list[Any]:
     try:
-        found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+        found: list[Any] = array.cast(pa.large_string()).to_numpy(zero_copy_only=False).tolist()
     except (pa.ArrowException, UnicodeDecodeError):  # depends on the version
         found = list(map(_text, array.cast(pa.large_binary()).to_numpy(zero_copy_only=False).tolist()))
     return found
@@ -239,14 +229,10 @@ def _text(data: bytes | None) -> Any:
         return Unfit("invalid_utf8", message, bad.object.decode(errors="replace"))
 
 
-def _views(array: pa.Array) -> list[Any]:
-    return _texts(array.cast(pa.large_string()))
-
-
 def _times(array: pa.Array) -> list[Any]:
     if types.is_timestamp(array.type) and array.type.tz is not None:
         array = array.cast(pa.timestamp(array.type.unit, "UTC"))  # other zones would need the machine's own tables
-    return [_in_range(text) for text in _texts(array.cast(pa.string()))]
+    return [_in_range(text) for text in _texts(array)]
 
 
 def _in_range(text: str | None) -> Any:
@@ -276,15 +262,7 @@ def _bytes(array: pa.Array) -> list[Any]:
     return [orjson.Fragment(BINARY % size) for size in sizes]
 
 
-def _nulls(array: pa.Array) -> list[Any]:
-    return [None] * len(array)
-
-
 # Extension types
-
-
-def _storage(array: pa.ExtensionArray) -> list[Any]:
-    return values(array.storage)
 
 
 def _json(array: pa.ExtensionArray) -> list[Any]:
@@ -328,7 +306,7 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]]
     (types.is_map, _maps),
     (types.is_string, _texts),
     (types.is_large_string, _texts),
-    (types.is_string_view, _views),
+    (types.is_string_view, _texts),
     (types.is_integer, _numbers),
     (types.is_floating, _floats),
     (types.is_boolean, _booleans),
@@ -341,12 +319,12 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]]
     (types.is_large_binary, _bytes),
     (types.is_binary_view, _bytes),
     (types.is_fixed_size_binary, _bytes),
-    (types.is_null, _nulls),
+    (types.is_null, pa.Array.to_pylist),
 )
 
 
 _LISTS = [is_kind for is_kind, write in _WRITERS if write in (_lists, _list_views)]
-_TEXTS = [is_kind for is_kind, write in _WRITERS if write in (_texts, _views)]
+_TEXTS = [is_kind for is_kind, write in _WRITERS if write is _texts]
 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], list[Any]] | None:
