@@ -166,27 +166,22 @@ class Parquet(Table):
         # Up to the next split with a row group.
         after = source.size if last + 1 == len(full) or not width else int(begins[last + 1]) // width * width
         numbers = full[first : last + 1]
-        count = int(rows[numbers].sum())
-        row_bytes = int(content[numbers].sum()) // count
-        return Part(before, after, int(rows[full[:first]].sum()), count, tuple(numbers.tolist()), row_bytes)
+        return Part(before, after, int(rows[full[:first]].sum()), int(rows[numbers].sum()), tuple(numbers.tolist()))
 
     def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
         with files.open_table(file) as stream:
             done = 0
-            for rows in _batches(_parquet(file, stream), part.row_bytes, part.groups):
+            for rows in _batches(_parquet(file, stream), part.groups):
                 done += rows.num_rows
                 position.stored = (part.stop - part.start) * done // part.rows
                 yield from lines_of(rows)
 
     def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
-        opened = _parquet(file, stream)
-        groups = [opened.metadata.row_group(group) for group in range(opened.num_row_groups)]
-        ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
-        place = int(np.searchsorted(ends, row, side="right"))
-        if place == len(groups):
-            return row, ()
-        count = groups[place].num_rows
-        return row - int(ends[place]) + count, _batches(opened, groups[place].total_byte_size // count, (place,))
+        opened, group = _parquet(file, stream), 0
+        while group < opened.num_row_groups and row >= opened.metadata.row_group(group).num_rows:
+            row -= opened.metadata.row_group(group).num_rows
+            group += 1
+        return row, _batches(opened, range(opened.num_row_groups)[group : group + 1])
 
     def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
         return _parquet(file, stream).schema_arrow
@@ -223,7 +218,6 @@ class Part:
         rows_before: number of rows of the file before the part.
         rows: number of its rows, if known.
         groups: numbers of its row groups.
-        row_bytes: bytes of a row, about, decompressed.
     """
 
     start: int
@@ -231,7 +225,6 @@ class Part:
     rows_before: int
     rows: int = 0
     groups: tuple[int, ...] = ()
-    row_bytes: int = 1
 
 
 def _begins(content: Array, size: int) -> Array:
@@ -251,10 +244,14 @@ def _begins(content: Array, size: int) -> Array:
     return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
 
 
-def _batches(file: "pq.ParquetFile", row_bytes: int, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _batches(file: "pq.ParquetFile", groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Rows of some row groups, in batches of about `_BATCH_BYTES`."""
-    at_once = min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
-    batches: Iterator[pa.RecordBatch] = file.iter_batches(at_once, row_groups=list(groups), use_threads=False)
+    about = [file.metadata.row_group(group) for group in groups]
+    size = sum(group.total_byte_size for group in about)
+    at_once = _BATCH_BYTES * sum(group.num_rows for group in about) // max(1, size)
+    batches: Iterator[pa.RecordBatch] = file.iter_batches(
+        min(_BATCH_ROWS, max(1, at_once)), row_groups=list(groups), use_threads=False
+    )
     return batches
 
 
