@@ -7,12 +7,14 @@ An adapter takes one parsed record and returns a new one, or raises `Reject`. A 
 absent or null passes unchanged; ApplyTemplate reports what is missing.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.reasons import Reason
@@ -91,9 +93,11 @@ ROLES: Mapping[str, str] = {
 """Names of roles in ShareGPT files -> roles of chat templates."""
 
 _SIDES = ("prompt", "completion", "chosen", "rejected")
+_Name = Annotated[str, Field(min_length=1)]
+_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class ShareGPT:
     """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
@@ -107,17 +111,8 @@ class ShareGPT:
             becomes `tool_calls`.
     """
 
-    field: str = "conversations"
-    roles: Mapping[str, str] | Literal["keep"] | None = None
-
-    def __post_init__(self) -> None:
-        _check_names(self, "field")
-        if self.roles is None or self.roles == "keep":
-            return
-        if not isinstance(self.roles, Mapping) or not all(
-            isinstance(text, str) and text for pair in self.roles.items() for text in pair
-        ):
-            raise ConfigError(f"'roles' of adapter 'sharegpt' is {self.roles!r}, wanted names to names, or 'keep'")
+    field: _Name = "conversations"
+    roles: dict[_Name, _Name] | Literal["keep"] | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -215,7 +210,7 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
     return [{"role": "system", "content": system}, *messages] if system.strip() else messages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Alpaca:
     r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; keeps other fields.
 
@@ -233,29 +228,25 @@ class Alpaca:
 
     to: Literal["messages", "prompt_completion", "preference"] = "messages"
     separator: str = "\n"
-    instruction: str = "instruction"
-    input: str = "input"
-    output: str = "output"
-    system: str = "system"
-    history: str = "history"
+    instruction: _Name = "instruction"
+    input: _Name = "input"
+    output: _Name = "output"
+    system: _Name = "system"
+    history: _Name = "history"
 
-    def __post_init__(self) -> None:
-        if self.to not in ("messages", "prompt_completion", "preference"):
-            wanted = "'messages', 'prompt_completion', 'preference'"
-            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of {wanted}")
-        if not isinstance(self.separator, str):
-            raise ConfigError(f"'separator' of adapter 'alpaca' is {self.separator!r}, wanted a string")
-        _check_names(self, *self._fields())
-        if len(set(self._fields().values())) < 5:
-            raise ConfigError("adapter 'alpaca' has one field under two names, wanted a field of its own for each")
+    @model_validator(mode="after")
+    def _check(self) -> "Alpaca":
+        if len(self._fields()) < 5:
+            raise ValueError("one field under two names, wanted a field of its own for each")
+        return self
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that a record needs."""
         return (self.instruction, *(("chosen", "rejected") if self.to == "preference" else (self.output,)))
 
-    def _fields(self) -> dict[str, str]:
-        return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
+    def _fields(self) -> set[str]:
+        return {self.instruction, self.input, self.output, self.system, self.history}
 
     def __call__(self, record: Record) -> Record:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
@@ -263,7 +254,7 @@ class Alpaca:
         question = self._question(record)
         system, turns = _text(record, self.system), self._turns(record)
         head = [_says("system", system)] if system and system.strip() else []
-        fields = set(self._fields().values())
+        fields = self._fields()
         if self.to == "preference":
             result = {name: value for name, value in record.items() if name not in fields - {self.output}}
             _check_free(result, "prompt", self.instruction)
@@ -299,13 +290,9 @@ class Alpaca:
             raise Reject("wrong_type", f"field {self.history!r} is {describe(pairs)}, wanted a list of pairs")
         messages = []
         for place, pair in enumerate(pairs):
-            where = f"{self.history}[{place}]"
-            if not isinstance(pair, list) or len(pair) != 2:
-                found = f"a list of {len(pair)}" if isinstance(pair, list) else describe(pair)
-                raise Reject("wrong_type", f"'{where}' is {found}, wanted [question, answer] (two strings)")
-            for side, text in enumerate(pair):
-                if not isinstance(text, str):
-                    raise Reject("wrong_type", f"'{where}[{side}]' is {describe(text)}, wanted a string")
+            if not isinstance(pair, list) or [*map(type, pair)] != [str, str]:
+                found = f"'{self.history}[{place}]' is {describe(pair)}"
+                raise Reject("wrong_type", f"{found}, wanted [question, answer] (two strings)")
             messages += [_says("user", pair[0]), _says("assistant", pair[1])]
         return messages
 
@@ -348,31 +335,21 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
         ConfigError: the adapter or an option is unknown, or a value is wrong.
     """
     if name not in ADAPTERS:
-        raise ConfigError(_unknown("adapter", name, list(ADAPTERS)))
-    kind = ADAPTERS[name]
-    known = [field.name for field in dataclasses.fields(kind)]
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"adapter {name!r}: {_unknown('option', option, known)}")
-    return kind(**options)
+        raise ConfigError(f"unknown adapter {name!r}; {did_you_mean(name, ADAPTERS)}known: {', '.join(ADAPTERS)}")
+    try:
+        return ADAPTERS[name](**options)
+    except ValidationError as error:
+        first, *_ = problems = error.errors()
+        found = f"{first['loc'][0]!r} is {first['input']!r}: " if first["loc"] else ""
+        wanted = "; or ".join(problem["msg"] for problem in problems)
+        known = ", ".join(field.name for field in fields(ADAPTERS[name]))
+        raise ConfigError(f"adapter {name!r}: {found}{wanted}; its options: {known}") from None
 
 
 @step
 def adapt_records(records: Records, adapter: Adapter) -> Records:
     """Replaces each record by `adapter(record)`; rejects it if the adapter raises Reject."""
     return work_on_each(records, adapter)
-
-
-def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, str) or not value:
-            kind = next(kind for kind, known in ADAPTERS.items() if isinstance(options, known))
-            raise ConfigError(f"{name!r} of adapter {kind!r} is {value!r}, wanted the name of a field")
-
-
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    return f"unknown {what} {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:

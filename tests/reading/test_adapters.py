@@ -175,13 +175,9 @@ class TestOptions:
         ("name", "options", "message"),
         [
             ("sharegtp", {}, "unknown adapter 'sharegtp'; did you mean 'sharegpt'? known: sharegpt, alpaca"),
-            ("alpaca", {"sep": ""}, "adapter 'alpaca': unknown option 'sep'; known: to, separator, instruction"),
-            (
-                "sharegpt",
-                {"roles": "drop"},
-                "'roles' of adapter 'sharegpt' is 'drop', wanted names to names, or 'keep'",
-            ),
-            ("alpaca", {"to": "text"}, "'to' of adapter 'alpaca' is 'text', wanted one of 'messages', 'prompt_"),
+            ("alpaca", {"sep": ""}, "adapter 'alpaca': 'sep' is '': Unexpected keyword argument; its options: to, sep"),
+            ("sharegpt", {"roles": "drop"}, "adapter 'sharegpt': 'roles' is 'drop': Input should be "),
+            ("alpaca", {"to": "text"}, "adapter 'alpaca': 'to' is 'text': Input should be 'messages', 'prompt_"),
             ("alpaca", {"input": "output"}, "one field under two names"),
         ],
     )
@@ -243,7 +239,7 @@ def of_ids(record: Row) -> Any:
         (SHAREGPT, {"conversations": talk(("gpt", 3))}, "wrong_type", "'conversations[0].value' is a number (3)"),
         (ALPACA, {"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
         (ALPACA, alpaca(history="h"), "wrong_type", "field 'history' is a string (\"h\"), wanted a list of pairs"),
-        (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "is a list of 1, wanted [question, "),
+        (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "'history[1]' is a list, wanted [question, "),
         (ALPACA, alpaca(messages=[]), "field_taken", "the record has 'messages' beside 'instruction'"),
         (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
         (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is a string that holds an object, wanted a list"),
