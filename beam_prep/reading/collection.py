@@ -138,51 +138,40 @@ def _simpler(value: Any) -> Any:
     raise TypeError
 
 
-def _plain(element: Any, found: list[Reject]) -> Any:
-    """An element as values of JSON. A value that JSON cannot hold is replaced by its type's name; adds a `Reject`."""
-    # Not recursive: the stack that is left depends on the runner.
-    result: list[Any] = [None]
-    todo: list[tuple[Any, str, int, Any, Any]] = [(element, "", 1, result, 0)]
-    while todo:
-        value, where, depth, into, key = todo.pop()
-        value = _scalar_or_nested(value, where, found)
-        nested: list[tuple[Any, str, Any]] = []
-        if isinstance(value, dict | list) and depth > MAX_DEPTH:
-            found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
-            value = "..."
-        elif isinstance(value, dict):
-            nested = [(each, _inside(where, name), _key(name, where, found)) for name, each in value.items()]
-            value = {name: None for _, _, name in nested}
-        elif isinstance(value, list):
-            nested = [(each, f"{where}[{place}]", place) for place, each in enumerate(value)]
-            value = [None] * len(nested)
-        into[key] = value
-        todo.extend((each, place, depth + 1, value, name) for each, place, name in reversed(nested))
-    return result[0]
-
-
-def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
-    """A value as one of JSON's types. Values within an object or a list are unchanged."""
+def _plain(value: Any, found: list[Reject], where: str = "", depth: int = 1) -> Any:
+    """A value as values of JSON. What JSON cannot hold is replaced by its type's name; adds a `Reject`."""
+    while not (value is None or isinstance(value, _OF_JSON) or type(value) is tuple):
+        try:
+            value = _simpler(value)
+        except (TypeError, ValueError, OverflowError):  # also for a timestamp out of range
+            return _unfit(value, _kind(value), _place(where), found)
     if value is None or type(value) is bool:
         return value
     if isinstance(value, str):
         return _text(str.__str__(value), where, found)
-    if isinstance(value, int) and not isinstance(value, enum.Enum):
+    if isinstance(value, int):
         if value.bit_length() <= 1023:
             return int(value)
         found.append(Reject("bad_number", f"{_place(where)} is beyond a double"))
         return "<int>"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", _place(where), found)
-    if isinstance(value, dict | list):
-        return value
-    if type(value) is tuple:
-        return list(value)
-    try:
-        simpler = _simpler(value)
-    except (TypeError, ValueError, OverflowError):  # also for a timestamp out of range
-        return _unfit(value, _kind(value), _place(where), found)
-    return _scalar_or_nested(simpler, where, found)
+    if depth > MAX_DEPTH:
+        found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
+        return "..."
+    if isinstance(value, list | tuple):
+        values = []
+        for place, each in enumerate(value):  # no comprehensions: a level takes one frame of the stack
+            values.append(_plain(each, found, f"{where}[{place}]", depth + 1))
+        return values
+    made = {}
+    for name, each in value.items():
+        key = _key(name, where, found)
+        made[key] = _plain(each, found, _inside(where, name), depth + 1)
+    return made
+
+
+_OF_JSON = (str, int, float, dict, list)
 
 
 def _inside(where: str, key: Any) -> str:
