@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection
 
 from beam_prep.reading.blocks import BOM
-from beam_prep.reading.json_list import JSONList
-from beam_prep.reading.source import COMPRESSIONS, split_name
+from beam_prep.reading.source import COMPRESSIONS, JSONList, split_name
 from beam_prep.reading.sources import SOURCES, source_of
 
 HEAD_BYTES = 1024

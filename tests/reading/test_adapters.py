@@ -13,7 +13,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import Reject
 from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import ADAPTERS, AdapterName, adapter, fields_read, template_kwargs, tools
-from beam_prep.reading.ids import tokenized
+from beam_prep.reading.rollouts import tokenized
 from beam_prep.shards.report import ConfigView
 from tests.conftest import shared
 

@@ -49,7 +49,7 @@ def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
     kind = sources.source_of(bars.path)
     assert kind.record_at(bars, files, CONTENT.index(b'{"text": "c"')) == b'{"text": "c"}'
     assert sources.place_in(bars.path, 3) == "entry 3"
-    assert sources.source_of("a.parquet").at("a.parquet", 3) == "a.parquet (row 4)"
+    assert sources.place_at("a.parquet", 3) == "a.parquet (row 4)"
 
 
 def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
