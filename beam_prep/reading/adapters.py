@@ -22,7 +22,7 @@ from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError
 from beam_prep.hints import did_you_mean
 from beam_prep.reading.filters import work_on_each
-from beam_prep.reading.json_line import describe, parse_json
+from beam_prep.reading.json_line import check_type, describe, parse_json
 from beam_prep.reading.records import Record, Records
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -130,8 +130,7 @@ class ShareGPT:
         items = message_list(items, self.field) or items
         if items is None:
             return {**record, **sides} if sides else record
-        if not isinstance(items, list):
-            raise Reject("wrong_type", f"field {self.field!r} is {describe(items)}, wanted a list of messages")
+        check_type(items, list, f"field {self.field!r}", "a list of messages")
         result = {name: value for name, value in record.items() if name != self.field} | sides
         _check_free(result, "messages", self.field)
         messages = [_message(item, f"{self.field}[{turn}]", roles) for turn, item in enumerate(items)]
@@ -156,21 +155,18 @@ def _is_sharegpt(value: Any) -> bool:
 
 
 def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise Reject("wrong_type", f"'{where}' is {describe(item)}, wanted an object with 'from' and 'value'")
+    check_type(item, dict, f"'{where}'", "an object with 'from' and 'value'")
     name = item.get("from")
     if name is None:
         if item.get("role") is None:
             keys = ", ".join(map(repr, item)) or "nothing"
             raise Reject("bad_message", f"'{where}' has {keys}, wanted 'from' and 'value' (or 'role' and 'content')")
         return dict(item)
-    if not isinstance(name, str):
-        raise Reject("bad_message", f"'{where}.from' is {describe(name)}, wanted a string")
+    check_type(name, str, f"'{where}.from'", "a string", "bad_message")
     if "value" not in item:
         raise Reject("bad_message", f"'{where}' has 'from' but no 'value', wanted both")
     value = item["value"]
-    if not isinstance(value, str | list | None):
-        raise Reject("wrong_type", f"'{where}.value' is {describe(value)}, wanted a string")
+    check_type(value, str | list | None, f"'{where}.value'", "a string")
     rest = {key: value for key, value in item.items() if key not in ("from", "value", "role", "content")}
     if roles is None:
         return {"role": name, "content": value, **rest}
@@ -286,8 +282,7 @@ class Alpaca:
         pairs = record.get(self.history)
         if pairs is None:
             return []
-        if not isinstance(pairs, list):
-            raise Reject("wrong_type", f"field {self.history!r} is {describe(pairs)}, wanted a list of pairs")
+        check_type(pairs, list, f"field {self.history!r}", "a list of pairs")
         messages = []
         for place, pair in enumerate(pairs):
             if not isinstance(pair, list) or [*map(type, pair)] != [str, str]:
@@ -303,8 +298,7 @@ def _says(role: str, content: str) -> dict[str, Any]:
 
 def _text(record: Record, name: str) -> str | None:
     value = record.get(name)
-    if not isinstance(value, str | None):
-        raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a string")
+    check_type(value, str | None, f"field {name!r}", "a string")
     return value
 
 
@@ -368,8 +362,7 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
             kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
             raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
         for place, tool in enumerate(found):
-            if not isinstance(tool, dict):
-                raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
+            check_type(tool, dict, f"'tools[{place}]'", "a schema (an object)", "bad_tools")
     functions = _functions(record)
     if not functions:
         return found
@@ -430,8 +423,7 @@ def template_kwargs(record: Record) -> dict[str, Any]:
     found = record.get("chat_template_kwargs")
     if found is None:
         return {}
-    if not isinstance(found, dict):
-        raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {describe(found)}, wanted an object")
+    check_type(found, dict, "field 'chat_template_kwargs'", "an object", "bad_kwargs")
     for name in ("messages", "add_generation_prompt"):
         if name in found:
             raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which a record cannot set")

@@ -11,7 +11,7 @@ from beam_prep.data.block import Reject
 from beam_prep.data.ragged import Array
 from beam_prep.data.schema import IGNORE_INDEX
 from beam_prep.reading.adapters import check_loss_weight
-from beam_prep.reading.json_line import describe
+from beam_prep.reading.json_line import check_type, describe
 from beam_prep.reading.records import Record
 
 # Tokenised rows
@@ -34,7 +34,7 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     """
     if record.get("input_ids") is None:
         return None
-    check_list(record["input_ids"], "input_ids")
+    check_type(record["input_ids"], list, "'input_ids'", "a list")
     # Checked before the ids, because padding may have ids that the tokenizer lacks.
     attended = _beside(record, "attention_mask", len(record["input_ids"]), read_bits)
     if attended is not None and not attended.all():
@@ -67,16 +67,10 @@ def _beside(record: Record, name: str, length: int, read: Callable[[list[Any], s
     values = record.get(name)
     if values is None:
         return None
-    check_list(values, name)
+    check_type(values, list, f"'{name}'", "a list")
     if len(values) != length:
         raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
     return read(values, name)
-
-
-def check_list(value: Any, where: str) -> None:
-    """Raises Reject (`wrong_type`) if the value is no list."""
-    if not isinstance(value, list):
-        raise Reject("wrong_type", f"'{where}' is {describe(value)}, wanted a list")
 
 
 def check_types(values: list[Any], where: str, wanted: str, *kinds: type) -> None:
@@ -93,7 +87,7 @@ def read_ids(values: Any, where: str, max_id: int) -> Array:
     Raises:
         Reject: `wrong_type`, or `bad_id`.
     """
-    check_list(values, where)
+    check_type(values, list, f"'{where}'", "a list")
     check_types(values, where, "a token id", int)
     if values and not (min(values) >= 0 and max(values) <= max_id):
         place = next(place for place, value in enumerate(values) if not 0 <= value <= max_id)
@@ -239,8 +233,7 @@ def _each(record: Record, name: str, grouped: bool) -> Iterator[tuple[str, Any]]
     if not grouped:
         yield name, record[name]
         return
-    if not isinstance(record[name], list):
-        raise Reject("wrong_type", f"field {name!r} is {describe(record[name])}, wanted a list of lists")
+    check_type(record[name], list, f"field {name!r}", "a list of lists")
     for place, value in enumerate(record[name]):
         yield f"{name}[{place}]", value
 
@@ -257,7 +250,7 @@ def _aligned(record: Record, fields: RolloutFields, name: str | None, lengths: l
     for (where, value), (beside, _), length in zip(
         each, _each(record, str(fields.response_ids), fields.grouped), lengths, strict=True
     ):
-        check_list(value, where)
+        check_type(value, list, f"'{where}'", "a list")
         if len(value) != length:
             found = f"{where!r} has {len(value)} values, {beside!r} {length}"
             raise Reject("count_mismatch", f"{found}: wanted as many of each")
@@ -321,9 +314,7 @@ def exact_double(number: Any, where: str) -> float:
 
 def _text(value: Any, where: str) -> Array:
     """The UTF-8 bytes of a text."""
-    if not isinstance(value, str):
-        wanted = "wanted a string (anything else as a string of its JSON)"
-        raise Reject("wrong_type", f"field {where!r} is {describe(value)}, {wanted}")
+    check_type(value, str, f"field {where!r}", "a string (anything else as a string of its JSON)")
     try:
         return np.frombuffer(value.encode(), np.uint8)
     except UnicodeEncodeError as error:

@@ -244,7 +244,7 @@ def of_ids(record: Row) -> Any:
         (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
         (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is a string that holds an object, wanted a list"),
         (tools, {"tools": [{}, "f"]}, "bad_tools", "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
-        (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (NaN is no value of JSON: "),
+        (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
         (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id"),

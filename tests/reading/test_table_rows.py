@@ -164,7 +164,7 @@ def _not_utf8() -> pa.Array:
         (
             pa.array(['"a","b":1', "1"], pa.json_()),
             "bad_json",
-            "its JSON is refused, unexpected content after document: line 1 column 4 (char 3)",
+            "its JSON is refused, Extra data: line 1 column 4 (char 3)",
         ),
     ],
     ids=["bytes", "time", "map", "json"],
