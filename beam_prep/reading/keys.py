@@ -61,17 +61,19 @@ def normalized(value: Any, how: Normalize) -> Any:
     """
     if how == "none":
         return value
-    top = [value]
-    todo: list[Any] = [top]
-    while todo:  # without recursion: a record may be nested deeper than Python's stack allows
-        holder = todo.pop()
-        for place, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-            if isinstance(item, str):
-                holder[place] = _normal(item, how)
-            elif isinstance(item, dict | list):
-                holder[place] = item.copy()
-                todo.append(holder[place])
-    return top[0]
+    if isinstance(value, str):
+        return _normal(value, how)
+    if isinstance(value, list):
+        values = []
+        for each in value:  # no comprehensions: a level takes one frame of the stack
+            values.append(normalized(each, how))
+        return values
+    if isinstance(value, dict):
+        made = {}
+        for name, each in value.items():
+            made[name] = normalized(each, how)
+        return made
+    return value
 
 
 def _normal(text: str, how: Normalize) -> str:

@@ -247,12 +247,10 @@ def _aligned(record: Record, fields: RolloutFields, name: str | None, lengths: l
         counts = f"{len(lengths)} {fields.response_ids}, {len(each)} {name}"
         raise Reject("count_mismatch", f"{counts}: wanted as many of each")
     parts = []
-    for (where, value), (beside, _), length in zip(
-        each, _each(record, str(fields.response_ids), fields.grouped), lengths, strict=True
-    ):
+    for (where, value), length in zip(each, lengths, strict=True):
         check_type(value, list, f"'{where}'", "a list")
         if len(value) != length:
-            found = f"{where!r} has {len(value)} values, {beside!r} {length}"
+            found = f"{where!r} has {len(value)} values, its response has {length} ids"
             raise Reject("count_mismatch", f"{found}: wanted as many of each")
         parts.append(read(value, where))
     return np.concatenate(parts)

@@ -17,7 +17,6 @@ also Parquet's JSON) becomes its value. The other types:
 * Timestamps (in UTC), dates, times and durations become texts: `2026-11-22 18:07:38Z`, `2026-11-22`, `18:07:38`,
   `1 day, 0:00:05`. So do UUIDs.
 * Decimals become numbers, with all their digits.
-* Tensors of a fixed shape become lists of lists.
 * Numbers that are not finite stay: `NaN`, `Infinity`. Bytes become an object with their number, `{"binary": 1234}`. A
   record is rejected if the run reads such a value: see `json_line.check_values`.
 * A null member of a struct and a null column are left out, because tables add the members that other records have.
@@ -25,7 +24,7 @@ also Parquet's JSON) becomes its value. The other types:
 * Values that JSON cannot hold reject the record, see `Unfit`: bytes in a text that are no UTF-8, wrong JSON in a JSON
   column, a timestamp out of range, a key twice in a map.
 
-For all other types (intervals, unions ...) the file is refused: see `schema_problem`.
+For all other types (intervals, unions, runs, views of lists ...) the file is refused: see `schema_problem`.
 """
 
 import hashlib
@@ -389,7 +388,7 @@ def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
     kind = _plain(kind)
     if depth > MAX_DEPTH:
         return f"{where} is nested deeper than {MAX_DEPTH} levels"
-    if types.is_dictionary(kind) or types.is_run_end_encoded(kind) or any(is_kind(kind) for is_kind in _LISTS):
+    if types.is_dictionary(kind) or any(is_kind(kind) for is_kind in _LISTS):
         return _problem(kind.value_type, where, depth + 1)
     if types.is_struct(kind):
         members = [kind.field(place) for place in range(kind.num_fields)]
@@ -443,8 +442,6 @@ def values(array: pa.Array) -> list[Any]:
         return values(array.storage) if extension is None else extension(array)
     if types.is_dictionary(array.type):
         return values(array.dictionary.take(array.indices))
-    if types.is_run_end_encoded(array.type):
-        return values(pc.run_end_decode(array))
     write = _writer(array.type)
     assert write is not None, array.type
     found = write(array)
@@ -479,11 +476,6 @@ def _lists(array: pa.Array) -> list[Any]:
     inner = values(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
     ends = (offsets - offsets[0]).tolist()
     return [inner[start:stop] for start, stop in itertools.pairwise(ends)]
-
-
-def _list_views(array: pa.ListViewArray) -> list[Any]:
-    inner, starts, sizes = values(array.values), array.offsets.to_pylist(), array.sizes.to_pylist()
-    return [inner[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def _maps(array: pa.MapArray) -> list[Any]:
@@ -594,20 +586,10 @@ def _embedded(text: str) -> Any:
     return None if value is None else orjson.Fragment(line.replace(b"\n", b" "))
 
 
-def _tensors(array: pa.ExtensionArray) -> list[Any]:
-    shape = array.type.shape
-    order = array.type.permutation or range(len(shape))
-    return [
-        None if row is None else np.array(row, object).reshape(shape).transpose(order).tolist()
-        for row in values(array.storage)
-    ]
-
-
 _EXTENSIONS: dict[str, Callable[[Any], list[Any]]] = {
     "arrow.json": _json,
     "arrow.bool8": lambda array: values(array.storage.cast(pa.bool_())),
     "arrow.uuid": lambda array: [None if data is None else str(UUID(bytes=data)) for data in array.storage.to_pylist()],
-    "arrow.fixed_shape_tensor": _tensors,
 }
 """By name, because the classes depend on the version of pyarrow. Other extension types are read from their storage."""
 
@@ -616,8 +598,6 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]]
     (types.is_list, _lists),
     (types.is_large_list, _lists),
     (types.is_fixed_size_list, _lists),
-    (types.is_list_view, _list_views),
-    (types.is_large_list_view, _list_views),
     (types.is_map, _maps),
     (types.is_string, _texts),
     (types.is_large_string, _texts),
@@ -638,7 +618,7 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]]
 )
 
 
-_LISTS = [is_kind for is_kind, write in _WRITERS if write in (_lists, _list_views)]
+_LISTS = [is_kind for is_kind, write in _WRITERS if write is _lists]
 _TEXTS = [is_kind for is_kind, write in _WRITERS if write is _texts]
 
 
