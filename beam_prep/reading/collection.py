@@ -45,23 +45,28 @@ def encode_record(element: Any, max_line_bytes: int = MAX_LINE_BYTES, shown_byte
         max_line_bytes: a longer line is refused.
         shown_bytes: bytes that are kept of a refused record's text.
     """
-    try:
-        line, canonical = _lines(element)
+    found: list[Reject] = []
+    if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
+        found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
+    plain = _plain(element, found)
+    if found:
+        line = sorted_line = json.dumps(plain).encode()
+    else:
+        line, sorted_line = _line(plain, 0), _line(plain, orjson.OPT_SORT_KEYS)
         if len(line) > max_line_bytes:
-            refused = Reject("line_too_long", f"the record has more than {max_line_bytes} bytes as JSON")
-            return _digest(canonical) + _refusal(refused, line[:shown_bytes])
-        return _digest(canonical) + line
-    except _Unfit as unfit:
-        shown = unfit.shown.encode()
-        return _digest(shown) + _refusal(unfit.reject, shown[:shown_bytes])
+            found.append(Reject("line_too_long", f"the record has more than {max_line_bytes} bytes as JSON"))
+    digest = hashlib.blake2b(sorted_line, digest_size=_DIGEST).digest()
+    if not found:
+        return digest + line
+    refusal = json.dumps([found[0].reason, found[0].message]).encode()
+    return digest + _REFUSED + refusal + b"\n" + line[:shown_bytes]
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
-
-
-def _refusal(reject: Reject, shown: bytes) -> bytes:
-    return _REFUSED + json.dumps([reject.reason, reject.message]).encode() + b"\n" + shown
+def _line(plain: Any, option: int) -> bytes:
+    try:
+        return orjson.dumps(plain, option=option)
+    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
+        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=option != 0).encode()
 
 
 def _decoded(encoded: bytes) -> tuple[bytes, tuple[str, str] | None]:
@@ -89,30 +94,6 @@ def line_size(encoded: bytes) -> int:
 
 
 # An element -> its line
-
-
-class _Unfit(Exception):
-    """The element is no record. `shown`: its content, as far as JSON can hold it."""
-
-    def __init__(self, reject: Reject, shown: str) -> None:
-        super().__init__(reject, shown)
-        self.reject, self.shown = reject, shown
-
-
-def _lines(element: Any) -> tuple[bytes, bytes]:
-    """(the element as a line, the same with sorted keys)."""
-    found: list[Reject] = []
-    if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
-        found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
-    plain = _plain(element, found)
-    if found:
-        raise _Unfit(found[0], json.dumps(plain))
-    try:
-        return orjson.dumps(plain), orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
-        texts = (json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=keys) for keys in (False, True))
-        line, canonical = (text.encode() for text in texts)
-        return line, canonical
 
 
 def _simpler(value: Any) -> Any:
