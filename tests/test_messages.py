@@ -104,7 +104,7 @@ GZIP = gzip.compress(b"", mtime=0)
         ("x.jsonl", b"\n<!DOCTYPE html>", "is an HTML page (the error page of a download?), wanted JSONL: down"),
         ("x.jsonl", b"<?xml version", "is an XML document (the error message of a store?), wanted JSONL: down"),
         ("x.jsonl", json.dumps(CHATS).encode(), "is one JSON list, which is read from a .json file: give it"),
-        ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects of several lines each, which is read"),
+        ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects of several lines each, wanted JSONL: type: "),
         ("x.jsonl", f"{CHATS[0]}\n".encode() * 9, "is lines of Python dicts, wanted JSONL: write json.dumps"),
         ("x.txt", b"It is a text.\n" * 9, "is plain text, wanted JSONL: write it as lines"),
         ("x.tsv", rows_of_csv("\t"), "is a table (TSV), wanted JSONL: type in Python: import pandas; pandas.read_csv("),

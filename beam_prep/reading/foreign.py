@@ -105,17 +105,18 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
             advice = "if all of it is Windows-1252, type: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
             return _message(path, (f"no UTF-8 (byte {error.start})", advice))
         text = head.decode(errors="replace")
-    start, is_list = text.lstrip(), isinstance(source_of(path), JSONList)
+    start = text.lstrip()
     first, _, rest = start.partition("\n")
     if start.startswith("{'"):
         return _message(path, ("lines of Python dicts", "write json.dumps(record) in place of the record"))
-    if start.startswith("[") and not is_list:
+    if start.startswith("[") and not isinstance(source_of(path), JSONList):
         return _read_as(path, "one JSON list", ".json")
     if start.startswith("{") and not (rest.strip() and _is_json(first)):
         if (found := _LISTED.search(start)) and found[1] not in fields:
             what = f"one object with its records in the list {found[1]!r}"
             return _message(path, (what, f"type: jq -c '.{found[1]}[]' FILE > NEW"))
-        return _read_as(path, "objects of several lines each", ".json") if rest.strip() and not is_list else None
+        what = ("objects of several lines each", "type: jq -c . FILE > NEW")
+        return _message(path, what) if rest.strip() else None
     kind = _ENDINGS.get(split_name(path)[1])
     return None if kind is None or start.startswith(("{", "[")) else _message(path, kind)
 

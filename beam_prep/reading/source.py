@@ -14,8 +14,7 @@ rejects with their byte offset. A scalar is `not_an_object`; nothing between two
 Where an element ends is what `json` finds. If it finds no end, because of a bracket or quote too few or too many, or
 of something that JSON lacks, the file is refused (`InputError` with the byte offset).
 
-A file that begins with an object is one record, or several records that each begin on a new line. If its first line is
-a complete object, the file is JSONL, and passes unchanged, like a file that begins with anything else.
+A file that does not begin with a bracket is JSONL, and passes unchanged.
 """
 
 import json
@@ -235,12 +234,9 @@ WINDOW = 256 * 1024
 """Bytes that are looked at; more only for an element that is longer."""
 
 _WHITE = " \t\r\n"
-_IN_LIST = (re.compile(r"[ \t\r\n]*+"), (",", "]"))
-_IN_LINES = (re.compile(r"[ \t\r]*+"), ("\n",))
-"""White space beside elements, and what may follow an element."""
-_DECODER = json.JSONDecoder(
-    parse_int=str, parse_float=str
-)  # `parse` judges numbers; Python's may be too long for `int`
+_SPACES = re.compile(r"[ \t\r\n]*+")
+# `parse` judges numbers; Python's may be too long for `int`.
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 class ListAsLines:
@@ -292,57 +288,41 @@ class ListAsLines:
             yield self._take(len(self._text) - len(rest))
         if rest.startswith("["):
             self._text = " " + rest[1:]
-            yield from self._elements(*_IN_LIST)
-        elif rest.startswith("{") and self._spans_lines():
-            yield from self._elements(*_IN_LINES)
+            yield from self._elements()
         while self._text or self._more():
             yield self._text.encode("latin-1")
             self._text = ""
 
-    def _spans_lines(self) -> bool:
-        """True if the first line is no complete object, nor broken."""
-        while "\n" not in self._text and self._more():
-            pass
-        try:
-            end = _DECODER.raw_decode(self._text)[1]
-        except (json.JSONDecodeError, RecursionError) as error:
-            end = getattr(error, "pos", 0)
-        return -1 < self._text.find("\n") < end
-
-    def _elements(self, spaces: re.Pattern[str], ends: tuple[str, ...]) -> Iterator[bytes]:
+    def _elements(self) -> Iterator[bytes]:
         place, borders = 0, list[int]()
         while True:
             try:
-                end = self._end(place, spaces, ends)
+                end = self._end(place)
             except (json.JSONDecodeError, RecursionError) as error:
                 problem = self._error(getattr(error, "pos", place), getattr(error, "msg", str(error)))
                 yield self._take(place, borders)
                 place, borders = 0, []
-                if self._more():
-                    continue
-                if ends != _IN_LINES[1]:
+                if not self._more():
                     raise problem from None
-                ends = ("\n", "")  # the last object may have no line end
                 continue
-            if self._text[end : end + 1] in ("]", ""):
+            if self._text[end] == "]":
                 break
             borders.append(end)
             place = end + 1
         yield self._take(end, borders)
-        self._text = self._text.replace("]", " ", 1)
+        self._text = " " + self._text[1:]
         while self._text or self._more():
             if rest := self._text.strip(_WHITE):
                 raise self._error(self._text.index(rest), f"found {rest[:20]!r} after the list")
             yield self._take(len(self._text))
 
-    def _end(self, place: int, spaces: re.Pattern[str], ends: tuple[str, ...]) -> int:
-        """The place of the comma, bracket or line end after an element, which may be blank."""
-        end = spaces.match(self._text, place).end()  # type: ignore[union-attr]
-        if self._text[end : end + 1] not in ends:
-            end = _DECODER.raw_decode(self._text, end)[1]
-            end = spaces.match(self._text, end).end()  # type: ignore[union-attr]
-        if self._text[end : end + 1] not in ends:
-            raise json.JSONDecodeError(f"Expecting {' or '.join(map(repr, ends))}", self._text, end)
+    def _end(self, place: int) -> int:
+        """The place of the comma or bracket after an element, which may be blank."""
+        end = _spaces(self._text, place)
+        if self._text[end : end + 1] not in (",", "]"):
+            end = _spaces(self._text, _DECODER.raw_decode(self._text, end)[1])
+        if self._text[end : end + 1] not in (",", "]"):
+            raise json.JSONDecodeError("Expecting ',' or ']'", self._text, end)
         return end
 
     def _error(self, place: int, problem: str) -> InputError:
@@ -350,6 +330,13 @@ class ListAsLines:
         return InputError(
             f"{self._name!r}, byte {self._start + place}: {problem} (is a quote or bracket missing?); {advice}"
         )
+
+
+def _spaces(text: str, place: int) -> int:
+    """The end of the white space that begins at a place."""
+    found = _SPACES.match(text, place)
+    assert found is not None
+    return found.end()
 
 
 class JSONList(Source):
