@@ -310,7 +310,7 @@ def _check_free(record: Record, name: str, source: str) -> None:
 ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
 
 AdapterName = Literal["sharegpt", "alpaca", "tokenized"]
-"""The adapters that a config can name: the keys of `ADAPTERS`, and `tokenized`, which is `ids.tokenized`."""
+"""The adapters that a config can name: the keys of `ADAPTERS`, and `tokenized`, which is `rollouts.tokenized`."""
 
 
 def fields_read(name: str, **options: Any) -> tuple[str, ...]:
@@ -355,20 +355,29 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     Raises:
         Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
     """
-    given = record.get("tools")
-    found = parsed_field(given, "tools", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
-    if found is not None:
-        if not isinstance(found, list):
-            kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
-            raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
-        for place, tool in enumerate(found):
-            check_type(tool, dict, f"'tools[{place}]'", "a schema (an object)", "bad_tools")
-    functions = _functions(record)
-    if not functions:
+    found = _schemas(record, "tools")
+    if not has_functions(record):
         return found
+    functions = [each.get("function", each) for each in _schemas(record, "functions") or ()]
+    for place, function in enumerate(functions):
+        if not _has_name(function):
+            raise Reject("bad_tools", f"'functions[{place}]' is an object without a name, wanted a schema")
     if found and [tool.get("function", tool) for tool in found] != functions:
         raise Reject("bad_tools", "fields 'tools' and 'functions' hold different schemas, wanted one of them")
     return found or [{"type": "function", "function": function} for function in functions]
+
+
+def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
+    found = record.get(name)
+    if isinstance(found, str):
+        found = parsed_field(found, name, "a list of schemas", "bad_tools")
+    if isinstance(found, dict) and name == "functions":
+        found = [found]
+    if found is not None:
+        check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
+        for place, each in enumerate(found):
+            check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
+    return found
 
 
 def has_functions(record: Mapping[str, Any]) -> bool:
@@ -388,21 +397,6 @@ def _has_name(function: Any) -> bool:
 
 
 _OBJECTS = re.compile(r"\s*\[?\s*\{")
-_SCHEMAS = "a list of schemas"
-
-
-def _functions(record: Record) -> list[dict[str, Any]]:
-    if not has_functions(record):
-        return []
-    given = record["functions"]
-    found = parsed_field(given, "functions", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
-    functions = []
-    for place, each in enumerate([found] if isinstance(found, dict) else found):
-        if not _has_name(each):
-            kind = "an object without a name" if isinstance(each, dict) else describe(each)
-            raise Reject("bad_tools", f"'functions[{place}]' is {kind}, wanted a schema (an object with a 'name')")
-        functions.append(each.get("function", each))
-    return functions
 
 
 def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json") -> Any:

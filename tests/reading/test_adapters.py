@@ -242,7 +242,7 @@ def of_ids(record: Row) -> Any:
         (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "'history[1]' is a list, wanted [question, "),
         (ALPACA, alpaca(messages=[]), "field_taken", "the record has 'messages' beside 'instruction'"),
         (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
-        (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is a string that holds an object, wanted a list"),
+        (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is an object, wanted a list of schemas"),
         (tools, {"tools": [{}, "f"]}, "bad_tools", "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
         (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
