@@ -86,7 +86,7 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
     fields: dict[_Path, list[tuple[int, Any]]] = {}
     for place, record in enumerate(records):
         for path, value in _fields(record):
-            if value is not None and not _is_silent(value):
+            if value is not None and _look_of(path) is not None and not _is_silent(value):
                 fields.setdefault(path, []).append((place, value))
     found: list[Verdict] = []
     for path, values in fields.items():
@@ -95,7 +95,8 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
             continue
         if name in use.read and name not in use.kept:
             continue  # the label of a classifier is its answer
-        if (seen := look([value for _, value in values])) is None:
+        seen = look([value for _, value in values])
+        if seen is None:
             continue
         means, marks = seen
         bad = [each for each, is_bad in zip(values, marks, strict=True) if is_bad]
@@ -125,6 +126,7 @@ def _fields(record: Mapping[str, Any]) -> Iterator[tuple[_Path, Any]]:
             yield (name,), value
 
 
+@functools.lru_cache(maxsize=4096)
 def _look_of(path: _Path) -> "_Look | None":
     """The function that judges a field's values, by the field's name; None: the field rates nothing.
 
@@ -136,7 +138,6 @@ def _look_of(path: _Path) -> "_Look | None":
     return next((_LOOK[each] for each in names if each in _LOOK), None)
 
 
-@functools.lru_cache(maxsize=4096)
 def _words_of(name: str) -> tuple[str, str]:
     """(name in lower case, the same without the words for who judges, and what)."""
     words = [word.lower() for word in _WORD.findall(name.replace("-", "_"))]
@@ -151,8 +152,9 @@ _WHOSE = {
 }
 
 _Values = Sequence[Any]
-_Look = Callable[[_Values], tuple[str, Sequence[bool]] | None]
-"""Values of a field -> (their meaning under its name, whether the answer of each is bad); None: no verdict."""
+_Seen = tuple[str, Sequence[bool]] | None
+"""(the meaning of values under their name, whether the answer of each is bad); None: no verdict."""
+_Look = Callable[[_Values], _Seen]
 
 _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
@@ -212,12 +214,12 @@ _HUGE = 1e300  # NaN and Infinity are no ratings either
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,20})?", re.A)
 
 
-def _marks(values: _Values, bad: Sequence[bool | None]) -> tuple[str, Sequence[bool]] | None:
+def _marks(values: _Values, bad: Sequence[bool | None]) -> _Seen:
     # If one value is no verdict, the values are classes or states: `label: 0, 1, 2`, `status: failed, pending`.
     return None if None in bad else (f"marks answers as good or bad ({_counts(values)})", [*map(bool, bad)])
 
 
-def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> tuple[str, Sequence[bool]] | None:
+def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> _Seen:
     numbers = _numbers(values)
     if -1 in numbers:  # then 0 is neutral; -1 alone means "no label"
         return _marks(values, [number == -1 for number in numbers]) if {-1} < {*numbers} <= {-1, 0, 1} else None
@@ -229,19 +231,19 @@ def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORD
 _feedback = functools.partial(_good, yes=_GOOD_WORDS | {"positive"}, no=_BAD_WORDS | {"negative"})
 
 
-def _bad(values: _Values) -> tuple[str, Sequence[bool]] | None:
+def _bad(values: _Values) -> _Seen:
     numbers = _numbers(values)
     if numbers:  # probabilities, or 0 and 1; larger numbers are counts
         return _marks(values, [number >= 0.5 for number in numbers]) if 0 <= min(numbers) <= max(numbers) <= 1 else None
     return _marks(values, [_says(value, _YES, _NO) for value in values])
 
 
-def _of_anything(values: _Values) -> tuple[str, Sequence[bool]] | None:
+def _of_anything(values: _Values) -> _Seen:
     """For names that do not say what is judged: numbers may be codes, and yes or no may answer a question."""
     return _good(values, _SAYS_GOOD, _SAYS_BAD) if all(isinstance(value, str) for value in values) else None
 
 
-def _ratings(values: _Values, may_count: bool = False) -> tuple[str, Sequence[bool]] | None:
+def _ratings(values: _Values, may_count: bool = False) -> _Seen:
     numbers = _numbers(values)
     if not numbers:
         return _good(values)  # a rating may be a word
@@ -261,12 +263,12 @@ _ENDS = (1, 2, 3, 5, 7, 10, 100)
 _scores = functools.partial(_ratings, may_count=True)
 
 
-def _weights(values: _Values) -> tuple[str, Sequence[bool]] | None:
+def _weights(values: _Values) -> _Seen:
     bad = [isinstance(value, int | float) and value == 0 for value in values]
     return (f"is 0 in {sum(bad):,} of {len(values):,} records: do not train these", bad) if any(bad) else None
 
 
-def _splits(values: _Values) -> tuple[str, Sequence[bool]] | None:
+def _splits(values: _Values) -> _Seen:
     bad = [_word(value) in _EVALUATION for value in values]
     means = f"names parts of a data set, also those for evaluation ({_counts(values)})"
     return (means, bad) if any(bad) else None
