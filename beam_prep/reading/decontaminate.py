@@ -69,10 +69,15 @@ class Words:
         The hash is the sum of byte * multiplier**place, divided by the power of the first byte's place. It is computed
         as the difference of two cumulative sums.
         """
-        start, end = self.start[: max(0, len(self.start) - count + 1)], self.end[count - 1 :]
-        sums: Array = np.append(np.uint64(0), np.cumsum(self.data * _powers(_MULTIPLIER, len(self.data))))
-        found: Array = sums[end] - sums[start]
-        found *= _powers(pow(_MULTIPLIER, -1, 1 << 64), len(self.data))[start]
+        far, near = _powers(_MULTIPLIER, len(self.data))
+        sums: Array = np.multiply.outer(far, near).reshape(-1)[: len(self.data)]
+        sums *= self.data  # in place, like the sums: a text may be large
+        np.cumsum(sums, out=sums)
+        borders = np.append(np.uint64(0), sums[self.end])
+        found: Array = borders[count:] - borders[:-count]
+        start = self.start[: len(found)]
+        far, near = _powers(pow(_MULTIPLIER, -1, 1 << 64), len(self.data))
+        found *= far[start // _STEP] * near[start % _STEP]
         return found
 
     def ngram(self, first: int, count: int) -> Array:
@@ -80,17 +85,17 @@ class Words:
         return self.data[self.start[first] : self.end[first + count - 1] + 1]
 
 
-def _powers(base: int, count: int) -> Array:
-    """uint64 [count]: 1, base, base**2 ..."""
-    return _more_powers(base, count.bit_length())[:count]
+_STEP = 1 << 12
 
 
-@functools.lru_cache(maxsize=4)
-def _more_powers(base: int, bits: int) -> Array:
-    factors = np.full(1 << bits, base, np.uint64)
-    factors[0] = 1
-    powers: Array = np.cumprod(factors)
-    return powers
+def _powers(base: int, count: int) -> tuple[Array, Array]:
+    """uint64: base**0, base**_STEP, base**(2 * _STEP) ..., up to `count`; and base**0 to base**(_STEP - 1)."""
+    tables = []
+    for factor, size in ((pow(base, _STEP, 1 << 64), count // _STEP + 1), (base, _STEP)):
+        factors = np.full(size, factor, np.uint64)
+        factors[0] = 1
+        tables.append(np.cumprod(factors))
+    return tables[0], tables[1]
 
 
 def _plain(texts: Sequence[str]) -> bytes:
