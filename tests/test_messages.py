@@ -100,7 +100,6 @@ GZIP = gzip.compress(b"", mtime=0)
         ("x.gz", GZIP, "is compressed twice: decompress it first (gzip -dk)"),
         ("x.pkl", pickle.dumps(CHATS), "is a pickled Python object, wanted JSONL: if you trust its source"),
         ("x.jsonl", TEXT.encode("utf-16-le"), "is text in UTF-16LE, wanted JSONL: type: iconv -f UTF-16LE"),
-        ("x.jsonl", b'{"a": "caf\xe9"}', "is no UTF-8 (byte 10), wanted JSONL: if all of it is Windows"),
         ("x.jsonl", b"\n<!DOCTYPE html>", "is an HTML page (the error page of a download?), wanted JSONL: down"),
         ("x.jsonl", b"<?xml version", "is an XML document (the error message of a store?), wanted JSONL: down"),
         ("x.jsonl", json.dumps(CHATS).encode(), "is one JSON list, which is read from a .json file: give it"),
@@ -127,9 +126,9 @@ def test_a_list_within_an_object_is_named(name: str, indent: int | None) -> None
 def test_a_format_is_named_by_a_run_and_a_preview(capsys: Capture) -> None:
     Path("x.csv").write_bytes(rows_of_csv(","))
     Path("x.jsonl").write_bytes('{"messages": [{"role": "user", "content": "café"}]}\n'.encode("cp1252") * 40)
-    for name, said in (("x.csv", "a table (CSV)"), ("x.jsonl", "no UTF-8 (byte ")):
+    for name, said in (("x.csv", "'x.csv' is a table (CSV)"), ("x.jsonl", "convert the file: iconv")):
         assert run(name) == 3
-        assert f"{name!r} is {said}" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     assert started("inspect", "x.csv", "-c", CONFIG, "--tokenizer_path", TOKENIZER) == 0
     assert "'x.csv' is a table (CSV)" in " ".join(capsys.readouterr().out.split())
 

@@ -98,14 +98,7 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
         path: its name.
         fields: the fields that the config reads.
     """
-    try:
-        text = head.removeprefix(BOM).decode()
-    except UnicodeDecodeError as error:
-        if error.reason != "unexpected end of data":
-            advice = "if all of it is Windows-1252, type: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
-            return _message(path, (f"no UTF-8 (byte {error.start})", advice))
-        text = head.decode(errors="replace")
-    start = text.lstrip()
+    start = head.removeprefix(BOM).decode(errors="replace").lstrip()
     first, _, rest = start.partition("\n")
     if start.startswith("{'"):
         return _message(path, ("lines of Python dicts", "write json.dumps(record) in place of the record"))
