@@ -287,10 +287,6 @@ def _check_count(record: Record, fields: RolloutFields, column: str, key: str, r
         raise Reject("count_mismatch", f"{found}: wanted as many of each")
 
 
-LARGEST_EXACT = 2**53
-"""All smaller integers, with either sign, are exact doubles."""
-
-
 def exact_double(number: Any, where: str) -> float:
     """A number of a record as an exact double.
 
@@ -302,11 +298,10 @@ def exact_double(number: Any, where: str) -> float:
     try:
         double = float(number)
     except OverflowError:
-        raise Reject("bad_number", f"field '{where}' is beyond a double") from None
-    if not math.isfinite(double):
-        raise Reject("bad_number", f"field '{where}' is {describe(number)}, which JSON does not have")
-    if double != number:
-        raise Reject("bad_number", f"field '{where}' is {describe(number)}, wanted one that a double holds exactly")
+        double = math.inf
+    if not math.isfinite(double) or double != number:
+        wanted = "wanted a finite number that a double holds exactly"
+        raise Reject("bad_number", f"field '{where}' is {describe(number)}, {wanted}")
     return double
 
 
