@@ -58,12 +58,10 @@ def record_domain(record: Record, key: str | None) -> str:
         Reject: `wrong_type`: the domain is a list or an object.
     """
     found = None if key is None else record.get(key)
-    if isinstance(found, str):
-        return found
     if found is None or isinstance(found, int | float):
         return DEFAULT_DOMAIN
-    wanted = "wanted a text: it names the record's domain (output.domain_key)"
-    raise Reject("wrong_type", f"field {key!r} is {describe(found)}, {wanted}")
+    check_type(found, str, f"field {key!r}", "a text: it names the record's domain (output.domain_key)")
+    return str(found)
 
 
 def check_loss_weight(weight: Any, where: str) -> None:
