@@ -412,7 +412,7 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
 
 def template_kwargs(record: Record) -> dict[str, Any]:
     """The record's `chat_template_kwargs`, variables for the template; {} if absent or null."""
-    found = record.get("chat_template_kwargs")
+    found: dict[str, Any] | None = record.get("chat_template_kwargs")
     if found is None:
         return {}
     check_type(found, dict, "field 'chat_template_kwargs'", "an object", "bad_kwargs")

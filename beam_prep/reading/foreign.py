@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection
 
+from beam_prep.data.reasons import ADVICE
 from beam_prep.reading.blocks import BOM
 from beam_prep.reading.source import COMPRESSIONS, JSONList, split_name
 from beam_prep.reading.sources import SOURCES, source_of
@@ -105,13 +106,20 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
     if start.startswith("[") and not isinstance(source_of(path), JSONList):
         return _read_as(path, "one JSON list", ".json")
     if start.startswith("{") and not (rest.strip() and _is_json(first)):
-        if (found := _LISTED.search(start)) and found[1] not in fields:
+        if (found := _LISTED.search(start, 0, HEAD_BYTES)) and found[1] not in fields:
             what = f"one object with its records in the list {found[1]!r}"
             return _message(path, (what, f"type: jq -c '.{found[1]}[]' FILE > NEW"))
-        what = ("objects of several lines each", "type: jq -c . FILE > NEW")
-        return _message(path, what) if rest.strip() else None
+        if rest.strip():
+            return _message(path, ("objects of several lines each", "type: jq -c . FILE > NEW"))
     kind = _ENDINGS.get(split_name(path)[1])
-    return None if kind is None or start.startswith(("{", "[")) else _message(path, kind)
+    if kind is not None and not start.startswith(("{", "[")):
+        return _message(path, kind)
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":  # which a part of a file may have
+            return _message(path, (f"no UTF-8 (byte {error.start})", ADVICE["invalid_utf8"]))
+    return None
 
 
 def _message(path: str, kind: tuple[str, str]) -> str:
