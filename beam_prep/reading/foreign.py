@@ -46,14 +46,16 @@ _FIRST_BYTES = {
     b"%PDF-": ("a PDF document", _CONVERT),
     b"version https://git-lfs": ("a Git LFS pointer, not the data", "in its folder, type: git lfs pull"),
     **dict.fromkeys((b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), _PICKLED),
-    b"\xff\xfe": _text_in("UTF-16"),
-    b"\xfe\xff": _text_in("UTF-16"),
+    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), _text_in("UTF-32")),
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _text_in("UTF-16")),
+    b"{\0\0\0": _text_in("UTF-32LE"),
+    b"\0\0\0{": _text_in("UTF-32BE"),
     **dict.fromkeys((b"{\0", b"[\0"), _text_in("UTF-16LE")),
     **dict.fromkeys((b"\0{", b"\0["), _text_in("UTF-16BE")),
     **dict.fromkeys((b"<!doctype html", b"<html"), ("an HTML page (the error page of a download?)", _AGAIN)),
     b"<?xml": ("an XML document (the error message of a store?)", _AGAIN),
 }
-"""First bytes -> (what the file is, what to do)."""
+"""First bytes -> (what the file is, what to do). A longer beginning comes before its own prefix."""
 _ENDINGS = {
     ".csv": ("a table (CSV)", _PANDAS.format("read_csv", "")),
     ".tsv": ("a table (TSV)", _PANDAS.format("read_csv", r", sep='\t'")),
@@ -78,7 +80,7 @@ def refusal(head: bytes, path: str) -> str | None:
     for ending, compression in COMPRESSIONS.items():
         if head.startswith(compression.magic):
             found = "compressed twice" if packed else f"compressed, but its name does not end in {ending}"
-            return f"{path!r} is {found}: {_unpacked(path) if packed else f'give it a name that ends in {ending}'}"
+            return f"{path!r} is {found}: {_unpacked(path) if packed else 'rename it'}"
     for source in SOURCES:
         if source.magic and head.startswith(source.magic) and source is not source_of(path):
             return _read_as(path, source.name, source.endings[0])
@@ -128,11 +130,9 @@ def _message(path: str, kind: tuple[str, str]) -> str:
 
 def _read_as(path: str, what: str, ending: str) -> str:
     """Advice for a file that is read under another name."""
-    packed = split_name(path)[2]
-    what = f"{path!r} is {what}, which is read from a {ending} file"
-    if packed and ending != ".json":
-        return f"{what}: {_unpacked(path)}"
-    return f"{what}: give it a name that ends in {ending}{packed}"
+    unpack = split_name(path)[2] and ending != ".json"
+    advice = _unpacked(path) if unpack else "rename it"
+    return f"{path!r} is {what}, which is read from a {ending} file: {advice}"
 
 
 def _unpacked(path: str) -> str:
