@@ -39,8 +39,8 @@ UNREADABLE = {
     "trailing_garbage.jsonl.gz": "cannot be read as gzip (Not a gzipped file",
     "plain_text_named.jsonl.gz": "cannot be read as gzip (Not a gzipped file",
     "gzip_named.jsonl": "is compressed, but its name does not end in .gz: rename it",
-    "utf16le_bom.jsonl": "is text in UTF-16, wanted JSONL in UTF-8: type: iconv -f UTF-16 -t UTF-8 ",
-    "utf32be.jsonl": "is text in UTF-32BE, wanted JSONL in UTF-8: type: iconv -f UTF-32BE -t UTF-8 ",
+    "utf16le_bom.jsonl": "is text in UTF-16, wanted JSONL: type: iconv -f UTF-16 -t UTF-8 ",
+    "utf32be.jsonl": "is text in UTF-32BE, wanted JSONL: type: iconv -f UTF-32BE -t UTF-8 ",
 }
 READABLE = sorted(MANIFEST.keys() - UNREADABLE.keys())
 

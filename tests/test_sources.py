@@ -299,9 +299,3 @@ def test_where_it_is_read_the_reject_names_it(name: str, tmp_path: Path) -> None
     row, given, reason, message = READ[name]
     _, (said,) = tokens_of(write([row], tmp_path / "x"), given)
     assert said.startswith(f"{reason}: {message}")
-
-
-def test_jsonl_rejects_name_what_is_no_number() -> None:
-    ledger = bp.testing.records([b'{"a": NaN}', b'{"a": None}']).ledger
-    assert ledger.messages[0].startswith("NaN is no value of JSON: unexpected character, expected a JSON value: line 1")
-    assert ledger.messages[1].startswith("None is no value of JSON: ")

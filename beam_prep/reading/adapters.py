@@ -7,12 +7,14 @@ An adapter takes one parsed record and returns a new one, or raises `Reject`. A 
 absent or null passes unchanged; ApplyTemplate reports what is missing.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from beam_prep.data.block import Reject, step
 from beam_prep.data.reasons import Reason
@@ -20,7 +22,7 @@ from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError
 from beam_prep.hints import did_you_mean
 from beam_prep.reading.filters import work_on_each
-from beam_prep.reading.json_line import describe, parse_json
+from beam_prep.reading.json_line import check_type, describe, parse_json
 from beam_prep.reading.records import Record, Records
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -56,12 +58,10 @@ def record_domain(record: Record, key: str | None) -> str:
         Reject: `wrong_type`: the domain is a list or an object.
     """
     found = None if key is None else record.get(key)
-    if isinstance(found, str):
-        return found
     if found is None or isinstance(found, int | float):
         return DEFAULT_DOMAIN
-    wanted = "wanted a text: it names the record's domain (output.domain_key)"
-    raise Reject("wrong_type", f"field {key!r} is {describe(found)}, {wanted}")
+    check_type(found, str, f"field {key!r}", "a text: it names the record's domain (output.domain_key)")
+    return str(found)
 
 
 def check_loss_weight(weight: Any, where: str) -> None:
@@ -91,9 +91,11 @@ ROLES: Mapping[str, str] = {
 """Names of roles in ShareGPT files -> roles of chat templates."""
 
 _SIDES = ("prompt", "completion", "chosen", "rejected")
+_Name = Annotated[str, Field(min_length=1)]
+_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class ShareGPT:
     """`conversations` of `from` / `value` items -> `messages` of `role` / `content`; keeps other fields.
 
@@ -107,17 +109,8 @@ class ShareGPT:
             becomes `tool_calls`.
     """
 
-    field: str = "conversations"
-    roles: Mapping[str, str] | Literal["keep"] | None = None
-
-    def __post_init__(self) -> None:
-        _check_names(self, "field")
-        if self.roles is None or self.roles == "keep":
-            return
-        if not isinstance(self.roles, Mapping) or not all(
-            isinstance(text, str) and text for pair in self.roles.items() for text in pair
-        ):
-            raise ConfigError(f"'roles' of adapter 'sharegpt' is {self.roles!r}, wanted names to names, or 'keep'")
+    field: _Name = "conversations"
+    roles: dict[_Name, _Name] | Literal["keep"] | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -135,8 +128,7 @@ class ShareGPT:
         items = message_list(items, self.field) or items
         if items is None:
             return {**record, **sides} if sides else record
-        if not isinstance(items, list):
-            raise Reject("wrong_type", f"field {self.field!r} is {describe(items)}, wanted a list of messages")
+        check_type(items, list, f"field {self.field!r}", "a list of messages")
         result = {name: value for name, value in record.items() if name != self.field} | sides
         _check_free(result, "messages", self.field)
         messages = [_message(item, f"{self.field}[{turn}]", roles) for turn, item in enumerate(items)]
@@ -161,21 +153,18 @@ def _is_sharegpt(value: Any) -> bool:
 
 
 def _message(item: Any, where: str, roles: Mapping[str, str] | None) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise Reject("wrong_type", f"'{where}' is {describe(item)}, wanted an object with 'from' and 'value'")
+    check_type(item, dict, f"'{where}'", "an object with 'from' and 'value'")
     name = item.get("from")
     if name is None:
         if item.get("role") is None:
             keys = ", ".join(map(repr, item)) or "nothing"
             raise Reject("bad_message", f"'{where}' has {keys}, wanted 'from' and 'value' (or 'role' and 'content')")
         return dict(item)
-    if not isinstance(name, str):
-        raise Reject("bad_message", f"'{where}.from' is {describe(name)}, wanted a string")
+    check_type(name, str, f"'{where}.from'", "a string", "bad_message")
     if "value" not in item:
         raise Reject("bad_message", f"'{where}' has 'from' but no 'value', wanted both")
     value = item["value"]
-    if not isinstance(value, str | list | None):
-        raise Reject("wrong_type", f"'{where}.value' is {describe(value)}, wanted a string")
+    check_type(value, str | list | None, f"'{where}.value'", "a string")
     rest = {key: value for key, value in item.items() if key not in ("from", "value", "role", "content")}
     if roles is None:
         return {"role": name, "content": value, **rest}
@@ -215,7 +204,7 @@ def _with_system(record: Record, messages: list[dict[str, Any]]) -> list[dict[st
     return [{"role": "system", "content": system}, *messages] if system.strip() else messages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Alpaca:
     r"""`instruction`, `input` and `output` -> `messages`, or `prompt` and `completion`; keeps other fields.
 
@@ -233,29 +222,25 @@ class Alpaca:
 
     to: Literal["messages", "prompt_completion", "preference"] = "messages"
     separator: str = "\n"
-    instruction: str = "instruction"
-    input: str = "input"
-    output: str = "output"
-    system: str = "system"
-    history: str = "history"
+    instruction: _Name = "instruction"
+    input: _Name = "input"
+    output: _Name = "output"
+    system: _Name = "system"
+    history: _Name = "history"
 
-    def __post_init__(self) -> None:
-        if self.to not in ("messages", "prompt_completion", "preference"):
-            wanted = "'messages', 'prompt_completion', 'preference'"
-            raise ConfigError(f"'to' of adapter 'alpaca' is {self.to!r}, wanted one of {wanted}")
-        if not isinstance(self.separator, str):
-            raise ConfigError(f"'separator' of adapter 'alpaca' is {self.separator!r}, wanted a string")
-        _check_names(self, *self._fields())
-        if len(set(self._fields().values())) < 5:
-            raise ConfigError("adapter 'alpaca' has one field under two names, wanted a field of its own for each")
+    @model_validator(mode="after")
+    def _check(self) -> "Alpaca":
+        if len(self._fields()) < 5:
+            raise ValueError("one field under two names, wanted a field of its own for each")
+        return self
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields that a record needs."""
         return (self.instruction, *(("chosen", "rejected") if self.to == "preference" else (self.output,)))
 
-    def _fields(self) -> dict[str, str]:
-        return {name: getattr(self, name) for name in ("instruction", "input", "output", "system", "history")}
+    def _fields(self) -> set[str]:
+        return {self.instruction, self.input, self.output, self.system, self.history}
 
     def __call__(self, record: Record) -> Record:
         if all(record.get(name) is None for name in (self.instruction, self.input, self.output)):
@@ -263,7 +248,7 @@ class Alpaca:
         question = self._question(record)
         system, turns = _text(record, self.system), self._turns(record)
         head = [_says("system", system)] if system and system.strip() else []
-        fields = set(self._fields().values())
+        fields = self._fields()
         if self.to == "preference":
             result = {name: value for name, value in record.items() if name not in fields - {self.output}}
             _check_free(result, "prompt", self.instruction)
@@ -295,17 +280,12 @@ class Alpaca:
         pairs = record.get(self.history)
         if pairs is None:
             return []
-        if not isinstance(pairs, list):
-            raise Reject("wrong_type", f"field {self.history!r} is {describe(pairs)}, wanted a list of pairs")
+        check_type(pairs, list, f"field {self.history!r}", "a list of pairs")
         messages = []
         for place, pair in enumerate(pairs):
-            where = f"{self.history}[{place}]"
-            if not isinstance(pair, list) or len(pair) != 2:
-                found = f"a list of {len(pair)}" if isinstance(pair, list) else describe(pair)
-                raise Reject("wrong_type", f"'{where}' is {found}, wanted [question, answer] (two strings)")
-            for side, text in enumerate(pair):
-                if not isinstance(text, str):
-                    raise Reject("wrong_type", f"'{where}[{side}]' is {describe(text)}, wanted a string")
+            if not isinstance(pair, list) or [*map(type, pair)] != [str, str]:
+                found = f"'{self.history}[{place}]' is {describe(pair)}"
+                raise Reject("wrong_type", f"{found}, wanted [question, answer] (two strings)")
             messages += [_says("user", pair[0]), _says("assistant", pair[1])]
         return messages
 
@@ -316,8 +296,7 @@ def _says(role: str, content: str) -> dict[str, Any]:
 
 def _text(record: Record, name: str) -> str | None:
     value = record.get(name)
-    if not isinstance(value, str | None):
-        raise Reject("wrong_type", f"field {name!r} is {describe(value)}, wanted a string")
+    check_type(value, str | None, f"field {name!r}", "a string")
     return value
 
 
@@ -329,7 +308,7 @@ def _check_free(record: Record, name: str, source: str) -> None:
 ADAPTERS: dict[str, type[ShareGPT] | type[Alpaca]] = {"sharegpt": ShareGPT, "alpaca": Alpaca}
 
 AdapterName = Literal["sharegpt", "alpaca", "tokenized"]
-"""The adapters that a config can name: the keys of `ADAPTERS`, and `tokenized`, which is `ids.tokenized`."""
+"""The adapters that a config can name: the keys of `ADAPTERS`, and `tokenized`, which is `rollouts.tokenized`."""
 
 
 def fields_read(name: str, **options: Any) -> tuple[str, ...]:
@@ -348,31 +327,21 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
         ConfigError: the adapter or an option is unknown, or a value is wrong.
     """
     if name not in ADAPTERS:
-        raise ConfigError(_unknown("adapter", name, list(ADAPTERS)))
-    kind = ADAPTERS[name]
-    known = [field.name for field in dataclasses.fields(kind)]
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"adapter {name!r}: {_unknown('option', option, known)}")
-    return kind(**options)
+        raise ConfigError(f"unknown adapter {name!r}; {did_you_mean(name, ADAPTERS)}known: {', '.join(ADAPTERS)}")
+    try:
+        return ADAPTERS[name](**options)
+    except ValidationError as error:
+        first, *_ = problems = error.errors()
+        found = f"{first['loc'][0]!r} is {first['input']!r}: " if first["loc"] else ""
+        wanted = "; or ".join(problem["msg"] for problem in problems)
+        known = ", ".join(field.name for field in fields(ADAPTERS[name]))
+        raise ConfigError(f"adapter {name!r}: {found}{wanted}; its options: {known}") from None
 
 
 @step
 def adapt_records(records: Records, adapter: Adapter) -> Records:
     """Replaces each record by `adapter(record)`; rejects it if the adapter raises Reject."""
     return work_on_each(records, adapter)
-
-
-def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, str) or not value:
-            kind = next(kind for kind, known in ADAPTERS.items() if isinstance(options, known))
-            raise ConfigError(f"{name!r} of adapter {kind!r} is {value!r}, wanted the name of a field")
-
-
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    return f"unknown {what} {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:
@@ -384,21 +353,29 @@ def tools(record: Record) -> list[dict[str, Any]] | None:
     Raises:
         Reject: `bad_tools`: a field holds something else, or `tools` and `functions` differ.
     """
-    given = record.get("tools")
-    found = parsed_field(given, "tools", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
-    if found is not None:
-        if not isinstance(found, list):
-            kind = f"a string that holds {describe(found)}" if isinstance(given, str) else describe(found)
-            raise Reject("bad_tools", f"field 'tools' is {kind}, wanted a list of schemas (objects)")
-        for place, tool in enumerate(found):
-            if not isinstance(tool, dict):
-                raise Reject("bad_tools", f"'tools[{place}]' is {describe(tool)}, wanted a schema (an object)")
-    functions = _functions(record)
-    if not functions:
+    found = _schemas(record, "tools")
+    if not has_functions(record):
         return found
+    functions = [each.get("function", each) for each in _schemas(record, "functions") or ()]
+    for place, function in enumerate(functions):
+        if not _has_name(function):
+            raise Reject("bad_tools", f"'functions[{place}]' is an object without a name, wanted a schema")
     if found and [tool.get("function", tool) for tool in found] != functions:
         raise Reject("bad_tools", "fields 'tools' and 'functions' hold different schemas, wanted one of them")
     return found or [{"type": "function", "function": function} for function in functions]
+
+
+def _schemas(record: Record, name: str) -> list[dict[str, Any]] | None:
+    found = record.get(name)
+    if isinstance(found, str):
+        found = parsed_field(found, name, "a list of schemas", "bad_tools")
+    if isinstance(found, dict) and name == "functions":
+        found = [found]
+    if found is not None:
+        check_type(found, list, f"field {name!r}", "a list of schemas (objects)", "bad_tools")
+        for place, each in enumerate(found):
+            check_type(each, dict, f"'{name}[{place}]'", "a schema (an object)", "bad_tools")
+    return found
 
 
 def has_functions(record: Mapping[str, Any]) -> bool:
@@ -418,21 +395,6 @@ def _has_name(function: Any) -> bool:
 
 
 _OBJECTS = re.compile(r"\s*\[?\s*\{")
-_SCHEMAS = "a list of schemas"
-
-
-def _functions(record: Record) -> list[dict[str, Any]]:
-    if not has_functions(record):
-        return []
-    given = record["functions"]
-    found = parsed_field(given, "functions", _SCHEMAS, "bad_tools") if isinstance(given, str) else given
-    functions = []
-    for place, each in enumerate([found] if isinstance(found, dict) else found):
-        if not _has_name(each):
-            kind = "an object without a name" if isinstance(each, dict) else describe(each)
-            raise Reject("bad_tools", f"'functions[{place}]' is {kind}, wanted a schema (an object with a 'name')")
-        functions.append(each.get("function", each))
-    return functions
 
 
 def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json") -> Any:
@@ -450,11 +412,10 @@ def parsed_field(text: str, where: str, wanted: str, reason: Reason = "bad_json"
 
 def template_kwargs(record: Record) -> dict[str, Any]:
     """The record's `chat_template_kwargs`, variables for the template; {} if absent or null."""
-    found = record.get("chat_template_kwargs")
+    found: dict[str, Any] | None = record.get("chat_template_kwargs")
     if found is None:
         return {}
-    if not isinstance(found, dict):
-        raise Reject("bad_kwargs", f"field 'chat_template_kwargs' is {describe(found)}, wanted an object")
+    check_type(found, dict, "field 'chat_template_kwargs'", "an object", "bad_kwargs")
     for name in ("messages", "add_generation_prompt"):
         if name in found:
             raise Reject("bad_kwargs", f"field 'chat_template_kwargs' sets {name!r}, which a record cannot set")

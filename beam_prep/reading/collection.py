@@ -45,23 +45,28 @@ def encode_record(element: Any, max_line_bytes: int = MAX_LINE_BYTES, shown_byte
         max_line_bytes: a longer line is refused.
         shown_bytes: bytes that are kept of a refused record's text.
     """
-    try:
-        line, canonical = _lines(element)
+    found: list[Reject] = []
+    if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
+        found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
+    plain = _plain(element, found)
+    if found:
+        line = sorted_line = json.dumps(plain).encode()
+    else:
+        line, sorted_line = _line(plain, 0), _line(plain, orjson.OPT_SORT_KEYS)
         if len(line) > max_line_bytes:
-            refused = Reject("line_too_long", f"the record has more than {max_line_bytes} bytes as JSON")
-            return _digest(canonical) + _refusal(refused, line[:shown_bytes])
-        return _digest(canonical) + line
-    except _Unfit as unfit:
-        shown = unfit.shown.encode()
-        return _digest(shown) + _refusal(unfit.reject, shown[:shown_bytes])
+            found.append(Reject("line_too_long", f"the record has more than {max_line_bytes} bytes as JSON"))
+    digest = hashlib.blake2b(sorted_line, digest_size=_DIGEST).digest()
+    if not found:
+        return digest + line
+    refusal = json.dumps([found[0].reason, found[0].message]).encode()
+    return digest + _REFUSED + refusal + b"\n" + line[:shown_bytes]
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
-
-
-def _refusal(reject: Reject, shown: bytes) -> bytes:
-    return _REFUSED + json.dumps([reject.reason, reject.message]).encode() + b"\n" + shown
+def _line(plain: Any, option: int) -> bytes:
+    try:
+        return orjson.dumps(plain, option=option)
+    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
+        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=option != 0).encode()
 
 
 def _decoded(encoded: bytes) -> tuple[bytes, tuple[str, str] | None]:
@@ -91,30 +96,6 @@ def line_size(encoded: bytes) -> int:
 # An element -> its line
 
 
-class _Unfit(Exception):
-    """The element is no record. `shown`: its content, as far as JSON can hold it."""
-
-    def __init__(self, reject: Reject, shown: str) -> None:
-        super().__init__(reject, shown)
-        self.reject, self.shown = reject, shown
-
-
-def _lines(element: Any) -> tuple[bytes, bytes]:
-    """(the element as a line, the same with sorted keys)."""
-    found: list[Reject] = []
-    if not isinstance(element, Mapping) and not hasattr(type(element), "_asdict"):
-        found.append(Reject("not_an_object", f"the element is {_kind(element)}, wanted a dict or a Row"))
-    plain = _plain(element, found)
-    if found:
-        raise _Unfit(found[0], json.dumps(plain))
-    try:
-        return orjson.dumps(plain), orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # integers beyond 64 bits; more levels than orjson writes
-        texts = (json.dumps(plain, ensure_ascii=False, separators=(",", ":"), sort_keys=keys) for keys in (False, True))
-        line, canonical = (text.encode() for text in texts)
-        return line, canonical
-
-
 def _simpler(value: Any) -> Any:
     """A simpler value in place of one that JSON lacks.
 
@@ -138,51 +119,40 @@ def _simpler(value: Any) -> Any:
     raise TypeError
 
 
-def _plain(element: Any, found: list[Reject]) -> Any:
-    """An element as values of JSON. A value that JSON cannot hold is replaced by its type's name; adds a `Reject`."""
-    # Not recursive: the stack that is left depends on the runner.
-    result: list[Any] = [None]
-    todo: list[tuple[Any, str, int, Any, Any]] = [(element, "", 1, result, 0)]
-    while todo:
-        value, where, depth, into, key = todo.pop()
-        value = _scalar_or_nested(value, where, found)
-        nested: list[tuple[Any, str, Any]] = []
-        if isinstance(value, dict | list) and depth > MAX_DEPTH:
-            found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
-            value = "..."
-        elif isinstance(value, dict):
-            nested = [(each, _inside(where, name), _key(name, where, found)) for name, each in value.items()]
-            value = {name: None for _, _, name in nested}
-        elif isinstance(value, list):
-            nested = [(each, f"{where}[{place}]", place) for place, each in enumerate(value)]
-            value = [None] * len(nested)
-        into[key] = value
-        todo.extend((each, place, depth + 1, value, name) for each, place, name in reversed(nested))
-    return result[0]
-
-
-def _scalar_or_nested(value: Any, where: str, found: list[Reject]) -> Any:
-    """A value as one of JSON's types. Values within an object or a list are unchanged."""
+def _plain(value: Any, found: list[Reject], where: str = "", depth: int = 1) -> Any:
+    """A value as values of JSON. What JSON cannot hold is replaced by its type's name; adds a `Reject`."""
+    while not (value is None or isinstance(value, _OF_JSON) or type(value) is tuple):
+        try:
+            value = _simpler(value)
+        except (TypeError, ValueError, OverflowError):  # also for a timestamp out of range
+            return _unfit(value, _kind(value), _place(where), found)
     if value is None or type(value) is bool:
         return value
     if isinstance(value, str):
         return _text(str.__str__(value), where, found)
-    if isinstance(value, int) and not isinstance(value, enum.Enum):
+    if isinstance(value, int):
         if value.bit_length() <= 1023:
             return int(value)
         found.append(Reject("bad_number", f"{_place(where)} is beyond a double"))
         return "<int>"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _unfit(value, f"{float(value)}", _place(where), found)
-    if isinstance(value, dict | list):
-        return value
-    if type(value) is tuple:
-        return list(value)
-    try:
-        simpler = _simpler(value)
-    except (TypeError, ValueError, OverflowError):  # also for a timestamp out of range
-        return _unfit(value, _kind(value), _place(where), found)
-    return _scalar_or_nested(simpler, where, found)
+    if depth > MAX_DEPTH:
+        found.append(Reject("too_deep", f"the record is nested deeper than {MAX_DEPTH} levels"))
+        return "..."
+    if isinstance(value, list | tuple):
+        values = []
+        for place, each in enumerate(value):  # no comprehensions: a level takes one frame of the stack
+            values.append(_plain(each, found, f"{where}[{place}]", depth + 1))
+        return values
+    made = {}
+    for name, each in value.items():
+        key = _key(name, where, found)
+        made[key] = _plain(each, found, _inside(where, name), depth + 1)
+    return made
+
+
+_OF_JSON = (str, int, float, dict, list)
 
 
 def _inside(where: str, key: Any) -> str:

@@ -6,7 +6,6 @@ is compared as text, so there are no false hits.
 """
 
 import functools
-import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,18 +22,15 @@ Mode = Literal["drop", "mark"]
 
 _NOTED = 300
 """Most characters of an n-gram in a note."""
-AT_ONCE = 1 << 18
+AT_ONCE = 1 << 17
 """Characters of the texts that are processed at a time."""
-_WIDTH, _LONG = 8, 64
-"""Bytes of a word that are hashed at a time; most bytes of a word in that hash. A longer word is hashed by BLAKE2."""
 _BITS = 32
 """Bits of the filter for each n-gram: at most one of 32 other n-grams passes."""
 _MOST_BITS = 31
 """The filter has at most 2**31 bits (256 MB)."""
 
-_MULTIPLIER, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93)
-_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_WIDTH + 1)], np.uint64)
-"""Masks for the first 0 to 8 bytes of a word."""
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_BLANK, _BETWEEN = ord(" "), ord("\n")
 
 
 class Shared(NamedTuple):
@@ -51,79 +47,71 @@ class Shared(NamedTuple):
 
 
 class Words:
-    """The words of several texts.
+    """The words of several texts. Behind each text is a word of its own, a line feed.
 
     Attributes:
-        start, end: int64 [words], their borders in the bytes of all texts.
-        first: int64 [texts + 1], borders of the texts, counted in words.
+        data: uint8, the words as UTF-8, a blank behind each.
+        start, end: int64 [words], their borders in `data`.
+        between: int64 [texts], the number of the word behind each text.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        if all(map(str.isascii, texts)):
-            data = " ".join([*texts, ""]).encode().translate(_ASCII)
-            borders = offsets_of([len(text) + 1 for text in texts])
-        else:
-            data, borders = _plain(texts)
-        self._data = data + bytes(_WIDTH)  # so that eight bytes can be read at any place
-        self._bytes: Array = np.frombuffer(self._data, np.uint8)
-        kept = np.zeros(len(data) + 1, bool)
-        np.greater(self._bytes[: len(data)], ord(" "), out=kept[1:])
-        edges = np.flatnonzero(kept[1:] != kept[:-1])
-        self.start, self.end = edges[::2], edges[1::2]
-        self.first = np.searchsorted(self.start, borders)
+        data = np.frombuffer(_plain(texts), np.uint8)
+        kept = data != _BLANK
+        self.data: Array = data[kept | np.append(False, kept[:-1])]
+        self.end = np.flatnonzero(self.data == _BLANK)
+        self.start = np.append(0, self.end + 1)[:-1]
+        self.between = np.flatnonzero(self.data[self.start] == _BETWEEN)
 
-    def __len__(self) -> int:
-        return len(self.start)
+    def hashes(self, count: int) -> Array:
+        """uint64 [words - count + 1]: hashes of `count` words in a row.
 
-    def hashes(self) -> Array:
-        """uint64 [words]: a hash of each word."""
-        at = np.ndarray((len(self._data) - _WIDTH + 1,), np.dtype("<u8"), self._data, 0, (1,))
-        start, left = self.start, self.end - self.start
-        found = at[start] & _FIRST_BYTES.take(left, mode="clip")
-        long = np.flatnonzero(left > _WIDTH)
-        for taken in range(_WIDTH, _LONG, _WIDTH):
-            if not len(long):
-                break
-            part = at[start[long] + taken] & _FIRST_BYTES.take(left[long] - taken, mode="clip")
-            found[long] = _mixed(found[long]) + part
-            long = long[left[long] > taken + _WIDTH]
-        for word in long.tolist():
-            content = self._data[start[word] : self.end[word]]
-            found[word] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        return _mixed(found)
+        The hash is the sum of byte * multiplier**place, divided by the power of the first byte's place. It is computed
+        as the difference of two cumulative sums.
+        """
+        far, near = _powers(_MULTIPLIER, len(self.data))
+        sums: Array = np.multiply.outer(far, near).reshape(-1)[: len(self.data)]
+        sums *= self.data  # in place, like the sums: a text may be large
+        np.cumsum(sums, out=sums)
+        borders = np.append(np.uint64(0), sums[self.end])
+        found: Array = borders[count:] - borders[:-count]
+        start = self.start[: len(found)]
+        far, near = _powers(pow(_MULTIPLIER, -1, 1 << 64), len(self.data))
+        found *= far[start // _STEP] * near[start % _STEP]
+        return found
 
-    def text(self, first: int, count: int) -> str:
-        """`count` words, separated by blanks."""
-        borders = zip(self.start[first : first + count].tolist(), self.end[first : first + count].tolist(), strict=True)
-        return " ".join(self._data[start:end].decode() for start, end in borders)
-
-    def joined(self) -> tuple[bytes, Array]:
-        """(UTF-8: each word and a blank, a line feed behind each text's last word; int64 [words]: begins of words)."""
-        content = self._bytes.copy()
-        last = self.first[1:][np.diff(self.first) > 0] - 1
-        content[self.end[last]] = ord("\n")
-        kept = content > ord(" ")
-        kept[self.end] = True
-        return content[kept].tobytes(), offsets_of(self.end - self.start + 1)[:-1]
+    def ngram(self, first: int, count: int) -> Array:
+        """uint8: `count` words, a blank behind each."""
+        return self.data[self.start[first] : self.end[first + count - 1] + 1]
 
 
-def _mixed(values: Array) -> Array:
-    """uint64: mixes the bits of each value; a bijection."""
-    values = values ^ (values >> np.uint64(32))
-    values *= _MIX
-    values ^= values >> np.uint64(29)
-    return values
+_STEP = 1 << 12
 
 
-def _plain(texts: Sequence[str]) -> tuple[bytes, Array]:
-    """(UTF-8 of folded texts, a blank for each character outside of words, a line feed behind each text; borders)."""
-    folded = [_folded(text) for text in texts]
-    characters = np.frombuffer(" ".join([*folded, ""]).encode("utf-32-le", "surrogatepass"), np.uint32).copy()
-    characters[~_kept_characters()[characters]] = ord(" ")
-    ends = offsets_of([len(text) + 1 for text in folded])
-    characters[ends[1:] - 1] = ord("\n")
-    data = characters.tobytes().decode("utf-32-le").encode()
-    return data, np.append(0, np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1)
+def _powers(base: int, count: int) -> tuple[Array, Array]:
+    """uint64: base**0, base**_STEP, base**(2 * _STEP) ..., up to `count`; and base**0 to base**(_STEP - 1)."""
+    tables = []
+    for factor, size in ((pow(base, _STEP, 1 << 64), count // _STEP + 1), (base, _STEP)):
+        factors = np.full(size, factor, np.uint64)
+        factors[0] = 1
+        tables.append(np.cumprod(factors))
+    return tables[0], tables[1]
+
+
+def _plain(texts: Sequence[str]) -> bytes:
+    """UTF-8 of folded texts: a blank for each character outside of words, a line feed behind each text."""
+    is_ascii = all(map(str.isascii, texts))
+    folded = texts if is_ascii else [_folded(text) for text in texts]
+    behind = offsets_of([len(text) + 3 for text in folded])[1:] - 2
+    joined = "   ".join([*folded, ""])
+    if is_ascii:
+        data = bytearray(joined.encode().translate(_ASCII))
+        np.frombuffer(data, np.uint8)[behind] = _BETWEEN
+        return bytes(data)
+    characters = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
+    characters[~_kept_characters()[characters]] = _BLANK
+    characters[behind] = _BETWEEN
+    return characters.tobytes().decode("utf-32-le").encode()
 
 
 def _folded(text: str) -> str:
@@ -143,26 +131,6 @@ def _kept_characters() -> Array:
     return np.fromiter(map(_is_kept, range(0x110000)), bool, 0x110000)
 
 
-def ngrams(hashes: Array, count: int) -> Array:
-    """uint64 [words - count + 1]: hashes of `count` words in a row, from hashes of single words.
-
-    The hash is the sum of word hash * multiplier**place, divided by the power of the first word's place. It is computed
-    as the difference of two cumulative sums.
-    """
-    sums: Array = np.append(np.uint64(0), np.cumsum(hashes * _powers(_MULTIPLIER, len(hashes))))
-    found: Array = sums[count:] - sums[:-count]
-    found *= _powers(pow(_MULTIPLIER, -1, 1 << 64), len(found))
-    return found
-
-
-def _powers(base: int, count: int) -> Array:
-    """uint64 [count]: 1, base, base**2 ..."""
-    factors = np.full(count, base, np.uint64)
-    factors[:1] = 1
-    powers: Array = np.cumprod(factors)
-    return powers
-
-
 class IndexSource(Protocol):
     """A source of the index, for the launcher and for workers."""
 
@@ -177,7 +145,7 @@ class Index:
         ngram: words of an n-gram.
         hashes: uint64 [n-grams], ascending.
         starts: int64 [n-grams], the first place of each in `text`.
-        text: uint8, the words of all references as UTF-8, see `Words.joined`.
+        text: uint8, the words of all references, see `Words.data`.
         record_starts: int64 [records], where each reference begins in `text`.
         record_files: int32 [records], indexes into `files`.
         record_lines: int64 [records], line numbers from 1.
@@ -223,7 +191,7 @@ class Index:
         return dict(sorted(found.items()))
 
     def _find(self, words: Words) -> Iterator[tuple[int, Shared]]:
-        hashes = ngrams(words.hashes(), self.ngram)
+        hashes = words.hashes(self.ngram)
         table, unused = self._filter
         place = (hashes >> unused).view(np.int64)
         byte = table.take(place >> 3)
@@ -234,21 +202,15 @@ class Index:
         at = np.searchsorted(self.hashes, wanted)
         hit = self.hashes.take(at, mode="clip") == wanted
         maybe, at = maybe[hit], at[hit]
-        text = np.searchsorted(words.first, maybe, side="right") - 1
-        inside = maybe + self.ngram <= words.first[text + 1]
+        texts = np.searchsorted(words.between, maybe)
         done = -1
-        for first, start, number in zip(
-            maybe[inside].tolist(), self.starts[at[inside]].tolist(), text[inside].tolist(), strict=True
-        ):
-            if number != done and self._is_at(ngram := words.text(first, self.ngram), start):
+        for first, start, text in zip(maybe.tolist(), self.starts[at].tolist(), texts.tolist(), strict=True):
+            ngram = words.ngram(first, self.ngram)
+            if text != done and np.array_equal(ngram, self.text[start : start + len(ngram)]):
                 record = int(np.searchsorted(self.record_starts, start, side="right")) - 1
-                yield number, Shared(ngram, self.files[self.record_files[record]], int(self.record_lines[record]))
-                done = number
-
-    def _is_at(self, ngram: str, start: int) -> bool:
-        wanted = ngram.encode()
-        found = self.text[start : start + len(wanted) + 1].tobytes()
-        return found[:-1] == wanted and found[-1:] in (b" ", b"\n")
+                shown = ngram[:-1].tobytes().decode()
+                yield text, Shared(shown, self.files[self.record_files[record]], int(self.record_lines[record]))
+                done = text
 
 
 def _parts(places: Array, sizes: Array) -> Iterator[list[int]]:
@@ -286,22 +248,18 @@ class IndexBuilder:
 
     def _add(self, lines: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
         words = Words([text for each in texts for text in each])
-        joined, starts = words.joined()
-        hashes = ngrams(words.hashes(), self._ngram)
+        hashes = words.hashes(self._ngram)
         first = np.arange(len(hashes))
-        inside = first + self._ngram <= words.first[np.searchsorted(words.first, first, side="right")]
-        records = words.first[offsets_of([len(each) for each in texts])]
-        found = np.zeros(len(words) + 1, np.int64)
-        found[1 : len(hashes) + 1] = np.cumsum(inside)
-        found[len(hashes) + 1 :] = found[len(hashes)]
-        self._without += int((found[records[1:]] == found[records[:-1]]).sum())
-        borders = np.append(starts, len(joined)) + self._size
-        self._size += len(joined)
+        first = first[first + self._ngram <= words.between[np.searchsorted(words.between, first)]]
+        begins = np.append(0, words.between + 1)[offsets_of([len(each) for each in texts])]
+        self._without += int((np.diff(np.searchsorted(first, begins)) == 0).sum())
+        borders = np.append(words.start, len(words.data)) + self._size
+        self._size += len(words.data)
         for name, values in (
-            ("hashes", hashes[inside]),
-            ("starts", borders[:-1][: len(hashes)][inside]),
-            ("text", np.frombuffer(joined, np.uint8)),
-            ("record_starts", borders[records[:-1]]),
+            ("hashes", hashes[first]),
+            ("starts", borders[first]),
+            ("text", words.data),
+            ("record_starts", borders[begins[:-1]]),
             ("record_files", np.full(len(lines), len(self._files) - 1, np.int32)),
             ("record_lines", np.array(lines, np.int64)),
         ):

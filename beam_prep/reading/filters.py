@@ -53,9 +53,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
     """
 
     def work(row: Record) -> Record:
-        answer = _call(records, function, row)
-        if isinstance(answer, str) and answer:
-            raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+        answer = _call(function, row)
         if not isinstance(answer, (bool, np.bool_)):
             raise UserFunctionError(
                 f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
@@ -76,9 +74,7 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
     """
 
     def work(row: Record) -> Record:
-        answer = _call(records, function, row)
-        if isinstance(answer, str) and answer:
-            raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+        answer = _call(function, row)
         if not isinstance(answer, dict):
             raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
         return answer
@@ -105,13 +101,17 @@ def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
     return Records(records.origin, ledger, line, records.receipt, rows, made=records.made)
 
 
-def _call(records: Records, function: Callable[[Record], Any], row: Record) -> Any:
+def _call(function: Callable[[Record], Any], row: Record) -> Any:
+    """What the function gives for a record. A text rejects the record, and is the reason."""
     # The run ends here and names the record: an error in a user's code must not be skipped.
     try:
-        return function(row)
+        answer = function(row)
     except Exception as error:
         message = " ".join(str(error).split())  # one line, so that logs do not separate the text behind it
         raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
+    if isinstance(answer, str) and answer:
+        raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+    return answer
 
 
 def _name(function: Callable[..., Any]) -> str:

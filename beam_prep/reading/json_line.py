@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from beam_prep.data.block import Reject
+from beam_prep.data.reasons import Reason
 
 MAX_DEPTH = 512
 """Most levels of nesting of a line. The parsers may take more, but their limit depends on the free stack."""
@@ -24,8 +25,6 @@ _BOM = (
     "the record begins with a byte order mark (BOM), which only a file may: files that have one were put together; "
     "take it out: sed -i 's/^\\xEF\\xBB\\xBF//' FILE"
 )
-_NO_VALUE = re.compile(r"-?(?:(NaN|Infinity)|nan|inf|None|True|False|undefined)\b")
-"""What some programs write for values that JSON lacks, or writes differently."""
 
 
 def parse_json(line: bytes, constants: Callable[[str], float] | None = None) -> Any:
@@ -75,12 +74,8 @@ def _parse_carefully(
             found = Reject("bad_text", f"half of a surrogate pair: {error}")
         elif "infinity" in str(error):
             found = Reject("bad_number", str(error))
-        else:
-            if text.startswith("\ufeff"):
-                raise Reject("bad_json", _BOM)
-            word = _NO_VALUE.match(text, error.pos - (text[error.pos - 1 : error.pos] == "-"))
-            if constants is None or word is None or word[1] is None:
-                raise Reject("bad_json", f"{word[0]} is no value of JSON: {error}" if word else str(error))
+        elif constants is None:
+            raise Reject("bad_json", _BOM if text.startswith("\ufeff") else str(error))
     if _deeper_than(MAX_DEPTH, line):
         raise too_deep
     try:
@@ -149,6 +144,12 @@ def describe(value: Any) -> str:
         return kind
     text = json.dumps(value[:50] if type(value) is str else value, ensure_ascii=False)
     return f"{kind} ({text if len(text) <= 40 else text[:40] + '...'})"
+
+
+def check_type(value: Any, kinds: Any, where: str, wanted: str, reason: Reason = "wrong_type") -> None:
+    """Raises Reject if a value has none of these types; `where` and `wanted` are for the message."""
+    if not isinstance(value, kinds):
+        raise Reject(reason, f"{where} is {describe(value)}, wanted {wanted}")
 
 
 BINARY = b'{"binary" :%d}'

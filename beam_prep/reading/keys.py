@@ -8,8 +8,7 @@ import hashlib
 import json
 import struct
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ import orjson
 
 from beam_prep.data.block import Reject, step
 from beam_prep.reading.json_line import check_values
-from beam_prep.reading.records import Records, lines_beyond_json
+from beam_prep.reading.records import Record, Records, lines_beyond_json
 
 SPLIT, DUPLICATE = "split", "duplicate"
 """The names of the digests, see `Ledger.digests`; `duplicate` is also the reason of drops."""
@@ -61,17 +60,19 @@ def normalized(value: Any, how: Normalize) -> Any:
     """
     if how == "none":
         return value
-    top = [value]
-    todo: list[Any] = [top]
-    while todo:  # without recursion: a record may be nested deeper than Python's stack allows
-        holder = todo.pop()
-        for place, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-            if isinstance(item, str):
-                holder[place] = _normal(item, how)
-            elif isinstance(item, dict | list):
-                holder[place] = item.copy()
-                todo.append(holder[place])
-    return top[0]
+    if isinstance(value, str):
+        return _normal(value, how)
+    if isinstance(value, list):
+        values = []
+        for each in value:  # no comprehensions: a level takes one frame of the stack
+            values.append(normalized(each, how))
+        return values
+    if isinstance(value, dict):
+        made = {}
+        for name, each in value.items():
+            made[name] = normalized(each, how)
+        return made
+    return value
 
 
 def _normal(text: str, how: Normalize) -> str:
@@ -96,78 +97,53 @@ def key_records(records: Records, keys: Keys) -> Records:
     """
     if records.receipt is not None:
         return records
-    ledger, count = records.ledger.copy(), len(records.ledger.status)
-    alive = np.ones(len(records), bool)
+    ledger, kept, made = records.ledger.copy(), [], []
     read = [*([] if keys.split_key is None else [keys.split_key]), *keys.duplicate]
-    if beyond := lines_beyond_json(ledger):
-        for place, line in enumerate(records.line.tolist()):
-            try:
-                if line in beyond:
-                    check_values(records.rows[place], read)
-            except Reject as reject:
-                ledger.reject(line, reject.reason, reject.message)
-                alive[place] = False
-
-    def digests(name: str, width: int, found: Iterable[bytes | Reject]) -> None:
-        made = []
-        for place, digest in enumerate(found):
-            if isinstance(digest, Reject):
-                ledger.reject(int(records.line[place]), digest.reason, digest.message)
-                alive[place] = False
-                digest = bytes(8 * width)
-            made.append(digest)
-        values = np.zeros((count, width), np.uint64)
-        values[records.line] = np.frombuffer(b"".join(made), "<u8").reshape(-1, width)
-        ledger.digests = {**ledger.digests, name: values[:, 0] if width == 1 else values}
-
+    beyond = lines_beyond_json(ledger)
+    for place, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
+        digests = bytes(24)
+        try:
+            if line in beyond:
+                check_values(row, read)
+            duplicate = _duplicate_digest(row, keys) if keys.duplicate else bytes(16)
+            digests = duplicate + (_split_digest(row, keys) if keys.split else bytes(8))
+            kept.append(place)
+        except Reject as reject:
+            ledger.reject(line, reject.reason, reject.message)
+        made.append(digests)
+    values = np.zeros((len(ledger.status), 3), np.uint64)
+    values[records.line] = np.frombuffer(b"".join(made), "<u8").reshape(-1, 3)
     if keys.split:
-        digests(SPLIT, 1, _split_digests(records, keys))
+        ledger.digests = {**ledger.digests, SPLIT: values[:, 2].copy()}
     if keys.duplicate:
-        digests(DUPLICATE, 2, _duplicate_digests(records, keys))
-    kept = records if alive.all() else records.keep(np.flatnonzero(alive), ledger)
-    return replace(kept, ledger=ledger)
+        ledger.digests = {**ledger.digests, DUPLICATE: values[:, :2].copy()}
+    return records.keep(np.array(kept, np.int64), ledger)
 
 
-def _split_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
-    key, none = keys.split_key, NO_KEY.tobytes()
-    forms = (canonical(row) for row in records.rows) if key is None else _forms(records, key, "none")
-    for form in forms:
-        if form is not None:
-            digest = hashlib.blake2b(form, digest_size=8).digest()
-            yield digest if digest != none else bytes(8)
-        elif keys.reject_missing:
-            yield Reject("no_split_key", f"the record has no {key!r}, which decides its split")
-        else:
-            yield none
+def _split_digest(row: Record, keys: Keys) -> bytes:
+    none = NO_KEY.tobytes()
+    if keys.split_key is None:
+        content = canonical(row)
+    elif (value := row.get(keys.split_key)) is not None:
+        content = form(value)
+    elif keys.reject_missing:
+        raise Reject("no_split_key", f"the record has no {keys.split_key!r}, which decides its split")
+    else:
+        return none
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return digest if digest != none else bytes(8)
 
 
-def _duplicate_digests(records: Records, keys: Keys) -> Iterator[bytes | Reject]:
-    for form in _joined([_forms(records, name, keys.normalize) for name in keys.duplicate]):
-        if form is not None:
-            yield hashlib.sha256(form).digest()[:16]
-        else:
-            names = " and ".join(map(repr, keys.duplicate))
-            yield Reject("no_key", f"the record has no {names}, by which records are compared")
-
-
-def _joined(fields: Sequence[Iterator[bytes | None]]) -> Iterator[bytes | None]:
-    """The forms of several fields, joined; None: the record has none of these fields."""
-    if len(fields) == 1:
-        yield from fields[0]
-        return
-    for forms in zip(*fields, strict=True):
-        if all(form is None for form in forms):
-            yield None
-        else:
-            sizes = [-1 if form is None else len(form) for form in forms]
-            yield struct.pack(f"<{len(sizes)}q", *sizes) + b"".join(form or b"" for form in forms)
-
-
-def _forms(records: Records, field: str, how: Normalize) -> Iterator[bytes | None]:
-    """The `form` of a field of each record; None: the record lacks the field."""
-    for row in records.rows:
-        value = row.get(field)
-        yield None if value is None else form(normalized(value, how))
+def _duplicate_digest(row: Record, keys: Keys) -> bytes:
+    values = [row.get(name) for name in keys.duplicate]
+    if all(value is None for value in values):
+        names = " and ".join(map(repr, keys.duplicate))
+        raise Reject("no_key", f"the record has no {names}, by which records are compared")
+    forms = [b"" if value is None else form(normalized(value, keys.normalize)) for value in values]
+    if len(forms) > 1:
+        sizes = [-1 if value is None else len(each) for value, each in zip(values, forms, strict=True)]
+        forms.insert(0, struct.pack(f"<{len(sizes)}q", *sizes))
+    return hashlib.sha256(b"".join(forms)).digest()[:16]
 
 
 def form(value: Any) -> bytes:

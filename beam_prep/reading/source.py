@@ -1,10 +1,31 @@
-"""`Source`: a kind of input file. `reading/sources.py` lists the kinds."""
+"""`Source`: a kind of input file, JSONL or a JSON list. `reading/sources.py` lists all kinds.
 
+A `.json` file that holds one list of records is read as JSONL on the fly, element by element.
+
+    [{"a": 1},                    ->       {"a": 1}
+     {"b": [2,                    ->       {"b": [2,^M 3]}
+     3]}]
+
+`ListAsLines` replaces bytes one for one, so every offset stays. A comma between elements becomes a line end, the list's
+brackets become spaces, and line ends within elements become carriage returns, which are white space between values, and
+forbidden within strings, like line ends. So `read_blocks` and `parse` work as for JSONL: each record once, blocks,
+rejects with their byte offset. A scalar is `not_an_object`; nothing between two commas is a blank line.
+
+Where an element ends is what `json` finds. If it finds no end, because of a bracket or quote too few or too many, or
+of something that JSON lacks, the file is refused (`InputError` with the byte offset).
+
+A file that does not begin with a bracket is JSONL, and passes unchanged.
+"""
+
+import json
 import os
-from collections.abc import Generator, Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from beam_prep.data.block import InputFile, Origin, Split, at_offset
 from beam_prep.errors import InputError
@@ -164,7 +185,7 @@ class Source:
 
     def parse(self, raw: RawBlock, origin: Origin) -> Records:
         """The records of a block; see `records.parse`."""
-        return parse(raw, origin)
+        return parse(raw, origin, self.by_row)
 
     def record_at(self, file: InputFile, files: Files, offset: int) -> bytes:
         """The line of a record, without its end.
@@ -206,3 +227,138 @@ def ranges(number: int, file: InputFile, block_bytes: int) -> list[Split]:
     """Splits of `block_bytes` bytes each; one split for an empty file."""
     starts = range(0, max(file.size, 1), block_bytes)
     return [Split(number, file, start, min(start + block_bytes, file.size)) for start in starts]
+
+
+# JSON lists
+
+MAX_ELEMENT = 64 * 1024 * 1024
+"""Most bytes of one element: a longer one means that a bracket or quote never ends."""
+
+WINDOW = 256 * 1024
+"""Bytes that are looked at; more only for an element that is longer."""
+
+_WHITE = " \t\r\n"
+_SPACES = re.compile(r"[ \t\r\n]*+")
+# `parse` judges numbers; Python's may be too long for `int`.
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
+class ListAsLines:
+    """A stream with the same length as the given one; see the module.
+
+    Args:
+        stream: the file's content, from its first byte.
+        name: the file, for error messages.
+        window, max_element: see `WINDOW` and `MAX_ELEMENT`.
+    """
+
+    def __init__(self, stream: Readable, name: str, window: int = WINDOW, max_element: int = MAX_ELEMENT) -> None:
+        self._stream, self._name, self._window, self._max_element = stream, name, window, max_element
+        self._start = 0  # of the window
+        self._text = ""  # the window, a character for each byte: what JSON means is ASCII, so places are those of bytes
+        self._parts, self._left = self._lines(), b""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; b"" only at the end.
+
+        Raises:
+            InputError: it is not certain where an element ends.
+        """
+        while not self._left and (part := next(self._parts, None)) is not None:
+            self._left = part
+        found, self._left = self._left[:size], self._left[size:]
+        return found
+
+    def _more(self) -> bool:
+        """Doubles the window; False if there is no more, or it holds no element of the allowed size."""
+        size = len(self._text)
+        if size <= self._max_element:
+            self._text += read_up_to(self._stream, max(self._window, size)).decode("latin-1")
+        return len(self._text) > size
+
+    def _take(self, end: int, borders: Sequence[int] = ()) -> bytes:
+        """Removes the beginning of the window, and gives it with line ends at these borders, and nowhere else."""
+        taken = bytearray(self._text[:end].replace("\n", "\r"), "latin-1")
+        for place in borders:
+            taken[place] = ord("\n")
+        self._text = self._text[end:]
+        self._start += end
+        return bytes(taken)
+
+    def _lines(self) -> Iterator[bytes]:
+        rest = ""
+        while not rest and self._more():  # white space before the content belongs to the first line
+            rest = self._text.lstrip(_WHITE + BOM.decode("latin-1"))
+            yield self._take(len(self._text) - len(rest))
+        if rest.startswith("["):
+            self._text = " " + rest[1:]
+            yield from self._elements()
+        while self._text or self._more():
+            yield self._text.encode("latin-1")
+            self._text = ""
+
+    def _elements(self) -> Iterator[bytes]:
+        place, borders = 0, list[int]()
+        while True:
+            try:
+                end = self._end(place)
+            except (json.JSONDecodeError, RecursionError) as error:
+                problem = self._error(getattr(error, "pos", place), getattr(error, "msg", str(error)))
+                yield self._take(place, borders)
+                place, borders = 0, []
+                if not self._more():
+                    raise problem from None
+                continue
+            if self._text[end] == "]":
+                break
+            borders.append(end)
+            place = end + 1
+        yield self._take(end, borders)
+        self._text = " " + self._text[1:]
+        while self._text or self._more():
+            if rest := self._text.strip(_WHITE):
+                raise self._error(self._text.index(rest), f"found {rest[:20]!r} after the list")
+            yield self._take(len(self._text))
+
+    def _end(self, place: int) -> int:
+        """The place of the comma or bracket after an element, which may be blank."""
+        end = _spaces(self._text, place)
+        if self._text[end : end + 1] not in (",", "]"):
+            end = _spaces(self._text, _DECODER.raw_decode(self._text, end)[1])
+        if self._text[end : end + 1] not in (",", "]"):
+            raise json.JSONDecodeError("Expecting ',' or ']'", self._text, end)
+        return end
+
+    def _error(self, place: int, problem: str) -> InputError:
+        advice = "mend it, leave it out, or name it .jsonl if it holds one record a line"
+        return InputError(
+            f"{self._name!r}, byte {self._start + place}: {problem} (is a quote or bracket missing?); {advice}"
+        )
+
+
+def _spaces(text: str, place: int) -> int:
+    """The end of the white space that begins at a place."""
+    found = _SPACES.match(text, place)
+    assert found is not None
+    return found.end()
+
+
+class JSONList(Source):
+    """`.json` files that hold one list of records."""
+
+    name = "a JSON list"
+    endings = (".json",)
+    unit = "record"
+    is_seekable = False
+
+    def lines(self, stream: Readable, path: str) -> Readable:
+        return ListAsLines(stream, path)
+
+    def parse(self, raw: RawBlock, origin: Origin) -> Records:
+        """As for JSONL, but a line's offset is that of its element's first byte."""
+        records = parse(raw, origin)
+        ledger = records.ledger
+        for line in np.flatnonzero(ledger.starts < ledger.ends).tolist():
+            text = ledger.raw[ledger.starts[line] : ledger.ends[line]]
+            ledger.starts[line] += len(text) - len(text.lstrip(b" \t\r\n"))
+        return records

@@ -1,7 +1,6 @@
 """The kinds of input files. To add one, write a file with its `Source`, and add it to `SOURCES`."""
 
-from beam_prep.reading.json_list import JSONList
-from beam_prep.reading.source import Source, split_name
+from beam_prep.reading.source import JSONList, Source, split_name
 from beam_prep.reading.tables import ArrowStream, Parquet
 
 JSONL = Source()

@@ -6,7 +6,7 @@ from typing import Any
 from beam_prep.data.block import InputFile, drawn
 from beam_prep.errors import InputError, StorageError
 from beam_prep.reading.blocks import read_up_to
-from beam_prep.reading.foreign import GUESS_BYTES, HEAD_BYTES, guess, not_utf8
+from beam_prep.reading.foreign import GUESS_BYTES, HEAD_BYTES, guess
 from beam_prep.reading.sources import source_of
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs, open_input
@@ -86,7 +86,7 @@ def _names(names: Collection[str]) -> str:
 
 
 def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]) -> str | None:
-    """Says what an input is that is not JSONL, and gives the command that converts it; None if all seem to be JSONL.
+    """Says what an input is that is not JSONL, and what to do; None if all seem to be JSONL.
 
     Args:
         inputs: the inputs of a run; only a few are read.
@@ -102,8 +102,6 @@ def advice_on(inputs: Sequence[InputFile], problem: str, fields: Collection[str]
         except (InputError, StorageError):
             continue  # the problem says more
         found = guess(head, source.path, fields)
-        if found is None and "invalid_utf8" in problem:
-            found = not_utf8(head, source.path)
         if found is not None:
             return found
     return None

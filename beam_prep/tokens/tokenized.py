@@ -9,9 +9,8 @@ from beam_prep.data.block import Reject, step
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, Output, Section
 from beam_prep.reading.adapters import record_domain, record_weight
-from beam_prep.reading.ids import token_weights, tokenized
 from beam_prep.reading.records import Record, Records
-from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout
+from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout, token_weights, tokenized
 from beam_prep.tokens.batch import Batch
 
 

@@ -121,7 +121,7 @@ def test_contents_are_given_as_the_template_takes_them(source: str, content: Any
 
 
 def test_nulls_of_lines_are_kept() -> None:
-    """Those of tables are left out: tests/reading/test_arrow_rows.py."""
+    """Those of tables are left out: tests/reading/test_table_rows.py."""
     template = "{{ tools | tojson }}" + TAKES["objects, as JSON"]
     text, _ = prepared(template, called({"to": "Gent", "by": None}, None), tools=[{"name": "go", "description": None}])
     assert '{"to": "Gent", "by": null}' in text

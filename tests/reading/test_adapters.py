@@ -13,7 +13,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import Reject
 from beam_prep.errors import ConfigError
 from beam_prep.reading.adapters import ADAPTERS, AdapterName, adapter, fields_read, template_kwargs, tools
-from beam_prep.reading.ids import tokenized
+from beam_prep.reading.rollouts import tokenized
 from beam_prep.shards.report import ConfigView
 from tests.conftest import shared
 
@@ -175,13 +175,9 @@ class TestOptions:
         ("name", "options", "message"),
         [
             ("sharegtp", {}, "unknown adapter 'sharegtp'; did you mean 'sharegpt'? known: sharegpt, alpaca"),
-            ("alpaca", {"sep": ""}, "adapter 'alpaca': unknown option 'sep'; known: to, separator, instruction"),
-            (
-                "sharegpt",
-                {"roles": "drop"},
-                "'roles' of adapter 'sharegpt' is 'drop', wanted names to names, or 'keep'",
-            ),
-            ("alpaca", {"to": "text"}, "'to' of adapter 'alpaca' is 'text', wanted one of 'messages', 'prompt_"),
+            ("alpaca", {"sep": ""}, "adapter 'alpaca': 'sep' is '': Unexpected keyword argument; its options: to, sep"),
+            ("sharegpt", {"roles": "drop"}, "adapter 'sharegpt': 'roles' is 'drop': Input should be "),
+            ("alpaca", {"to": "text"}, "adapter 'alpaca': 'to' is 'text': Input should be 'messages', 'prompt_"),
             ("alpaca", {"input": "output"}, "one field under two names"),
         ],
     )
@@ -243,12 +239,12 @@ def of_ids(record: Row) -> Any:
         (SHAREGPT, {"conversations": talk(("gpt", 3))}, "wrong_type", "'conversations[0].value' is a number (3)"),
         (ALPACA, {"instruction": "i"}, "missing_field", "field 'output' is absent, wanted the answer (a string)"),
         (ALPACA, alpaca(history="h"), "wrong_type", "field 'history' is a string (\"h\"), wanted a list of pairs"),
-        (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "is a list of 1, wanted [question, "),
+        (ALPACA, alpaca(history=[["a", "b"], ["c"]]), "wrong_type", "'history[1]' is a list, wanted [question, "),
         (ALPACA, alpaca(messages=[]), "field_taken", "the record has 'messages' beside 'instruction'"),
         (tools, {"tools": {}}, "bad_tools", "field 'tools' is an object, wanted a list of schemas (objects)"),
-        (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is a string that holds an object, wanted a list"),
+        (tools, {"tools": "{}"}, "bad_tools", "field 'tools' is an object, wanted a list of schemas"),
         (tools, {"tools": [{}, "f"]}, "bad_tools", "'tools[1]' is a string (\"f\"), wanted a schema (an object)"),
-        (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (NaN is no value of JSON: "),
+        (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
         (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id"),

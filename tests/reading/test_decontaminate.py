@@ -84,7 +84,7 @@ def test_what_is_found_is_what_a_set_of_words_finds(
 
 
 def test_what_has_the_hash_of_an_ngram_and_other_words_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Words, "hashes", lambda self: np.zeros(len(self), np.uint64))
+    monkeypatch.setattr(Words, "hashes", lambda self, count: np.zeros(len(self.start) - count + 1, np.uint64))
     index = index_of(2, [["one two"]])
     assert index.find(["three four", "three one two", "one twofold", "zone two", "one tw"]) == {
         1: Shared("one two", "eval.jsonl", 1)

@@ -13,7 +13,6 @@ from beam_prep.reading.foreign import refusal
 from beam_prep.reading.source import Source
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import first_records, is_stream, split_file
 
 
@@ -50,7 +49,7 @@ def test_a_new_kind_is_read_by_its_ending(bars: InputFile) -> None:
     kind = sources.source_of(bars.path)
     assert kind.record_at(bars, files, CONTENT.index(b'{"text": "c"')) == b'{"text": "c"}'
     assert sources.place_in(bars.path, 3) == "entry 3"
-    assert sources.source_of("a.parquet").at("a.parquet", 3) == "a.parquet (row 4)"
+    assert sources.place_at("a.parquet", 3) == "a.parquet (row 4)"
 
 
 def test_no_record_begins_behind_the_end(bars: InputFile) -> None:
@@ -64,9 +63,3 @@ def test_a_file_under_another_name_is_refused_by_its_first_bytes(source: Source)
     assert said is not None
     assert said.startswith(f"'x.jsonl' is {source.name}, which is read from a {source.endings[0]} file")
     assert refusal(source.magic + bytes(40), f"x{source.endings[0]}") is None
-
-
-@pytest.mark.parametrize(("size", "is_told"), [(100_000, True), (1 << 20, False)])
-def test_a_list_within_the_first_mebibyte_of_an_object_is_told(size: int, is_told: bool, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"about": "' + "x" * size + '", "data": [\n{"a": 1}]}')
-    assert ("'data'" in str(advice_on(list_inputs(str(tmp_path / "x.jsonl")), "", ()))) == is_told
