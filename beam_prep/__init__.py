@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from beam_prep.replay import Replay as Replay
     from beam_prep.shards.chunk import Chunking as Chunking
     from beam_prep.shards.compose import Compose as Compose
+    from beam_prep.shards.compose import DomainMix as DomainMix
     from beam_prep.shards.compose import Splits as Splits
     from beam_prep.shards.layout import Layout as Layout
-    from beam_prep.shards.mix import DomainMix as DomainMix
     from beam_prep.tokens.batch import Batch as Batch
     from beam_prep.tokens.mask import RoleMask as RoleMask
     from beam_prep.tokens.rows import Padding as Padding
@@ -77,9 +77,8 @@ _NAMES_OF = {
     "recipe": "Prepare",
     "replay": "Replay",
     "shards.chunk": "Chunking",
-    "shards.compose": "Compose Splits",
+    "shards.compose": "Compose DomainMix Splits",
     "shards.layout": "Layout",
-    "shards.mix": "DomainMix",
     "testing": "testing",
     "tokens.batch": "Batch",
     "tokens.mask": "RoleMask",

@@ -720,7 +720,7 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     from beam_prep.data.rendered import DEFAULT_DOMAIN
     from beam_prep.inspect.sequences import VISIBLE
     from beam_prep.shards import report
-    from beam_prep.shards.mix import mix_lines
+    from beam_prep.shards.compose import mix_lines
 
     ledger, totals = manifest["ledger"], manifest["totals"]
     lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]

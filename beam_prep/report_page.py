@@ -23,7 +23,7 @@ from beam_prep.inspect.rows import runs_of
 from beam_prep.inspect.sequences import VISIBLE, RowDisplay, parts_of, percent
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.sources import place_in
-from beam_prep.shards.mix import NOT_SAMPLED
+from beam_prep.shards.compose import NOT_SAMPLED
 from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer
 

@@ -52,8 +52,7 @@ from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import Column
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, encode_block, read_rejects, read_row_index
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
-from beam_prep.shards.compose import Compose, Splits, view_receipt
-from beam_prep.shards.mix import DomainMix
+from beam_prep.shards.compose import Compose, DomainMix, Splits, view_receipt
 from beam_prep.shards.plan import Plan
 from beam_prep.shards.receipts import placed
 from beam_prep.shards.row_index import Copies, RowIndex

@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         "a mix takes one more row where the tokens are reached exactly",
-        "shards/mix.py",
+        "shards/runs.py",
         "np.searchsorted(np.cumsum(tokens[order]), wanted)",
         'np.searchsorted(np.cumsum(tokens[order]), wanted, "right")',
         "tests/compose/test_naive.py -k cutoff",
@@ -176,15 +176,15 @@ MUTANTS = [
     Mutant(
         "positions run on from row to row where rows are not packed",
         "shards/layout.py",
-        "places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)",
-        "places = np.arange(len(rows.flat))",
+        "rows.with_flat(positions(rows.lengths))",
+        "rows.with_flat(np.arange(len(rows.flat), dtype=np.int32))",
         "tests/shards/test_layout.py",
     ),
     Mutant(
         "a batch of a file holds a row more than its bytes allow",
         "formats/batches.py",
-        'ends[start] + self._most_bytes - self._bytes, "right")) - 1',
-        'ends[start] + self._most_bytes - self._bytes, "right"))',
+        'ends[start] + self._most_bytes, "right")) - 1',
+        'ends[start] + self._most_bytes, "right"))',
         "tests/formats/test_batches.py",
     ),
     Mutant(

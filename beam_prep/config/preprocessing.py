@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from beam_prep.config.strict import Strict
 from beam_prep.config.values import Text, Texts, Whole
-from beam_prep.data.schema import Packing
+from beam_prep.shards.pack import Packing
 
 
 class DeduplicateConfig(Strict):

@@ -33,12 +33,6 @@ OutputKind = Literal["ids", "list", "value", "token_value", "text"]
 DefaultRule = Literal["train", "mask"]
 """The rule of roles that `mask` leaves out."""
 
-Strategy = Literal["simple", "bfd", "bfd_split", "wrapped"]
-"""Packing strategies: the keys of `shards.pack.STRATEGIES`."""
-
-Packing = Literal["none", Strategy]
-"""The packing of a config; `none`: one document in each row."""
-
 
 @dataclass(frozen=True, slots=True)
 class Section:

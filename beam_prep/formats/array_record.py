@@ -16,6 +16,7 @@ Source: github.com/google/array_record, README and python/array_record_module.cc
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -29,18 +30,16 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError
 from beam_prep.formats.contract import FileFormat, FileReader, OpenFile, Row, check_rows, in_temporary_folder
-from beam_prep.formats.example import decode_example, encode_examples, stored_in_example
+from beam_prep.formats.tfrecord import decode_example, encode_examples, stored_in_example
 
 __all__ = ["ArrayRecord", "ArrayRecordReader", "ArrayRecordWriter"]
 
+MODULE = "array_record.python.array_record_module"
 WRITE = "group_size:1,zstd:1,max_parallelism:1"
 READ = "readahead_buffer_size:0,max_parallelism:0"
 
 _OPEN = 64
 """Most files open at a time: an output may have more shards than a process may have open files."""
-
-_AT_ONCE = 1000
-"""Records that `sizes` reads at a time."""
 
 
 class ArrayRecord(FileFormat):
@@ -50,6 +49,7 @@ class ArrayRecord(FileFormat):
     file_name = "shard_{shard:04d}.array_record"
     sizes_in = "bytes"
     libraries = ("array_record",)
+    extra = "array_record"
     piece = 1 << 20
     """Bytes that are copied at a time."""
 
@@ -57,16 +57,13 @@ class ArrayRecord(FileFormat):
         """See `Format`. An Example rounds to float32."""
         return stored_in_example(column)
 
-    def require(self) -> None:
-        """See `Format`."""
-        _library()
-
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordWriter":
         """See `Format.writer`. It needs room for the shard in the folder of temporary files (`TMPDIR`).
 
         Raises:
             ImportError: array_record is not installed.
         """
+        self.require()
         return ArrayRecordWriter(open_file, columns, self.file(shard, shards), self.piece)
 
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrayRecordReader":
@@ -75,37 +72,23 @@ class ArrayRecord(FileFormat):
         Raises:
             ImportError: array_record is not installed.
         """
+        self.require()
         return ArrayRecordReader(folder / self.file(shard, shards), columns)
-
-
-def _library() -> Any:
-    """The module of the library array_record, an extra."""
-    try:
-        return import_module("array_record.python.array_record_module")
-    except ImportError as error:
-        raise ImportError(
-            f"the format array_record needs array_record ({error}): pip install 'beam-prep[array_record]'"
-        ) from None
 
 
 class ArrayRecordWriter:
     """Writes rows to a temporary file, which `close` copies to the output. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, piece: int) -> None:
-        library = _library()
         self._columns, self._piece = tuple(columns), piece
         with in_temporary_folder():
             self._folder = tempfile.TemporaryDirectory(prefix="array_record-")
             self._path = os.path.join(self._folder.name, name)
-            self._writer = library.ArrayRecordWriter(self._path, WRITE)
+            self._writer = import_module(MODULE).ArrayRecordWriter(self._path, WRITE)
         self._file = open_file(name)
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`.
-
-        Raises:
-            ValueError: also for a row whose Example is larger than 2 GiB.
-        """
+        """See `ShardWriter.write`."""
         check_rows(self._columns, columns)
         with in_temporary_folder():
             for example in encode_examples(self._columns, columns):
@@ -120,16 +103,13 @@ class ArrayRecordWriter:
         with in_temporary_folder():
             self._writer.close()
         with open(self._path, "rb") as source:
-            while data := source.read(self._piece):
-                self._file.write(data)
+            shutil.copyfileobj(source, self._file, self._piece)
         self._folder.cleanup()
         self._file.close()
 
 
 class ArrayRecordReader(FileReader):
     """Rows of one shard, read and decoded one by one; see `ShardReader`."""
-
-    kind = "ArrayRecord"
 
     def _open(self) -> None:
         status = self._path.stat()
@@ -140,24 +120,18 @@ class ArrayRecordReader(FileReader):
         return self._rows
 
     def _row(self, number: int) -> Row:
-        (record,) = self._read(number, number + 1)
-        return decode_example(record, self._columns)
+        return decode_example(self._record(number), self._columns)
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`. Reads the file."""
-        found = [np.zeros(0, np.int64)]
-        for start in range(0, self._rows, _AT_ONCE):
-            records = self._read(start, min(start + _AT_ONCE, self._rows))
-            found.append(np.array([len(record) for record in records], np.int64))
-        return np.concatenate(found)
+        return np.array([len(self._record(number)) for number in range(self._rows)], np.int64)
 
-    def _read(self, start: int, stop: int) -> list[bytes]:
-        """Records [start, stop)."""
+    def _record(self, number: int) -> bytes:
         try:
-            records: list[bytes] = self._library().read(list(range(start, stop)))
+            (record,) = self._library().read([number])
         except (RuntimeError, ValueError, IndexError) as error:
-            raise FormatError(f"{self._path}: records {start} to {stop - 1} are damaged: {error}") from None
-        return records
+            raise FormatError(f"{self._path}: record {number} is damaged: {error}") from None
+        return bytes(record)
 
     def _library(self) -> Any:
         # A forked process opens the file itself. Otherwise it would share the read position of its parent.
@@ -172,7 +146,7 @@ def opened_file(path: Path, version: tuple[int, int, int], process: int) -> Any:
         RuntimeError, ValueError, OSError: the file cannot be opened.
         ImportError: array_record is not installed.
     """
-    reader = _library().ArrayRecordReader(str(path), READ)
+    reader = import_module(MODULE).ArrayRecordReader(str(path), READ)
     if not reader.ok():
         reader.close()  # raises the reason if there is one
         raise ValueError("it is empty")

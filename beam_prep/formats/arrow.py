@@ -63,7 +63,8 @@ class Arrow(FileFormat):
     ) -> dict[str, bytes]:
         """See `Format`. The folder of a split opens as one dataset with all domains of the split."""
         splits = list(dict.fromkeys(shard.split for shard in shards if shard.split is not None))
-        found = {DATASET_DICT: dump(dict(_dataset_dict(splits or sorted(domains.values()))))}
+        # With this file, `datasets.load_from_disk` opens the parent folder as a `DatasetDict` of these folders.
+        found = {DATASET_DICT: dump({"splits": splits or sorted(domains.values())})}
         of_part = Counter(shard.part for shard in shards)
         for split in splits:
             names = [
@@ -78,14 +79,6 @@ class Arrow(FileFormat):
     def read(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> "ArrowReader":
         """See `Format.read`. Reads the heads of the record batches; values are mapped into memory."""
         return ArrowReader(folder / self.file(shard, shards), columns)
-
-
-def _dataset_dict(folders: Sequence[str]) -> dict[str, list[str]]:
-    """The content of `dataset_dict.json`, which lies beside the folders of splits, or of domains without splits.
-
-    With this file, `datasets.load_from_disk` opens the parent folder as a `DatasetDict` of these folders.
-    """
-    return {"splits": list(folders)}
 
 
 def _state(shards: int) -> dict[str, Any]:
@@ -120,22 +113,14 @@ class ArrowWriter:
         self._file.write(memoryview(self._batches.schema.serialize()))
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`.
-
-        Raises:
-            ValueError: also for a row of more than 2**31 - 1 values.
-        """
+        """See `ShardWriter.write`."""
         self._batches.add(columns)
 
     def _put(self, batch: pa.RecordBatch) -> None:
         self._file.write(memoryview(batch.serialize()))
 
     def close(self) -> None:
-        """Writes the last batch and closes the file; then, for shard 0, the files that describe the domain.
-
-        Raises:
-            ValueError: the last row has more than 2**31 - 1 values.
-        """
+        """Writes the last batch and closes the file; then, for shard 0, the files that describe the domain."""
         self._batches.flush()
         self._file.write(_END)
         self._file.close()
@@ -149,33 +134,20 @@ class ArrowWriter:
 class ArrowReader(BatchReader):
     """Rows of one shard, as views of its memory-mapped file (bools are copied); see `ShardReader`."""
 
-    kind = "Arrow stream"
-
     def _open(self) -> None:
-        self._batches = _batches(self._path, self._columns)
+        # The mapped memory outlives the file. An open file would keep a file descriptor.
+        with pa.memory_map(str(self._path)) as source:
+            stream = pa.ipc.open_stream(source)
+            check_types(stream.schema, self._columns)
+            self._batches, end = list[pa.RecordBatch](), source.tell()
+            for batch in stream:
+                batch.validate()
+                self._batches.append(batch.select([column.name for column in self._columns]))
+                end = source.tell()
+            # Arrow takes a file that is cut between two batches for a complete one.
+            if source.size() != end + len(_END) or source.read_at(len(_END), end) != _END:
+                raise ValueError("its end is missing")
         self._starts = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
 
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]
-
-
-def _batches(path: Path, columns: Sequence[Column]) -> list[pa.RecordBatch]:
-    """The record batches, of these columns only, over the mapped file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        pa.ArrowException, OSError, ValueError: it is damaged.
-    """
-    # The mapped memory outlives the file. An open file would keep a file descriptor.
-    with pa.memory_map(str(path)) as source:
-        stream = pa.ipc.open_stream(source)
-        check_types(stream.schema, columns)
-        batches, end = [], source.tell()
-        for batch in stream:
-            batch.validate()
-            batches.append(batch.select([column.name for column in columns]))
-            end = source.tell()
-        # Arrow takes a file that is cut between two batches for a complete one.
-        if source.size() != end + len(_END) or source.read_at(len(_END), end) != _END:
-            raise ValueError("its end is missing")
-    return batches

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.formats.contract import FileReader, Row, cast, check_rows
 
@@ -38,7 +38,7 @@ def schema_of(columns: Sequence[Column]) -> pa.Schema:
 
 def _type(column: Column) -> pa.DataType:
     """`list<item: dtype>`, nested as deep as the column; no list if a row is one value."""
-    found = pa.string() if column.role == "string" else pa.from_numpy_dtype(np.dtype(column.dtype))
+    found = pa.string() if column.role == "string" else pa.from_numpy_dtype(column.dtype)
     for _ in range(column.depth):
         found = pa.list_(found)
     return found
@@ -48,117 +48,80 @@ def check_types(schema: pa.Schema, columns: Sequence[Column]) -> None:
     """Checks that a schema has the wanted columns.
 
     Raises:
-        ValueError: a column is missing, or has another type.
+        KeyError, ValueError: a column is missing, or has another type.
     """
     for column in columns:
-        found = [field.type for field in schema if field.name == column.name]
-        if found != [_type(column)]:
-            said = ", ".join(map(str, found)) or "none"
-            raise ValueError(f"column {column.name!r}: found {said}, not {_type(column)}")
+        if (found := schema.field(column.name).type) != _type(column):
+            raise ValueError(f"column {column.name!r}: found {found}, wanted {_type(column)}")
 
 
 class Batches:
-    """Cuts rows into record batches, and hands on each batch when it is full; at most one batch is in memory.
+    """Cuts rows into record batches, and hands on each batch when it is full; at most one batch is kept.
 
     Args:
         columns: the columns of the rows.
         most_rows: most rows of a batch.
         most_bytes: most bytes of a batch's values (a bool counts as one byte). A larger row gets a batch of its own.
         put: is called with each batch.
-        most_values: most values of a row: the offsets of an Arrow list are int32.
     """
 
     def __init__(
-        self,
-        columns: Sequence[Column],
-        most_rows: int,
-        most_bytes: int,
-        put: Callable[[pa.RecordBatch], None],
-        most_values: int = 2**31 - 1,
+        self, columns: Sequence[Column], most_rows: int, most_bytes: int, put: Callable[[pa.RecordBatch], None]
     ) -> None:
         self.schema = schema_of(columns)
-        self._columns = tuple(columns)
-        self._most_rows, self._most_bytes, self._most_values = most_rows, most_bytes, most_values
-        self._put = put
-        self._clear()
-
-    def _clear(self) -> None:
-        # The batch that is being filled: rows of earlier calls (copies) and of this call (views), and their sizes.
-        self._parts: list[dict[str, Ragged]] = []
-        self._rows = self._bytes = 0
+        self._columns, self._most_rows, self._most_bytes, self._put = tuple(columns), most_rows, most_bytes, put
+        self._held: dict[str, Ragged] = {}  # rows of the batch that is not full
 
     def add(self, columns: Mapping[str, Ragged]) -> None:
-        """Adds rows; see `ShardWriter.write`.
-
-        Raises:
-            ValueError: also for a row of more than `most_values` values.
-        """
-        rows = check_rows(self._columns, columns)
-        data = {
-            column.name: columns[column.name].with_flat(cast(columns[column.name].flat, column.dtype, column.name))
-            for column in self._columns
-        }
-        sizes = [ragged.flat_lengths * ragged.flat.itemsize for ragged in data.values()]
-        ends = offsets_of(np.sum(sizes, axis=0)) if rows else np.zeros(1, np.int64)
+        """Adds rows; see `ShardWriter.write`."""
+        check_rows(self._columns, columns)
+        rows: dict[str, Ragged] = {}
+        for column in self._columns:
+            new = columns[column.name]
+            new = new.with_flat(cast(new.flat, column.dtype, column.name))
+            found = Ragged.concat([self._held[column.name], new]) if self._held else new
+            rows[column.name] = found
+        ends = offsets_of(np.sum([found.flat_lengths * found.flat.itemsize for found in rows.values()], axis=0))
         start = 0
-        while start < rows:
-            stop = self._fitting(ends, start)
-            if stop == start:
-                self.flush()
-            else:
-                self._parts.append({name: ragged[start:stop] for name, ragged in data.items()})
-                self._rows += stop - start
-                self._bytes += int(ends[stop] - ends[start])
-                start = stop
-        if rows:
-            self._parts[-1] = {name: ragged.with_flat(ragged.flat.copy()) for name, ragged in self._parts[-1].items()}
+        while (stop := self._end(ends, start)) < len(ends) - 1:
+            self._put(self._batch(rows, start, stop))
+            start = stop
+        self._held = {name: found[start:] for name, found in rows.items()}
+        self._held = {name: found.with_flat(found.flat.copy()) for name, found in self._held.items()}
 
-    def _fitting(self, ends: Array, start: int) -> int:
-        """The end of the rows from `start` that fit into the batch; `ends`: the offsets of the rows, in bytes.
+    def _end(self, ends: Array, start: int) -> int:
+        """The end of the batch that begins at row `start`; `ends`: the offsets of the rows, in bytes."""
+        by_bytes = int(np.searchsorted(ends, ends[start] + self._most_bytes, "right")) - 1
+        return min(max(by_bytes, start + 1), start + self._most_rows)
 
-        An empty batch takes a row of any size.
-        """
-        by_bytes = int(np.searchsorted(ends, ends[start] + self._most_bytes - self._bytes, "right")) - 1
-        return max(min(by_bytes, start + self._most_rows - self._rows), start if self._rows else start + 1)
+    def _batch(self, rows: Mapping[str, Ragged], start: int, stop: int) -> pa.RecordBatch:
+        arrays = []
+        for column in self._columns:
+            values = rows[column.name][start:stop]
+            is_number = column.depth == 0 and column.role != "string"
+            arrays.append(array_of(values.flat if is_number else values, column.role == "string"))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def flush(self) -> None:
-        """Hands on the last batch, if it has rows.
-
-        Raises:
-            ValueError: the last row has more than `most_values` values.
-        """
-        if not self._rows:
-            return
-        arrays = list[pa.Array]()
-        for column in self._columns:
-            rows = Ragged.concat([part[column.name] for part in self._parts])
-            arrays.append(_array(_items(rows, column), _type(column), self._most_values))
-        self._put(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
-        self._clear()
+        """Hands on the last batch, if it has rows."""
+        rows = len(next(iter(self._held.values()), ()))
+        if rows:
+            self._put(self._batch(self._held, 0, rows))
+        self._held = {}
 
 
-def _items(rows: Ragged, column: Column) -> Array | Ragged:
-    """The rows as Arrow stores them: plain numbers if each row is one number."""
-    return rows.flat if column.depth == 0 and column.role != "string" else rows
+def array_of(values: Array | Ragged, strings: bool = False) -> pa.Array:
+    """Rows or values as an Arrow array without nulls; with `strings`, the innermost lists are strings.
 
-
-def _array(values: Array | Ragged, stored: pa.DataType, most: int) -> pa.Array:
-    """Rows or values as an Arrow array without nulls, over the same memory (bools are packed into bits)."""
+    Raises:
+        RunError: a list has too many values for the int32 offsets of Arrow.
+    """
     if not isinstance(values, Ragged):
-        return array_of(values, stored)
-    if values.offsets[-1] > most:
-        raise ValueError(f"a row of {values.offsets[-1]} values: a list of Arrow holds up to {most}")
-    borders = pa.py_buffer(values.offsets.astype(np.int32))
-    if pa.types.is_string(stored):
-        return pa.Array.from_buffers(stored, len(values), [None, borders, pa.py_buffer(values.flat)], null_count=0)
-    inner = _array(values.values, stored.value_type, most)
-    return pa.Array.from_buffers(stored, len(values), [None, borders], null_count=0, children=[inner])
-
-
-def array_of(values: Array, stored: pa.DataType) -> pa.Array:
-    """Numbers as an Arrow array over the same memory; bools are packed, in a twentieth of the time that Arrow takes."""
-    data = np.packbits(values, bitorder="little") if values.dtype == bool else values
-    return pa.Array.from_buffers(stored, len(values), [None, pa.py_buffer(data)], null_count=0)
+        return pa.array(values)
+    borders = narrow(values.offsets)
+    if strings and not isinstance(values.values, Ragged):
+        return pa.StringArray.from_buffers(len(values), pa.py_buffer(borders), pa.py_buffer(values.values))
+    return pa.ListArray.from_arrays(pa.array(borders), array_of(values.values, strings))
 
 
 class BatchReader(FileReader):
@@ -224,17 +187,11 @@ def _values(array: pa.Array) -> Array | Ragged:
         borders, data = array.buffers()[1:]  # may be None if there are no strings
         offsets = np.zeros(1, np.int32) if borders is None else np.frombuffer(borders, np.int32)
         return _lists(offsets[array.offset :][: len(array) + 1], np.frombuffer(data or b"", np.uint8))
-    if not pa.types.is_boolean(array.type):
-        return np.asarray(array.to_numpy())
-    # `unpackbits` takes a tenth of the time that Arrow takes.
-    first, stop = array.offset // 8, array.offset + len(array)
-    bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)[first : (stop + 7) // 8]
-    found: Array = np.unpackbits(bits, bitorder="little")[array.offset - 8 * first : stop - 8 * first]
-    return found.view(bool)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def _lists(offsets: Array, values: Any) -> Ragged:
-    """Lists of values; `values`: an Arrow array or a numpy array."""
+    """Lists of values; `values`: an Arrow array or a numpy array. Arrow itself would crash with damaged offsets."""
     first, last = int(offsets[0]), int(offsets[-1])
     if first < 0 or last > len(values) or (offsets[1:] < offsets[:-1]).any():
         raise ValueError(f"its borders do not rise from 0 to {len(values)}")

@@ -5,25 +5,28 @@ schema. `<name>.rows.arrow` (small) holds the row index: the outcome of each lin
 blocks in which a shard ends need it. `<name>.rejects.arrow` holds the rejected lines, if there are any. The file of
 rows is written last: if it exists, the others exist, too.
 
-Each file is sealed with its name (`formats.sealed`): a reader checks the checksum of every part that it uses, and that
+Each file is sealed with its name (`Sealed`): a reader checks the checksum of every part that it uses, and that
 the file belongs to this block. Reading a slice of rows checks all rows of its domain.
 """
 
 import itertools
+import json
+import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 
 from beam_prep.data.block import of_this_run
-from beam_prep.data.ragged import Array, Ragged, narrow, offsets_of
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, rows_of
-from beam_prep.formats.sealed import Data, Sealed, seal_batches
-from beam_prep.reading.keys import DUPLICATE, SPLIT
+from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import Drop, drops, marks
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch
@@ -33,6 +36,119 @@ CACHE_VERSION = 17
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""
 
 ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
+
+# Sealed files: content in parts, then a checksum of each part. A reader checks each part before it uses it.
+#
+#     content | JSON: name of the file, borders of the parts, crc32c of each | size and crc32c of the JSON, magic
+#
+# The name is there, so that an intact file under the wrong name is refused.
+#
+# In an Arrow stream the schema is the first part, and each record batch is a part. A part is checked when it is read,
+# before it is parsed: a damaged length could make a parser allocate or read any amount.
+
+_TAIL = struct.Struct("<II8s")
+_MAGIC = b"BPSEALED"
+
+Data: TypeAlias = bytes | pa.Buffer
+
+
+def seal_batches(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    facts: Mapping[str, object],
+    name: str,
+    compression: str | None = None,
+) -> tuple[Data, bytes]:
+    """An Arrow stream and its seal. `facts` (key -> JSON value) are stored in the schema, see `Sealed.fact`."""
+    schema = schema.with_metadata({key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()})
+    sink, borders = pa.BufferOutputStream(), [0, schema.serialize().size]
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            borders.append(sink.tell())
+    content = sink.getvalue()
+    borders[-1] = len(content)
+    crcs = [google_crc32c.value(content[start:stop]) for start, stop in itertools.pairwise(borders)]
+    seal = json.dumps([name, borders, crcs]).encode()
+    return content, seal + _TAIL.pack(len(seal), google_crc32c.value(seal), _MAGIC)
+
+
+class Sealed:
+    """Reads a sealed file. Each part is checked before it is returned.
+
+    Args:
+        file: an open file. If it is in memory, or mapped into memory, parts are views.
+        name: the name with which it was sealed.
+
+    Raises:
+        FormatError: the file is cut, has no seal or a damaged one, or was sealed under another name.
+    """
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self._file, self._name = file, name
+        end = file.size() - _TAIL.size
+        size, crc, magic = _TAIL.unpack(self._read(end, end + _TAIL.size)) if end >= 0 else (0, 0, b"")
+        if magic != _MAGIC or size > end:
+            raise self._damaged("it is cut, or its end is damaged")
+        seal = self._read(end - size, end).to_pybytes()
+        if google_crc32c.value(seal) != crc:
+            raise self._damaged("its end is damaged")
+        named, self._borders, self._crcs = json.loads(seal)
+        if named != name:
+            raise self._damaged(f"it is a copy of {named}")
+
+    @property
+    def batches(self) -> int:
+        """The number of record batches."""
+        return len(self._crcs) - 1
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of the record batches."""
+        return pa.ipc.read_schema(self.part(0))
+
+    def fact(self, key: str) -> Any:
+        """A value of the `facts` given to `seal_batches`; None if there is no such key."""
+        return json.loads(self.schema.metadata.get(key.encode(), b"null"))
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """A record batch, by number.
+
+        Raises:
+            FormatError: its bytes are not what was written.
+        """
+        return pa.ipc.read_record_batch(self.part(1 + number), self.schema)
+
+    def part(self, number: int) -> pa.Buffer:
+        """A part of the content, by number.
+
+        Raises:
+            FormatError: its bytes are not what was written.
+        """
+        start, stop = self._borders[number : number + 2]
+        data = self._read(start, stop)
+        if google_crc32c.value(data) != self._crcs[number]:
+            raise self._damaged(f"its bytes from {start} to {stop} are not what was written")
+        return data
+
+    def check_all(self) -> None:
+        """Checks all parts.
+
+        Raises:
+            FormatError: a part is not what was written.
+        """
+        for number in range(len(self._crcs)):
+            self.part(number)
+
+    def _read(self, start: int, stop: int) -> pa.Buffer:
+        self._file.seek(start)
+        return self._file.read_buffer(stop - start)
+
+    def _damaged(self, how: str) -> FormatError:
+        return FormatError(f"the token cache file {self._name} is damaged: {how}")
+
+
+# The files of a block
 
 
 def encode_block(
@@ -90,7 +206,7 @@ def encode_rows(
     """
 
     def batch(part: slice) -> pa.RecordBatch:
-        columns = {key: _arrow(rows[part]) for key, rows in found.items()}
+        columns = {key: array_of(rows[part]) for key, rows in found.items()}
         return pa.record_batch(columns | {key: pa.array(values[part]) for key, values in beside.items()})
 
     return seal_batches(map(batch, parts), batch(slice(0)).schema, facts, name)
@@ -106,30 +222,15 @@ def joined(parts: Sequence[dict[str, Ragged]], order: Array) -> dict[str, Ragged
     return {name: Ragged.concat([part.pop(name) for part in parts]).take(order) for name in [*parts[0]]}
 
 
-def _arrow(rows: Ragged) -> pa.ListArray:
-    values = _arrow(rows.values) if isinstance(rows.values, Ragged) else _arrow_values(rows.values)
-    return pa.ListArray.from_arrays(pa.array(narrow(rows.offsets)), values)
-
-
-def _arrow_values(values: Array) -> pa.Array:
-    return array_of(values, pa.bool_()) if values.dtype == bool else pa.array(values)
-
-
 def _row_index(
     batch: Batch, domain: Array, tokens: Array, roles: RoleCounts, text_limit: int, block: str
 ) -> tuple[Data, bytes]:
     columns = {"line": batch.line, "domain": domain, "tokens": tokens, "status": batch.ledger.status}
     columns |= {f"counter:{name}": counts for name, counts in sorted(batch.counters.items())}
     by_role = [np.diff(roles.line, prepend=0), roles.role, *roles.counts]
-    if not np.array_equal(batch.lengths, tokens):
-        columns["length"] = _narrow(batch.lengths)
     columns |= {f"role:{place}": _narrow(counts) for place, counts in enumerate(by_role)}
-    digests = batch.ledger.digests
-    if SPLIT in digests:
-        columns[SPLIT] = digests[SPLIT][batch.line]
-    if DUPLICATE in digests:
-        columns |= {f"{DUPLICATE}:{half}": digests[DUPLICATE][batch.line, half] for half in (0, 1)}
-        columns["offset"] = _narrow(batch.ledger.offsets(batch.line))
+    columns |= {f"digest:{name}": found[batch.line].ravel() for name, found in batch.ledger.digests.items()}
+    columns |= {"length": _narrow(batch.lengths), "offset": _narrow(batch.ledger.offsets(batch.line))}
     # The columns have different lengths, so each is stored as one list, in a single row.
     written = pa.record_batch({name: pa.array([values]) for name, values in columns.items()})
     facts = {
@@ -227,27 +328,22 @@ def read_row_index(source: pa.NativeFile, name: str) -> RowIndex:
     sealed = Sealed(source, name + ROW_INDEX)
     batch = sealed.batch(0)
     found = {column: batch.column(column).values.to_numpy() for column in batch.schema.names}
-    outcomes = [(kind, reason) for kind, reason in sealed.fact("outcomes")]
-    counters = {column[len("counter:") :]: found.pop(column) for column in list(found) if column.startswith("counter:")}
-    steps, role, *counts = (found.pop(f"role:{place}").astype(np.int64) for place in range(5))
-    roles = RoleCounts(tuple(sealed.fact("roles")), np.cumsum(steps), role, np.stack(counts))
-    dropped, marked = (tuple(Drop(**record) for record in sealed.fact(key)) for key in ("drops", "marks"))
-    length = found.pop("length", found["tokens"]).astype(np.int64)
-    digests = {}
-    if SPLIT in found:
-        digests[SPLIT] = found.pop(SPLIT)
-    if f"{DUPLICATE}:0" in found:
-        digests[DUPLICATE] = np.stack([found.pop(f"{DUPLICATE}:{half}") for half in (0, 1)], axis=1)
-        found["offset"] = found["offset"].astype(np.int64)
+
+    def prefixed(prefix: str) -> dict[str, Array]:
+        return {name.removeprefix(prefix): found.pop(name) for name in list(found) if name.startswith(prefix)}
+
+    counters, digests, by_role = (prefixed(prefix) for prefix in ("counter:", "digest:", "role:"))
+    if DUPLICATE in digests:
+        digests[DUPLICATE] = digests[DUPLICATE].reshape(-1, 2)
+    steps, role, *counts = (each.astype(np.int64) for each in by_role.values())
     return RowIndex(
-        **found,
-        length=length,
-        outcomes=outcomes,
+        **{**found, **{name: found[name].astype(np.int64) for name in ("length", "offset")}},
+        outcomes=[(kind, reason) for kind, reason in sealed.fact("outcomes")],
         counters=counters,
-        roles=roles,
-        drops=dropped,
+        roles=RoleCounts(tuple(sealed.fact("roles")), np.cumsum(steps), role, np.stack(counts)),
+        drops=tuple(Drop(**record) for record in sealed.fact("drops")),
         digests=digests,
-        marks=marked,
+        marks=tuple(Drop(**record) for record in sealed.fact("marks")),
     )
 
 

@@ -1,7 +1,10 @@
 """The contract of a format (one shard <-> bytes), and the checks that all formats share."""
 
+import struct
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
@@ -104,6 +107,7 @@ class Format:
         strings: which strings it can hold: none, one a row, or lists of strings, as packed rows have.
         largest: most bytes of a shard's values; None: any.
         libraries: libraries besides numpy and pyarrow whose version the bytes depend on.
+        extra: the extra of this project that installs them.
     """
 
     name: str
@@ -112,13 +116,21 @@ class Format:
     strings: Literal["none", "single", "lists"] = "lists"
     largest: int | None = None
     libraries: tuple[str, ...] = ()
+    extra: str = ""
 
     def require(self) -> None:
-        """Checks that needed libraries are installed. It is called before a run starts.
+        """Checks that its libraries are installed. It is called before a run starts.
 
         Raises:
             ImportError: a library is not installed; the message says what to type.
         """
+        for name in self.libraries:
+            try:
+                import_module(name)
+            except ImportError as error:
+                raise ImportError(
+                    f"the format {self.name} needs {name} ({error}): pip install 'beam-prep[{self.extra}]'"
+                ) from None
 
     def warnings(self, holds: Collection[str]) -> Iterator[str]:
         """Warnings before a run. `holds`: the columns of the output: "labels", "masks" ..."""
@@ -185,35 +197,21 @@ class FileReader:
     Args:
         path, columns: the file, and the columns that it must hold.
 
-    Attributes:
-        kind: the kind of file, for messages.
-
     Raises:
-        FormatError: the file is missing or cut, its description of rows is damaged, or it does not hold these columns.
-            (A changed value shows only in the manifest's sha256.)
+        FormatError: see `expected`. (A changed value shows only in the manifest's sha256.)
     """
-
-    kind: str
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._path, self._columns = path, tuple(columns)
-        try:
+        with expected(path):
             self._open()
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
-        except (OSError, RuntimeError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete {self.kind} file of these columns: {error}") from None
 
     def __reduce__(self) -> tuple[Any, tuple[Path, tuple[Column, ...]]]:
         # To pickle the memory map would copy the file.
         return type(self), (self._path, self._columns)
 
     def _open(self) -> None:
-        """Opens the file.
-
-        Raises:
-            OSError, RuntimeError, ValueError: no writer of this format wrote the file like this.
-        """
+        """Opens the file. For its errors see `expected`."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -235,6 +233,22 @@ class FileReader:
             ValueError: the row is damaged.
         """
         raise NotImplementedError
+
+
+@contextmanager
+def expected(path: Path) -> Iterator[None]:
+    """Wraps the opening of a shard, which lies at `path`.
+
+    Raises:
+        FormatError: a file is missing, cut or damaged, or does not hold the wanted columns.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FormatError(f"{error.filename or path}: no such file") from None
+    except (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, struct.error, zlib.error) as error:
+        why = f"missing: {error}" if isinstance(error, KeyError) else error
+        raise FormatError(f"{path}: not a complete shard of these columns: {why}") from None
 
 
 @contextmanager
@@ -274,6 +288,16 @@ def check_rows(columns: Sequence[Column], data: Mapping[str, Ragged]) -> int:
     if len(set(counts.values())) > 1:
         raise ValueError(f"columns of different row counts: {counts}")
     return max(counts.values(), default=0)
+
+
+def check_kinds(format: Format, columns: Sequence[Column]) -> None:
+    """Raises ValueError if a column holds what the format cannot hold."""
+    for column in columns:
+        held = format.strings == "lists" or (format.strings == "single" and column.depth == 0)
+        if column.role == "string" and not held:
+            raise ValueError(f"column {column.name!r}: the format {format.name} has no strings like these")
+        if column.dtype in format.unknown_dtypes:
+            raise ValueError(f"column {column.name!r}: the format {format.name} has no {column.dtype}")
 
 
 def joined(rows: Sequence[Any], dtype: str, depth: int) -> Ragged:

@@ -12,8 +12,17 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats.contract import Format, OpenFile, Row, cast, check_rows, map_file, row_number
+from beam_prep.formats.contract import (
+    Format,
+    OpenFile,
+    Row,
+    cast,
+    check_kinds,
+    check_rows,
+    expected,
+    map_file,
+    row_number,
+)
 
 OFFSETS, LISTS, INNER = "offsets", "list_offsets", "inner_offsets"
 """Offsets of rows, in values. For lists of lists, also offsets of rows, in lists, and offsets of lists, in values."""
@@ -36,11 +45,7 @@ class FlatFormat(Format):
         raise NotImplementedError
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
-        """All columns over their mapped files, in the dtypes of the files.
-
-        Raises:
-            FormatError: a file is missing or damaged, or does not hold these columns.
-        """
+        """All columns over their mapped files, in the dtypes of the files. For its errors see `expected`."""
         raise NotImplementedError
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "FlatWriter":
@@ -97,6 +102,7 @@ class FlatWriter:
         shard: int,
         shards: int,
     ) -> None:
+        check_kinds(format, columns)
         self._format, self._open_file, self._place = format, open_file, (shard, shards)
         self._columns = [
             FlatColumn(each, format.stored(each), open_file(format.values_file(each, shard, shards)))
@@ -128,21 +134,19 @@ class FlatReader:
         columns: every column, by name; absent if a file has another dtype than its column, as masks of `npy` have.
 
     Raises:
-        FormatError: see `FlatFormat.open_columns`; or the columns have different numbers of rows, or a row must have
-            exactly one value and does not. (A changed value shows only in the manifest's sha256.)
+        FormatError: see `expected`; or the columns have different numbers of rows, or a row must have exactly one value
+            and does not. (A changed value shows only in the manifest's sha256.)
     """
 
     def __init__(self, format: FlatFormat, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> None:
         self._given = format, folder, tuple(columns), shard, shards
         self._cast = {each.name: each.dtype for each in columns if format.stored(each) != each.dtype}
         self._measured = [column.name for column in columns if not column.metadata]
-        self._mapped = format.open_columns(folder, columns, shard, shards)
+        with expected(folder / next(iter(format.files(columns, shard, shards) or {}))):
+            self._mapped = format.open_columns(folder, columns, shard, shards)
+            self._rows = check_rows(columns, self._mapped)
         if not self._cast:
             self.columns = self._mapped
-        try:
-            self._rows = check_rows(columns, self._mapped)
-        except ValueError as error:
-            raise FormatError(f"{folder}: shard {shard}: {error}") from None
 
     def __reduce__(self) -> tuple[type["FlatReader"], tuple[FlatFormat, Path, tuple[Column, ...], int, int]]:
         # To pickle the memory map would copy the file.
@@ -153,13 +157,14 @@ class FlatReader:
 
     def row(self, index: int) -> Row:
         """See `ShardReader.row`."""
-        number = row_number(index, self._rows)
-        found: Row = {name: rows[number] for name, rows in self._mapped.items()}
-        return found | {name: _as(found[name], dtype) for name, dtype in self._cast.items()}
+        return self._at(row_number(index, self._rows))
 
     def rows(self, start: int, stop: int) -> dict[str, Ragged]:
         """Rows [start, stop), in the columns' dtypes."""
-        found = {name: rows[start:stop] for name, rows in self._mapped.items()}
+        return self._at(slice(start, stop))
+
+    def _at(self, rows: int | slice) -> dict[str, Any]:
+        found = {name: values[rows] for name, values in self._mapped.items()}
         return found | {name: _as(found[name], dtype) for name, dtype in self._cast.items()}
 
     def lengths(self, name: str) -> Array:
@@ -187,8 +192,9 @@ def rows_over(values: Array, column: Column, borders: Callable[[str], Array]) ->
 
     def rising(name: str, end: int) -> Array:
         found = borders(name)
-        if len(found) == 0 or found[0] != 0 or found[-1] != end or (np.diff(found) < 0).any():
-            raise ValueError(f"{name} do not rise from 0 to {end}")
+        numbers = isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype == np.int64 and len(found) > 0
+        if not numbers or found[0] != 0 or found[-1] != end or (np.diff(found) < 0).any():
+            raise ValueError(f"column {column.name!r}: {name} do not rise from 0 to {end}")
         return found
 
     offsets = rising(OFFSETS, len(values))
@@ -197,27 +203,19 @@ def rows_over(values: Array, column: Column, borders: Callable[[str], Array]) ->
     lists = Ragged(values, rising(INNER, len(values)))
     rows = Ragged(lists, rising(LISTS, len(lists)))
     if not np.array_equal(lists.offsets[rows.offsets], offsets):
-        raise ValueError(f"{LISTS} and {INNER} give other rows than {OFFSETS}")
+        raise ValueError(f"column {column.name!r}: {LISTS} and {INNER} give other rows than {OFFSETS}")
     return rows
 
 
-def mapped(path: Path, dtype: str, size: int, said_by: str) -> Array:
-    """The values of a file.
-
-    Args:
-        path, dtype: the file, and the dtype of its values.
-        size: how many values the file must have.
-        said_by: where this number stands, for the error.
+def mapped(path: Path, dtype: str, size: int) -> Array:
+    """The values of a file; `size`: how many there must be.
 
     Raises:
-        FormatError: the file is missing, or has another size.
+        FileNotFoundError: there is no such file.
+        ValueError: the file has another size.
     """
     stored = np.dtype(dtype).newbyteorder("<")
-    wanted = size * stored.itemsize
-    try:
-        found = path.stat().st_size
-    except FileNotFoundError:
-        raise FormatError(f"{path}: no such file") from None
-    if found != wanted:
-        raise FormatError(f"{path}: found {found} bytes, wanted {wanted} ({size} of {dtype}, says {said_by})")
-    return map_file(path).view(stored)
+    data = map_file(path)
+    if len(data) != size * stored.itemsize:
+        raise ValueError(f"{path.name} has {len(data)} bytes, wanted {size * stored.itemsize} ({size} of {dtype})")
+    return data.view(stored)

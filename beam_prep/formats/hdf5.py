@@ -33,8 +33,7 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile, in_temporary_folder, map_file
+from beam_prep.formats.contract import FileFormat, OpenFile, in_temporary_folder, map_file
 from beam_prep.formats.flat import INNER, LISTS, OFFSETS, FlatFormat, FlatWriter, rows_over
 
 __all__ = ["HDF5", "HDF5Writer"]
@@ -43,11 +42,13 @@ _GROUPS = (OFFSETS, LISTS, INNER)
 """The groups, in their order in a file."""
 
 
-class HDF5(FlatFormat):
+class HDF5(FileFormat, FlatFormat):
     """The format `h5`; see the module."""
 
     name = "h5"
+    file_name = "shard_{shard:04d}.h5"
     libraries = ("h5py",)
+    extra = "hdf5"
     piece = 1 << 20
     """Bytes that are copied, and values that are written, at a time; a dataset of more bytes moves to disk."""
 
@@ -56,16 +57,9 @@ class HDF5(FlatFormat):
 
         Raises:
             ImportError: h5py is not installed.
-            ValueError: a column has the name of a group of the format.
         """
-        _h5py()
-        if taken := sorted({column.name for column in columns} & {*_GROUPS}):
-            raise ValueError(f"the format h5 has groups of its own named {', '.join(taken)}: rename these columns")
+        self.require()
         return HDF5Writer(self, open_file, columns, shard, shards)
-
-    def files(self, columns: Sequence[Column], shard: int, shards: int) -> FilesOfShard:
-        """See `Format`."""
-        return {_file_name(shard): None}
 
     def values_file(self, column: Column, shard: int, shards: int) -> str:
         return column.name
@@ -74,37 +68,20 @@ class HDF5(FlatFormat):
         """See `FlatFormat`. The file is open only during this call, so processes may fork.
 
         Raises:
-            FormatError: the file is missing or cut, or does not hold these columns as our writer stores them.
             ImportError: h5py is not installed.
         """
-        h5py, path = _h5py(), folder / _file_name(shard)
-        try:
-            with h5py.File(path, "r") as file:
-                data = map_file(path)
-                return {column.name: _open_column(data, file, column) for column in columns}
-        except FileNotFoundError:
-            raise FormatError(f"{path}: no such file") from None
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete HDF5 file of these columns: {error}") from None
-
-
-def _file_name(shard: int) -> str:
-    return f"shard_{shard:04d}.h5"
-
-
-def _h5py() -> Any:
-    """The module h5py: an extra, and large."""
-    try:
-        return import_module("h5py")
-    except ImportError as error:
-        raise ImportError(f"the format h5 needs h5py ({error}): pip install 'beam-prep[hdf5]'") from None
+        self.require()
+        path = folder / self.file(shard, shards)
+        with import_module("h5py").File(path, "r") as file:
+            data = map_file(path)
+            return {column.name: _open_column(data, file, column) for column in columns}
 
 
 class HDF5Writer(FlatWriter):
     """Keeps the values of each column in a temporary file until `close`; up to 1 MB of each column is in memory."""
 
     def __init__(self, format: HDF5, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> None:
-        self._file, self._piece = open_file(_file_name(shard)), format.piece
+        self._file, self._piece = open_file(format.file(shard, shards)), format.piece
         super().__init__(format, self._waiting, columns, shard, shards)
 
     def _waiting(self, name: str) -> IO[bytes]:
@@ -117,7 +94,7 @@ class HDF5Writer(FlatWriter):
         with in_temporary_folder():
             made = tempfile.TemporaryFile()  # noqa: SIM115
         with made:
-            with in_temporary_folder(), _h5py().File(made, "w", track_order=False, **how) as file:
+            with in_temporary_folder(), import_module("h5py").File(made, "w", track_order=False, **how) as file:
                 for each in self._columns:
                     _add(file, each.column.name, each.column.dtype, each.size, each.file, self._piece)
                     each.file.close()
@@ -135,7 +112,7 @@ class HDF5Writer(FlatWriter):
 
 def _add(file: Any, name: str, dtype: str, size: int, values: IO[bytes], piece: int) -> None:
     """Adds a contiguous dataset to an HDF5 file, `piece` values at a time."""
-    h5py, stored = _h5py(), np.dtype(dtype).newbyteorder("<")
+    h5py, stored = import_module("h5py"), np.dtype(dtype).newbyteorder("<")
     storage = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     tracked = {"track_times": False, "track_order": False}
@@ -152,10 +129,7 @@ def _open_column(data: Array, file: Any, column: Column) -> Ragged:
         ValueError: our writer does not store the column like this.
     """
     values = _values(data, file, column.name, column.dtype)
-    try:
-        return rows_over(values, column, lambda group: _values(data, file, f"{group}/{column.name}", "int64"))
-    except ValueError as error:
-        raise ValueError(f"column {column.name!r}: {error}") from None
+    return rows_over(values, column, lambda group: _values(data, file, f"{group}/{column.name}", "int64"))
 
 
 def _values(data: Array, file: Any, name: str, dtype: str) -> Array:

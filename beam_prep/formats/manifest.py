@@ -5,16 +5,21 @@ only the manifest. It is written last.
 """
 
 import json
+import os
+import platform
+import re
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from beam_prep import renamed
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.schema import NO_LOSS, Column
 from beam_prep.errors import FormatError, RunError
 from beam_prep.shards.domains import part_of
 
@@ -55,11 +60,11 @@ class ShardReceipt:
         rows: how many rows it has.
         tokens: column of ids -> tokens.
         trained: column of masks or labels -> trained tokens.
-        packing: statistics of packing, see `PackStats`; None without packing.
+        packing: statistics of packing, see `PackPlan.stats`; None without packing.
         files: its files in all formats.
-        chunks: statistics of chunks, see `ChunkStats`; None without chunks.
+        chunks: statistics of chunks, see `Chunking.rows`; None without chunks.
         split: the name of its split; None without splits.
-        turns: statistics of records with several rows, see `TurnStats`; None without such records.
+        turns: `rows`: records that came in, `turns`: rows that they became; None without such records.
     """
 
     domain: str
@@ -107,6 +112,7 @@ def build_manifest(
     Raises:
         RunError: the counts do not add up.
     """
+    splits = {name: sum_shards([shard for shard in shards if shard.split == name]) for name in plan.splits}
     manifest = {
         "manifest_version": MANIFEST_VERSION,
         **facts,
@@ -117,7 +123,7 @@ def build_manifest(
         "counters": plan.counters,
         **({"roles": plan.roles} if plan.roles else {}),
         "totals": sum_shards(shards),
-        **({"splits": splits} if (splits := _splits(plan, shards)) else {}),
+        **({"splits": splits} if splits else {}),
         **({"mix": plan.mix, "repeated": plan.repeated} if plan.mix else {}),
         "domains": plan.domains,
         "shards": [shard.as_dict() for shard in shards],
@@ -142,11 +148,9 @@ def sum_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) ->
         yield f"the ledger says read {ledger['read']}, but kept + dropped + rejected are {records}"
     if ledger["lines"] != (lines := ledger["blank"] + records + ledger["not_read"]):
         yield f"the ledger says lines {ledger['lines']}, but blank + kept + dropped + rejected + not_read are {lines}"
-    parts = [("totals say ", totals, shards)]
-    for name, said in manifest.get("splits", {}).items():
-        parts.append((f"splits say of {name!r} ", said, [shard for shard in shards if shard.split == name]))
-    for where, said, of in parts:
-        summed = sum_shards(of)
+    for split, said in {None: totals, **manifest.get("splits", {})}.items():
+        where = "totals say " if split is None else f"splits say of {split!r} "
+        summed = sum_shards([shard for shard in shards if split in (None, shard.split)])
         for key in {**summed, **said}:
             if said.get(key) != summed.get(key):
                 yield f"{where}{key} {said.get(key)}, the shards add up to {summed.get(key)}"
@@ -169,11 +173,6 @@ def sum_problems(manifest: Mapping[str, Any], shards: Sequence[ShardReceipt]) ->
             yield f"the shards of {part!r} are numbered {found}, wanted 0 to {len(found) - 1}"
 
 
-def _splits(plan: "Plan", shards: Sequence[ShardReceipt]) -> dict[str, Any]:
-    """The totals of each split."""
-    return {name: sum_shards([shard for shard in shards if shard.split == name]) for name in plan.splits}
-
-
 def folder_of_shard(manifest: Mapping[str, Any], domain: str, split: str | None) -> str:
     """The folder of a domain's shards, below the folder of the split if there is one."""
     folder: str = manifest["domains"][domain]
@@ -194,43 +193,33 @@ def count_tokens(columns: Sequence[Column], rows: Mapping[str, Ragged | Array]) 
         if column.role == "ids":
             counts["tokens"][column.name] = len(values)
         elif column.role in ("mask", "labels"):
-            nothing = 0 if column.role == "mask" else IGNORE_INDEX
-            counts["trained"][column.name] = int(np.count_nonzero(values != nothing))
+            counts["trained"][column.name] = int(np.count_nonzero(values != NO_LOSS[column.role]))
     return counts
 
 
 def sum_shards(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
     """The manifest's `totals`."""
-    return {
+    totals: dict[str, Any] = {
         "rows": sum(shard.rows for shard in shards),
         "tokens": _sum(shard.tokens for shard in shards),
         "trained": _sum(shard.trained for shard in shards),
-        **_packing(shards),
-        **_made("chunks", [shard.chunks for shard in shards]),
-        **_made("turns", [shard.turns for shard in shards]),
     }
-
-
-def _packing(shards: Sequence[ShardReceipt]) -> dict[str, Any]:
-    parts = [shard.packing for shard in shards if shard.packing is not None]
-    if not parts:
-        return {}
-    stats = {**_sum(parts), "capacity": parts[0]["capacity"]}
-    filled = stats["packs"] * stats["capacity"]
-    return {"packing": {**stats, "fill_rate": round(stats["tokens"] / filled, 6) if filled else 0.0}}
-
-
-def _made(kind: str, counts: Iterable[dict[str, int] | None]) -> dict[str, Any]:
-    parts = [each for each in counts if each is not None]
-    return {kind: _sum(parts)} if parts else {}
+    for kind in ("packing", "chunks", "turns"):
+        counts = [found for shard in shards if (found := getattr(shard, kind)) is not None]
+        if counts:
+            totals[kind] = _sum(counts)
+        if counts and kind == "packing":
+            stats, capacity = totals[kind], counts[0]["capacity"]
+            filled = stats["packs"] * capacity
+            stats |= {"capacity": capacity, "fill_rate": round(stats["tokens"] / filled, 6) if filled else 0.0}
+    return totals
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for each in counts:
-        for name, count in each.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(each)
+    return dict(total)
 
 
 def dump(found: Mapping[str, Any]) -> bytes:
@@ -273,3 +262,44 @@ def receipts_of(manifest: Mapping[str, Any]) -> list[ShardReceipt]:
     return [
         ShardReceipt(**{**shard, "files": tuple(WrittenFile(**file) for file in shard["files"])}) for shard in shards
     ]
+
+
+# Versions of an output
+
+HIDDEN = ".beam_prep"
+LATEST = "latest"
+READERS = "readers"
+LEASE = 24 * 3600.0
+"""Seconds that a reader's lease lasts."""
+
+
+def is_name(name: str) -> bool:
+    """True if a version can have this name."""
+    return name != LATEST and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
+
+
+def followed(folder: Path) -> Path:
+    """The latest version below a folder; the folder itself if it has none."""
+    link = folder / LATEST
+    return folder / os.readlink(link) if link.is_symlink() else folder
+
+
+def is_held(lease: bytes) -> bool:
+    """True if a reader's lease has not ended. A damaged lease counts as ended."""
+    try:
+        found = json.loads(lease)
+        if found["until"] < time.time():
+            return False
+        return found["host"] != platform.node() or _lives(found["pid"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # a process of another user
+    return True

@@ -23,10 +23,10 @@ import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from beam_prep.formats.contract import (
     OpenFile,
     Row,
     cast,
+    check_kinds,
     check_rows,
     in_temporary_folder,
     map_file,
@@ -51,8 +52,8 @@ __all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter"]
 INDEX = "index.json"
 
 _U4 = np.dtype("<u4")
-_WIDTHS = (np.dtype("<u1"), np.dtype("<u2"), _U4)
-_ONE_DIMENSION = 1 << 2
+_WIDTHS: dict[bytes, np.dtype[Any]] = {b"\x04": np.dtype("<u1"), b"\x05": np.dtype("<u2"), b"\x06": _U4}
+"""First byte of an array of one dimension -> the dtype of its length."""
 _COPY_BYTES = 1 << 20
 
 
@@ -70,6 +71,7 @@ class MDS(FileFormat):
 
     def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> "MDSWriter":
         """See `Format.writer`."""
+        check_kinds(self, columns)
         return MDSWriter(open_file, columns, self.file(shard, shards), self.most_bytes)
 
     def described(
@@ -101,36 +103,43 @@ def _index(columns: Sequence[Column], folder: str, shards: Sequence[ShardReceipt
     return {"shards": entries, "version": 2}
 
 
-def _fields(columns: Sequence[Column]) -> dict[str, tuple[Column, str]]:
-    """Field -> (column, stored dtype), in the order of a row.
+class _Field(NamedTuple):
+    """A field of a row.
 
-    Raises:
-        ValueError: rows have lists of strings.
+    Attributes:
+        name, encoding, size: as in the description of a shard. `size`: its bytes; None: each row stores them.
+        column, dtype: the column that it belongs to, and the dtype of its values.
     """
-    if lists := [column.name for column in columns if column.role == "string" and column.depth]:
-        raise ValueError(f"column {lists[0]!r}: the format mds has no lists of strings")
-    fields = {column.name: (column, "uint8" if column.dtype == "bool" else column.dtype) for column in columns}
-    fields |= {f"{column.name}/lengths": (column, "int64") for column in columns if column.levels == 2}
-    return dict(sorted(fields.items()))
+
+    name: str
+    column: Column
+    dtype: str
+    encoding: str
+    size: int | None = None
 
 
-def _encoding(column: Column, dtype: str) -> str:
-    if column.depth == 0:
-        return "str" if column.role == "string" else dtype
-    return f"ndarray:{dtype}"
-
-
-def _size(column: Column, dtype: str) -> int | None:
-    """The bytes of a field of fixed size; None for other fields."""
-    return np.dtype(dtype).itemsize if column.depth == 0 and column.role != "string" else None
+def _fields(columns: Sequence[Column]) -> list[_Field]:
+    """The fields of a row, in their order."""
+    found = []
+    for column in columns:
+        dtype = "uint8" if column.dtype == "bool" else column.dtype
+        if column.depth:
+            found.append(_Field(column.name, column, dtype, f"ndarray:{dtype}"))
+        elif column.role == "string":
+            found.append(_Field(column.name, column, dtype, "str"))
+        else:
+            found.append(_Field(column.name, column, dtype, dtype, np.dtype(dtype).itemsize))
+        if column.depth == 2:
+            found.append(_Field(f"{column.name}/lengths", column, "int64", "ndarray:int64"))
+    return sorted(found, key=lambda field: field.name)
 
 
 def _description(columns: Sequence[Column]) -> dict[str, Any]:
     fields = _fields(columns)
     return {
-        "column_encodings": [_encoding(*field) for field in fields.values()],
-        "column_names": list(fields),
-        "column_sizes": [_size(*field) for field in fields.values()],
+        "column_encodings": [field.encoding for field in fields],
+        "column_names": [field.name for field in fields],
+        "column_sizes": [field.size for field in fields],
         "compression": None,
         "format": "mds",
         "hashes": ["sha256"],
@@ -143,8 +152,7 @@ class MDSWriter:
     """Writes rows to a temporary file. `close` writes the offsets, then copies the rows. See `ShardWriter`."""
 
     def __init__(self, open_file: OpenFile, columns: Sequence[Column], name: str, most_bytes: int) -> None:
-        self._columns, self._most_bytes = tuple(columns), most_bytes
-        self._fields = _fields(columns)
+        self._columns, self._most_bytes, self._fields = tuple(columns), most_bytes, _fields(columns)
         self._description = json.dumps(_description(columns)).encode()
         self._file = open_file(name)
         with in_temporary_folder():
@@ -161,9 +169,9 @@ class MDSWriter:
         rows = check_rows(self._columns, columns)
         if not rows:
             return
-        fields = [_encoded(columns[column.name], column, name) for name, (column, _) in self._fields.items()]
+        fields = [_encoded(columns[field.column.name], field) for field in self._fields]
         # The sizes of fields of fixed size are not stored.
-        said = [_size(*field) is None for field in self._fields.values()]
+        said = [field.size is None for field in self._fields]
         pack = struct.Struct(f"<{sum(said)}I").pack
         parts: list[bytes] = []
         for row in zip(*fields, strict=True):
@@ -196,9 +204,10 @@ def _rows_begin(rows: int, description: int) -> int:
     return _U4.itemsize * (rows + 2) + description
 
 
-def _encoded(rows: Ragged, column: Column, field: str) -> list[bytes]:
+def _encoded(rows: Ragged, field: _Field) -> list[bytes]:
     """The stored bytes of a field, for each row."""
-    if field != column.name and isinstance(rows.values, Ragged):
+    column = field.column
+    if field.name != column.name and isinstance(rows.values, Ragged):
         values, lengths = rows.values.lengths.astype("<i8"), rows.lengths
     else:
         values, lengths = cast(rows.flat, column.dtype, column.name), rows.flat_lengths
@@ -212,13 +221,11 @@ def _encoded(rows: Ragged, column: Column, field: str) -> list[bytes]:
 def _head(length: int) -> bytes:
     """The head of an ndarray: the bytes before its values."""
     width = 0 if length < 1 << 8 else 1 if length < 1 << 16 else 2
-    return bytes([_ONE_DIMENSION | width]) + length.to_bytes(1 << width, "little")
+    return bytes([4 | width]) + length.to_bytes(1 << width, "little")
 
 
 class MDSReader(FileReader):
     """Rows of one shard, decoded from its memory-mapped file; see `ShardReader`."""
-
-    kind = "MDS"
 
     def _open(self) -> None:
         self._fields = _fields(self._columns)
@@ -228,17 +235,13 @@ class MDSReader(FileReader):
     def _offsets(self) -> Array:
         """int64 [rows + 1]: the start of each row, and the end of the file."""
         data = self._data
-        rows = int(data[:4].view(_U4)[0]) if len(data) >= 4 else 0
-        if len(data) < _rows_begin(rows, 0):
-            raise ValueError(f"found {len(data)} bytes, too few for the offsets of {rows} rows")
-        offsets = data[4 : _rows_begin(rows, 0)].view(_U4).astype(np.int64)
-        if offsets[-1] != len(data) or offsets[0] < _rows_begin(rows, 0) or (np.diff(offsets) < 0).any():
-            raise ValueError(f"the offsets do not rise to the end of the file, {len(data)}")
-        try:
-            found = json.loads(data[_rows_begin(rows, 0) : offsets[0]].tobytes())
-        except ValueError as error:
-            raise ValueError(f"its description is not JSON: {error}") from None
-        wanted = _description(self._columns)
+        rows = int(data[:4].view(_U4).sum())
+        begin = _rows_begin(rows, 0)
+        offsets = data[4:begin].view(_U4).astype(np.int64)
+        rising = len(offsets) == rows + 1 and offsets[0] >= begin and (np.diff(offsets) >= 0).all()
+        if not rising or offsets[-1] != len(data):
+            raise ValueError(f"the offsets of {rows} rows do not rise to the end of the file, {len(data)}")
+        found, wanted = json.loads(data[begin : offsets[0]].tobytes()), _description(self._columns)
         if found != wanted:
             raise ValueError(f"found {found}, wanted {wanted}")
         return offsets
@@ -247,46 +250,42 @@ class MDSReader(FileReader):
         return len(self._starts) - 1
 
     def _row(self, number: int) -> Row:
-        data = self._data[self._starts[number] : self._starts[number + 1]]
-        arrays = dict(zip(self._fields, self._arrays(data), strict=True))
-        return {column.name: _value(column, arrays) for column in self._columns}
-
-    def _arrays(self, row: Array) -> Iterator[Array]:
-        """The fields of a row.
-
-        Raises:
-            ValueError: the row is damaged.
-        """
-        fixed = [_size(*field) for field in self._fields.values()]
-        start = _U4.itemsize * fixed.count(None)
+        row = self._data[self._starts[number] : self._starts[number + 1]]
+        start = _U4.itemsize * sum(field.size is None for field in self._fields)
         if len(row) < start:
             raise ValueError(f"found {len(row)} bytes, wanted at least {start}")
         said = iter(row[:start].view(_U4).tolist())
-        sizes: list[int] = [next(said) if size is None else size for size in fixed]
-        if start + sum(sizes) != len(row):
-            raise ValueError(f"its fields have {sizes} bytes, all of it {len(row)}")
-        for (name, (column, dtype)), size in zip(self._fields.items(), sizes, strict=True):
-            stored, field = np.dtype(dtype).newbyteorder("<"), row[start : start + size]
-            yield field.view(stored) if column.depth == 0 else _decoded(field, stored, name)
-            start += size
+        arrays = {}
+        for field in self._fields:
+            stop = start + (next(said) if field.size is None else field.size)
+            arrays[field.name] = _decoded(row[start:stop], field)
+            start = stop
+        if start != len(row):
+            raise ValueError(f"its fields have {start} bytes, all of it {len(row)}")
+        rows: Row = {}
+        for column in self._columns:
+            values = arrays[column.name].view(bool) if column.dtype == "bool" else arrays[column.name]
+            lists = column.depth == 2
+            rows[column.name] = Ragged.from_lengths(values, arrays[f"{column.name}/lengths"]) if lists else values
+        return rows
 
     def sizes(self) -> Array:
         """See `ShardReader.sizes`."""
         return np.diff(self._starts)
 
 
-def _decoded(field: Array, dtype: np.dtype[Any], name: str) -> Array:
-    kind = int(field[0]) if len(field) else -1
-    width = _WIDTHS[kind & 3] if kind >> 2 == 1 and kind & 3 < len(_WIDTHS) else None
-    if width is None or len(field) < 1 + width.itemsize:
-        raise ValueError(f"{name!r} is no array of one dimension")
+def _decoded(data: Array, field: _Field) -> Array:
+    """The values of a field.
+
+    Raises:
+        ValueError: the field is damaged.
+    """
+    dtype = np.dtype(field.dtype).newbyteorder("<")
+    if field.column.depth == 0:
+        return data.view(dtype)
+    width = _WIDTHS.get(data[:1].tobytes(), _U4)
     begin = 1 + width.itemsize
-    count = int(field[1:begin].view(width)[0])
-    if begin + count * dtype.itemsize != len(field):
-        raise ValueError(f"{name!r} has {len(field)} bytes for {count} values")
-    return field[begin:].view(dtype)
-
-
-def _value(column: Column, arrays: Mapping[str, Array]) -> Array | Ragged:
-    values = arrays[column.name].view(bool) if column.dtype == "bool" else arrays[column.name]
-    return values if column.levels == 1 else Ragged.from_lengths(values, arrays[f"{column.name}/lengths"])
+    values = data[begin:].view(dtype)
+    if data[:1].tobytes() not in _WIDTHS or data[1:begin].view(width).tolist() != [len(values)]:
+        raise ValueError(f"{field.name!r} is no array of one dimension, or has another length than it says")
+    return values

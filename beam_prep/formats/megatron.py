@@ -25,9 +25,8 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
-from beam_prep.formats.contract import FilesOfShard, OpenFile
-from beam_prep.formats.flat import FlatColumn, FlatFormat, FlatWriter, mapped
+from beam_prep.formats.contract import FilesOfShard
+from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
 
 __all__ = ["CODES", "Megatron"]
 
@@ -56,22 +55,6 @@ class Megatron(FlatFormat):
     name = "megatron"
     unknown_dtypes = ("uint32", "uint64", "float16")
     strings = "none"
-    longest = 2**31 - 1
-    """Most values of a sequence: their number is an int32."""
-
-    def writer(self, open_file: OpenFile, columns: Sequence[Column], shard: int, shards: int) -> FlatWriter:
-        """See `Format.writer`.
-
-        Raises:
-            ValueError: a column has a dtype for which Megatron has no code.
-        """
-        for column in columns:
-            if column.role == "string":
-                raise ValueError(f"column {column.name!r}: the format megatron holds numbers, and no strings")
-            if column.dtype not in CODES:
-                known = ", ".join(CODES)
-                raise ValueError(f"column {column.name!r}: the format megatron has no {column.dtype}; it has {known}")
-        return super().writer(open_file, columns, shard, shards)
 
     def values_file(self, column: Column, shard: int, shards: int) -> str:
         return _prefix(column, shard) + ".bin"
@@ -81,17 +64,14 @@ class Megatron(FlatFormat):
 
     def borders(self, columns: Sequence[FlatColumn], shard: int, shards: int) -> Iterator[tuple[str, list[bytes]]]:
         for each in columns:
-            yield _prefix(each.column, shard) + ".idx", _index_of(each, self.longest)
+            yield _prefix(each.column, shard) + ".idx", _index_of(each)
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         opened = {}
         for column in columns:
             path = folder / (_prefix(column, shard) + ".idx")
-            try:
-                sequences, documents = _index(path, path.read_bytes(), column)
-            except FileNotFoundError:
-                raise FormatError(f"{path}: no such file") from None
-            rows = Ragged(mapped(path.with_suffix(".bin"), column.dtype, int(sequences[-1]), "its index"), sequences)
+            sequences, documents = _index(path.name, path.read_bytes(), column)
+            rows = Ragged(mapped(path.with_suffix(".bin"), column.dtype, int(sequences[-1])), sequences)
             opened[column.name] = rows if column.levels == 1 else Ragged(rows, documents)
         return opened
 
@@ -100,19 +80,10 @@ def _prefix(column: Column, shard: int) -> str:
     return f"shard_{shard:04d}-{column.name}"
 
 
-def _index_of(column: FlatColumn, longest: int) -> list[bytes]:
-    """The content of the `.idx`, in pieces.
-
-    Raises:
-        ValueError: a sequence has more than `longest` values.
-    """
+def _index_of(column: FlatColumn) -> list[bytes]:
+    """The content of the `.idx`, in pieces."""
     sequences = np.concatenate([np.zeros(0, np.int64), *(column.inner or column.rows)])
     documents = np.concatenate([np.zeros(0, np.int64), *column.lists]) if column.lists else np.ones_like(sequences)
-    if sequences.max(initial=0) > longest:
-        raise ValueError(
-            f"column {column.column.name!r}: a sequence of {sequences.max()} values, megatron's index "
-            f"holds up to {longest}"
-        )
     dtype = column.column.dtype
     return [
         HEADER.pack(_MAGIC, _VERSION, CODES[dtype], len(sequences), len(documents) + 1),
@@ -122,25 +93,20 @@ def _index_of(column: FlatColumn, longest: int) -> list[bytes]:
     ]
 
 
-def _index(path: Path, data: bytes, column: Column) -> tuple[Array, Array]:
+def _index(name: str, data: bytes, column: Column) -> tuple[Array, Array]:
     """(offsets of sequences, in values; offsets of documents, in sequences), int64, from 0."""
-    if len(data) < HEADER.size:
-        raise FormatError(f"{path}: found {len(data)} bytes, too few for an index")
-    magic, version, code, count, borders = HEADER.unpack_from(data)
-    if (magic, version) != (_MAGIC, _VERSION):
-        raise FormatError(f"{path}: not an index of Megatron, version {_VERSION}")
-    if code != CODES.get(column.dtype):
-        raise FormatError(f"{path}: found dtype code {code}, wanted {CODES.get(column.dtype)} ({column.dtype})")
-    if len(data) != (wanted := HEADER.size + 12 * count + 8 * borders):
-        raise FormatError(f"{path}: found {len(data)} bytes, wanted {wanted}: {count} sequences, {borders} borders")
+    *header, count, borders = HEADER.unpack_from(data)
+    if header != (wanted := [_MAGIC, _VERSION, CODES.get(column.dtype)]):
+        raise ValueError(f"{name} begins with {header}, wanted {wanted} (code of {column.dtype})")
+    if len(data) != (size := HEADER.size + 12 * count + 8 * borders):
+        raise ValueError(f"{name} has {len(data)} bytes, wanted {size}: {count} sequences, {borders} borders")
     lengths = np.frombuffer(data, "<i4", count, HEADER.size)
     pointers = np.frombuffer(data, "<i8", count, HEADER.size + 4 * count)
     documents = np.frombuffer(data, "<i8", borders, HEADER.size + 12 * count).astype(np.int64)
     sequences = offsets_of(lengths)
     if (lengths < 0).any() or not np.array_equal(pointers, sequences[:-1] * np.dtype(column.dtype).itemsize):
-        raise FormatError(f"{path}: the sequences do not begin where the one before ends")
-    if borders == 0 or documents[0] != 0 or documents[-1] != count or (np.diff(documents) < 0).any():
-        raise FormatError(f"{path}: the borders of documents do not rise from 0 to {count}")
-    if column.levels == 1 and not np.array_equal(documents, np.arange(count + 1)):
-        raise FormatError(f"{path}: found documents of several sequences, wanted one each")
+        raise ValueError(f"{name}: the sequences do not begin where the one before ends")
+    one_each = column.levels > 1 or np.array_equal(documents, np.arange(count + 1))
+    if not one_each or [*documents[:1], *documents[-1:]] != [0, count] or (np.diff(documents) < 0).any():
+        raise ValueError(f"{name}: the borders of documents do not rise from 0 to {count}, or not by one")
     return sequences, documents

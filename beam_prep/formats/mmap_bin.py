@@ -22,7 +22,6 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats.contract import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped, rows_over
 
@@ -48,8 +47,9 @@ class Bin(FlatFormat):
 
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         folder = folder / _folder(shard, shards)
-        meta = _read_meta(folder / META)
-        return {column.name: _open_column(folder, column, meta) for column in columns}
+        # Lists become arrays entry by entry, so only one column's offsets are Python numbers at a time.
+        meta = json.loads((folder / META).read_bytes(), object_hook=_arrays)
+        return {column.name: _open_column(folder, column, meta[column.name]) for column in columns}
 
 
 def _folder(shard: int, shards: int) -> str:
@@ -76,40 +76,13 @@ def _numbers(values: Array, piece: int) -> Iterator[bytes]:
         yield str(values[start : start + piece].tolist())[1:-1].encode()
 
 
-def _read_meta(path: Path) -> Any:
-    try:
-        # Lists become arrays entry by entry, so only one column's offsets are Python numbers at a time.
-        return json.loads(path.read_bytes(), object_hook=_arrays)
-    except FileNotFoundError:
-        raise FormatError(f"{path}: no such file") from None
-    except ValueError as error:
-        raise FormatError(f"{path} is not the JSON of a shard: {error}") from None
-
-
 def _arrays(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: np.array(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
-def _open_column(folder: Path, column: Column, meta: Any) -> Ragged:
-    """The column over its mapped file."""
-    entry = meta.get(column.name) if isinstance(meta, dict) else None
-    where = f"{folder / META}: {column.name!r}"
-    if not isinstance(entry, dict):
-        raise FormatError(f"{where}: no such key")
-    if entry.get("dtype") != column.dtype:
-        raise FormatError(f"{where}: found dtype {entry.get('dtype')}, wanted {column.dtype}")
-    shape = _integers(entry, "shape", where)
-    if len(shape) != 1 or shape[0] < 0:
-        raise FormatError(f"{where}: found shape {shape.tolist()}, wanted one size")
-    values = mapped(folder / f"{column.name}.bin", column.dtype, int(shape[0]), META)
-    try:
-        return rows_over(values, column, lambda key: _integers(entry, key, where))
-    except ValueError as error:
-        raise FormatError(f"{where}: {error}") from None
-
-
-def _integers(entry: dict[str, Any], key: str, where: str) -> Array:
-    array = entry.get(key)
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != np.int64:
-        raise FormatError(f"{where}: {key} is missing or no list of integers")
-    return array
+def _open_column(folder: Path, column: Column, entry: dict[str, Any]) -> Ragged:
+    """The column over its mapped file; `entry`: what `meta.json` says of it."""
+    if entry["dtype"] != column.dtype:
+        raise ValueError(f"column {column.name!r}: {META} says dtype {entry['dtype']}, wanted {column.dtype}")
+    (size,) = entry["shape"]
+    return rows_over(mapped(folder / f"{column.name}.bin", column.dtype, int(size)), column, entry.__getitem__)

@@ -32,11 +32,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.errors import FormatError
 from beam_prep.formats.contract import FilesOfShard
 from beam_prep.formats.flat import FlatColumn, FlatFormat, mapped
 
@@ -77,19 +75,10 @@ class Npy(FlatFormat):
     def open_columns(self, folder: Path, columns: Sequence[Column], shard: int, shards: int) -> dict[str, Ragged]:
         opened = {}
         for column in columns:
-            about = folder / _borders_file(column, shard)
-            try:
-                borders, inner = _borders(about, column.levels)
-            except FileNotFoundError as error:
-                raise FormatError(f"{error.filename}: no such file") from None
-            except (OSError, EOFError, zlib.error, ValueError) as error:
-                raise FormatError(f"{about} is damaged: {error}") from None
-            path = folder / self.values_file(column, shard, shards)
-            values = mapped(path, self.stored(column), int(borders[-1]), about.name)
-            rows = Ragged(values, borders)
-            opened[column.name] = (
-                rows if inner is None else Ragged(Ragged.from_lengths(values, inner.flat), inner.offsets)
-            )
+            borders, inner = _borders(folder / _borders_file(column, shard), column.levels)
+            values = mapped(folder / self.values_file(column, shard, shards), self.stored(column), int(borders[-1]))
+            lists = values if inner is None else Ragged.from_lengths(values, inner.flat)
+            opened[column.name] = Ragged(lists, borders if inner is None else inner.offsets)
         return opened
 
 
@@ -131,35 +120,18 @@ def _block(data: bytes, last: bool) -> bytes:
 
 
 def _borders(path: Path, depth: int) -> tuple[Array, Ragged | None]:
-    """The offsets of rows, in values; and for lists of lists the lengths of each row's lists, else None.
-
-    Raises:
-        OSError, EOFError, zlib.error, ValueError: the file cannot be read.
-    """
-    text = gzip.decompress(path.read_bytes())
-    if not text:
-        return np.zeros(1, np.int64), None if depth == 1 else Ragged.from_lengths(np.zeros(0, np.int64), [])
-    from pyarrow import csv
-
-    types = dict(zip(("start", "end", "lists"), (pa.int64(), pa.int64(), pa.string()), strict=True))
-    names = list(types)[: depth + 1]
-    table = csv.read_csv(
-        pa.BufferReader(text),
-        csv.ReadOptions(use_threads=False, column_names=names),
-        csv.ParseOptions(quote_char=False),
-        csv.ConvertOptions(column_types={name: types[name] for name in names}),
-    )
-    if any(column.null_count for column in table.columns):
-        raise ValueError("a line has no numbers")
-    starts, ends = (table[name].to_numpy() for name in ("start", "end"))
-    borders = np.concatenate([[0], ends]).astype(np.int64)
+    """The offsets of rows, in values; and for lists of lists the lengths of each row's lists, else None."""
+    rows = [line.split(",") for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    fields = list(zip(*rows, strict=True)) or [()] * (depth + 1)
+    if len(fields) != depth + 1:
+        raise ValueError(f"{path.name} has {len(fields)} fields a line, wanted {depth + 1}")
+    starts, ends = (np.array(numbers, np.int64) for numbers in fields[:2])
+    borders = np.append(0, ends)
     if not np.array_equal(borders[:-1], starts) or (np.diff(borders) < 0).any():
-        raise ValueError("its rows do not follow each other")
+        raise ValueError(f"{path.name}: its rows do not follow each other")
     if depth == 1:
         return borders, None
-    lists = [row.split() for row in table["lists"].to_pylist()]
-    inner = Ragged.from_lists([list(map(int, row)) for row in lists], np.int64)
-    sums = np.diff(np.concatenate([[0], np.cumsum(inner.flat)])[inner.offsets])
-    if (inner.flat < 0).any() or not np.array_equal(sums, np.diff(borders)):
-        raise ValueError("its lists do not add up to its rows")
-    return borders, inner
+    lists = Ragged.from_lists([list(map(int, text.split())) for text in fields[2]], np.int64)
+    if (lists.flat < 0).any() or not np.array_equal(lists.sums(), np.diff(borders)):
+        raise ValueError(f"{path.name}: its lists do not add up to its rows")
+    return borders, lists

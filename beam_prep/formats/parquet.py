@@ -76,11 +76,7 @@ class ParquetWriter:
         )
 
     def write(self, columns: Mapping[str, Ragged]) -> None:
-        """See `ShardWriter.write`.
-
-        Raises:
-            ValueError: also for a row of more than 2**31 - 1 values.
-        """
+        """See `ShardWriter.write`."""
         self._batches.add(columns)
 
     def _put(self, batch: pa.RecordBatch) -> None:
@@ -106,7 +102,6 @@ class ParquetReader(BatchReader):
     The file is open only during a call.
     """
 
-    kind = "Parquet"
     _last: tuple[int, pa.RecordBatch] | None = None
 
     def _open(self) -> None:
@@ -133,7 +128,6 @@ class ParquetReader(BatchReader):
             with pa.memory_map(str(self._path)) as source:
                 file = pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
                 table = file.read_row_group(group, names, use_threads=False).select(names)
-            check_types(table.schema, self._columns)
             (batch,) = table.combine_chunks().to_batches()
             batch.validate()
             if batch.num_rows != rows:

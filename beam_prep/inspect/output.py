@@ -26,7 +26,7 @@ from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import place_at
-from beam_prep.shards.mix import NOT_SAMPLED, mix_lines
+from beam_prep.shards.compose import NOT_SAMPLED, mix_lines
 
 
 def inspect(

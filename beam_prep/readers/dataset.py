@@ -19,7 +19,7 @@ import numpy as np
 from beam_prep.data.block import drawn
 from beam_prep.data.metadata import metadata_values
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import IGNORE_INDEX, Column, Strategy
+from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
 from beam_prep.formats import Row
 from beam_prep.formats.manifest import MANIFEST
@@ -27,6 +27,7 @@ from beam_prep.hints import did_you_mean
 from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.rows import Rows
 from beam_prep.readers.views import Mixture, Packed, Ranks, Tail, checked, mixture
+from beam_prep.shards.pack import Strategy
 from beam_prep.storage.stored import StoredFiles
 
 if TYPE_CHECKING:

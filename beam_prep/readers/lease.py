@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 
 from beam_prep.errors import BeamPrepError
-from beam_prep.formats.versions import HIDDEN, LEASE, READERS
+from beam_prep.formats.manifest import HIDDEN, LEASE, READERS
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import is_local
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, load
-from beam_prep.formats.versions import followed
+from beam_prep.formats.manifest import FAILURE, MANIFEST, followed, load
 from beam_prep.readers.dataset import Dataset, check_split, no_domain
 from beam_prep.readers.lease import ReaderLease
 from beam_prep.readers.output import OpenOutput

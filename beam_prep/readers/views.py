@@ -15,11 +15,11 @@ import numpy as np
 
 from beam_prep.data.metadata import metadata_values
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import Column, Strategy
+from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
 from beam_prep.readers.rows import Rows
-from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, plan_packs
+from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, Strategy, plan_packs
 
 Tail = Literal["keep", "drop"]
 
@@ -214,10 +214,10 @@ class Packed(View):
         narrow = np.int32 if len(lengths) < 2**31 else np.int64
         order = None if seed is None else shuffled(len(lengths), seed).astype(narrow)
         plan = plan_packs(lengths if order is None else lengths[order], strategy, length)
-        row = plan.piece_row.astype(narrow)
+        row = plan.pieces.row.astype(narrow)
         self._row = row if order is None else order[row]
-        self._start_of = plan.piece_start.astype(np.int32) if plan.piece_start.any() else None
-        self._length_of = plan.piece_lengths.astype(np.int32)
+        self._start_of = plan.pieces.start.astype(np.int32) if plan.pieces.start.any() else None
+        self._length_of = plan.pieces.lengths.astype(np.int32)
         self._packs = plan.packs
         self.fill_rate = float(self._length_of.sum(dtype=np.int64) / max(1, len(plan) * length))
         key = zlib.crc32(lengths.tobytes(), zlib.crc32(f"{length} {seed} {strategy}".encode()))

@@ -15,29 +15,8 @@ import numpy as np
 
 from beam_prep.data.ragged import Array, Ragged, join_pieces, offsets_of
 from beam_prep.data.schema import NO_LOSS, Column
-from beam_prep.shards.pack import Stats
+from beam_prep.shards.pack import check_aligned
 from beam_prep.tokens.batch import Batch
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkStats(Stats):
-    """Statistics of chunks.
-
-    Attributes:
-        rows: rows that came in.
-        rows_split: rows that became several chunks.
-        chunks: chunks that were made.
-        chunks_untrained: chunks without a trained token, which are not written.
-        tokens_repeated: tokens that a written chunk repeats from the previous chunk.
-        tokens_left_out: tokens of chunks that are not written, repeated tokens not counted.
-    """
-
-    rows: int = 0
-    rows_split: int = 0
-    chunks: int = 0
-    chunks_untrained: int = 0
-    tokens_repeated: int = 0
-    tokens_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +51,6 @@ class Chunking:
         if not 0 <= self.stride < self.size:
             raise ValueError(f"stride is {self.stride}, wanted 0 to {self.size - 1}, less than a chunk")
 
-    def counts(self, lengths: Array) -> Array:
-        """int64 [rows]: the number of chunks of each row, at least 1; `lengths`: tokens of each row."""
-        return np.asarray(1 - (-np.maximum(lengths - self.size, 0) // (self.size - self.stride)))
-
     def lengths(self, lengths: Array) -> tuple[Array, Array]:
         """(tokens of each chunk, the row it is cut from), int64 [chunks] each; `lengths`: tokens of each row."""
         row, start, stop = self._pieces(lengths)
@@ -83,13 +58,19 @@ class Chunking:
 
     def _pieces(self, lengths: Array) -> tuple[Array, Array, Array]:
         """int64 [chunks] each: row, start, stop. A chunk is the tokens [start, stop) of its row."""
-        first = offsets_of(self.counts(lengths))
+        first = offsets_of(1 - (-np.maximum(lengths - self.size, 0) // (self.size - self.stride)))
         row = np.repeat(np.arange(len(lengths)), np.diff(first))
         start = (np.arange(first[-1]) - first[row]) * (self.size - self.stride)
         return row, start, np.minimum(start + self.size, lengths[row])
 
-    def rows(self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]) -> tuple[dict[str, Ragged], ChunkStats]:
-        """The chunks of all rows, in order.
+    def rows(
+        self, columns: Mapping[str, Ragged], schema: Mapping[str, Column]
+    ) -> tuple[dict[str, Ragged], dict[str, int]]:
+        """The chunks of all rows, in order, and counts, which can be added.
+
+        `rows` that came in; `rows_split`: that became several chunks; `chunks` that were made; `chunks_untrained`:
+        without a trained token, they are not written; `tokens_repeated`: tokens that a written chunk repeats from the
+        previous chunk; `tokens_left_out`: tokens of chunks that are not written, repeated tokens not counted.
 
         Args:
             columns: name -> one list of values a row, of equal lengths in all columns; not empty. Metadata columns
@@ -97,51 +78,38 @@ class Chunking:
             schema: name -> column.
 
         Raises:
-            ValueError: a column has other lengths than the first, or is a list of lists.
+            ValueError: see `check_aligned`.
         """
         lengths = next(iter(columns.values())).lengths
         beside = {name: rows for name, rows in columns.items() if schema[name].metadata}
         columns = {name: rows for name, rows in columns.items() if name not in beside}
-        for name, rows in columns.items():
-            if rows.depth != 1 or not np.array_equal(rows.lengths, lengths):
-                raise ValueError(f"column {name!r} does not have one value a token: only one output can be chunked")
+        check_aligned(columns, lengths)
         row, start, stop = self._pieces(lengths)
         starts, sizes = offsets_of(lengths)[row] + start, stop - start
-        repeated = np.where(start > 0, self.stride, 0)
+        repeated, borders = np.where(start > 0, self.stride, 0), offsets_of(sizes)
+        again = np.arange(borders[-1]) < np.repeat(borders[:-1] + repeated, sizes)
         chunks, trained = {}, np.zeros(len(row), bool)
         for name, rows in columns.items():
-            chunk = Ragged(join_pieces(rows.flat, starts, sizes), offsets_of(sizes))
+            chunk = Ragged(join_pieces(rows.flat, starts, sizes), borders)
             if (nothing := NO_LOSS.get(schema[name].role)) is not None:
-                chunk = chunk.with_flat(_without_repeated(chunk, repeated, nothing))
+                chunk = chunk.with_flat(np.where(again, chunk.flat.dtype.type(nothing), chunk.flat))
                 if schema[name].role != "weights":  # a token with weight 0 still counts as trained
                     trained |= chunk.sums(chunk.flat != nothing) > 0
             chunks[name] = chunk
         chunks |= {name: rows.take(row) for name, rows in beside.items()}
-        stats = ChunkStats(
-            rows=len(lengths),
-            rows_split=int(np.count_nonzero(self.counts(lengths) > 1)),
-            chunks=len(row),
-            tokens_repeated=int(repeated.sum()),
-        )
-        if (
-            self.keep_rows_without_loss
-            or not any(column.role in NO_LOSS for column in schema.values())
-            or trained.all()
-        ):
-            return chunks, stats
-        kept = {name: chunk.take(trained) for name, chunk in chunks.items()}
-        again = int(repeated[~trained].sum())
-        left_out = int(sizes[~trained].sum()) - again
-        bare = int(np.count_nonzero(~trained))
-        return kept, stats + ChunkStats(chunks_untrained=bare, tokens_repeated=-again, tokens_left_out=left_out)
-
-
-def _without_repeated(chunks: Ragged, repeated: Array, nothing: int) -> Array:
-    """The values of all chunks. The first `repeated` values of each chunk become `nothing`."""
-    if not repeated.any():
-        return chunks.flat
-    place = np.arange(len(chunks.flat)) - np.repeat(chunks.offsets[:-1], chunks.lengths)
-    return np.where(place < np.repeat(repeated, chunks.lengths), chunks.flat.dtype.type(nothing), chunks.flat)
+        if self.keep_rows_without_loss or not any(column.role in NO_LOSS for column in schema.values()):
+            trained[:] = True
+        counts = {
+            "rows": len(lengths),
+            "rows_split": int(np.count_nonzero(np.bincount(row) > 1)),
+            "chunks": len(row),
+            "chunks_untrained": int(np.count_nonzero(~trained)),
+            "tokens_repeated": int(repeated[trained].sum()),
+            "tokens_left_out": int((sizes - repeated)[~trained].sum()),
+        }
+        if trained.all():
+            return chunks, counts
+        return {name: chunk.take(trained) for name, chunk in chunks.items()}, counts
 
 
 # Turns apart
@@ -150,28 +118,14 @@ ROW_LENGTHS = Column("row_lengths", "int32", 1, "rows")
 """The column of the token cache that holds the length of each row of a record, in tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnStats(Stats):
-    """Statistics of turns apart.
-
-    Attributes:
-        rows: records that came in.
-        turns: rows that they became.
-    """
-
-    rows: int = 0
-    turns: int = 0
-
-
 def join_rows(batch: Batch) -> Batch:
     """Joins the rows of each record into one row, and adds `ROW_LENGTHS`. Counters are added up.
 
     Raises:
-        ValueError: a column does not have one value a token.
+        ValueError: see `check_aligned`.
     """
     lengths = batch.tokens
-    if not all(rows.depth == 1 and np.array_equal(rows.lengths, lengths) for rows in batch.columns.values()):
-        raise ValueError("records of several rows have one value a token in each column")
+    check_aligned(batch.columns, lengths)
     line, first = np.unique(batch.line, return_index=True)
     borders = np.append(first, len(batch))
     columns = {name: Ragged(rows.flat, rows.offsets[borders]) for name, rows in batch.columns.items()}
@@ -201,8 +155,8 @@ def lengths_of(columns: Mapping[str, Ragged], tokens: Array) -> tuple[Array, Arr
 
 def split_rows(
     columns: Mapping[str, Ragged], schema: Mapping[str, Column], cut: Array | None
-) -> tuple[dict[str, Ragged], Array | None, TurnStats]:
-    """Splits records into their rows: (columns, tokens cut from each row, statistics).
+) -> tuple[dict[str, Ragged], Array | None]:
+    """Splits records into their rows: (columns, tokens cut from each row).
 
     Tokens that were cut from a record count for its first row.
 
@@ -220,4 +174,4 @@ def split_rows(
     }
     if cut is not None:
         cut = np.where(np.diff(record, prepend=-1) > 0, cut[record], 0)
-    return rows, cut, TurnStats(len(columns[ROW_LENGTHS.name]), len(lengths))
+    return rows, cut

@@ -1,11 +1,11 @@
-"""Decides which rows of all blocks are written, in which split, how often, and in which order."""
+"""Decides which rows of all blocks are written, in which split, how often (a mix), and in which order."""
 
 import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from beam_prep.errors import ConfigError
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT
 from beam_prep.reading.records import SHOWN, Drop
 from beam_prep.shards.domains import part_of
-from beam_prep.shards.mix import Mix, Taken
 from beam_prep.shards.row_index import Copies, RowIndex, View
 
 
@@ -60,9 +59,57 @@ class Splits:
         return found.astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class DomainMix:
+    """How much of a domain is written. Give one of tokens, share and epochs.
+
+    >>> mix = {"math": bp.DomainMix(tokens=2e9), "web": bp.DomainMix(share=0.3), "code": bp.DomainMix(epochs=2)}
+    >>> compose = bp.Compose(shuffle=17, mix=tuple(mix.items()))
+
+    Attributes:
+        tokens: how many tokens are written.
+        share: share of all tokens of the output.
+        epochs: how often each record is written.
+        repeat: with tokens or share: repeats records if the domain has too few.
+    """
+
+    tokens: float | None = None
+    share: float | None = None
+    epochs: float | None = None
+    repeat: bool = False
+
+
+MOST_EPOCHS = 1000
+"""Most times that a record is written. A budget that needs more probably has a zero too many."""
+Mix = tuple[tuple[str, DomainMix], ...]
+"""(domain, how much of it is written)."""
+
+
+ALL = 2**64 - 1
+"""The largest sample key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Which rows of a domain are written: each row `copies` times, and some rows once more.
+
+    Attributes:
+        copies: how often every row is written.
+        most: rows with a sample key up to this are written once more; None: no row.
+    """
+
+    copies: int = 1
+    most: int | None = None
+
+
 def split_of(part: str, splits: Splits | None) -> int:
     """The number of the split in a part's name; 0 without splits."""
     return 0 if splits is None else splits.names.index(part.partition("/")[0])
+
+
+def split_name(part: str, splits: Splits | None) -> str | None:
+    """The split in a part's name; None without splits."""
+    return None if splits is None else part.partition("/")[0]
 
 
 def domain_of(part: str, splits: Splits | None) -> str:
@@ -189,33 +236,13 @@ def arranged(view: View, place: Place, seed: int, taken: Mapping[int, Taken]) ->
     most = np.array([each.most or 0 for each in of_parts], np.uint64)[local]
     found = []
     for copy in range(int(copies.max(initial=0)) + 1):
-        rows = np.flatnonzero(copies > copy)
+        rows = np.flatnonzero((copies > copy) | ((copies == copy) & (most > 0)))
         keys = shuffle_keys(seed, place.file, line[rows], copy)
-        found.append(Arranged(part[rows], keys, np.zeros(len(rows), np.uint64), rows))
-        rows = np.flatnonzero((copies == copy) & (most > 0))
-        keys = shuffle_keys(seed, place.file, line[rows], copy)
-        samples = sample_keys(keys)
-        drawn = samples <= most[rows]
-        rows = rows[drawn]
-        found.append(Arranged(part[rows], keys[drawn], samples[drawn], rows))
+        samples = np.where(copies[rows] > copy, np.uint64(0), sample_keys(keys))
+        found.append(Arranged(part[rows], keys, samples, rows).take(samples <= most[rows]))
     made = Arranged.concat(found)
     # Rows with the same key stay in the order of line, then copy: it does not depend on where blocks end.
     return made.take(np.argsort(made.row, kind="stable"))
-
-
-def ranges_of(keys: Array, part: Array, counts: Array) -> Array:
-    """int64 [rows]: the number of each row's range of keys.
-
-    Args:
-        keys, part: the key and the part of each row.
-        counts: int64 [parts], into how many equal ranges the keys of a part are cut.
-    """
-    found = np.zeros(len(keys), np.int64)
-    of_rows = counts[part]
-    for count in np.unique(of_rows).tolist():
-        here = of_rows == count
-        found[here] = scaled(keys[here], count)
-    return found
 
 
 # The order of rows
@@ -262,14 +289,14 @@ def sample_keys(keys: Array) -> Array:
     return found
 
 
-def scaled(keys: Array, ranges: int) -> Array:
+def scaled(keys: Array, ranges: Array | int) -> Array:
     """int64 [rows]: the range of each key: floor(key * ranges / 2^64), exactly.
 
     Args:
         keys: uint64 [rows].
-        ranges: the number of equal ranges of all keys, less than 2^32.
+        ranges: the number of equal ranges of all keys, less than 2^32; the same for all rows, or one for each.
     """
-    count = np.uint64(ranges)
+    count = np.asarray(ranges, np.uint64)
     high, low = keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)
     found: Array = ((high * count + ((low * count) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
     return found
@@ -291,22 +318,17 @@ def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
         if ("dropped", DUPLICATE) not in outcomes:
             outcomes.append(("dropped", DUPLICATE))
         status[copies.line] = outcomes.index(("dropped", DUPLICATE)) + 1
-        drops = [_drop(row_index, line) for line in copies.line[:SHOWN].tolist()]
+        shown = copies.line[:SHOWN]
+        offsets = row_index.offset[np.searchsorted(row_index.line, shown)]
+        drops = map(Drop, shown.tolist(), offsets.tolist(), itertools.repeat(DUPLICATE))
         rank = rank[kept]
-        row_index = replace(
-            row_index,
-            line=row_index.line[kept],
-            domain=row_index.domain[kept],
-            tokens=row_index.tokens[kept],
+        row_index = row_index.take(
+            kept,
             status=status,
             outcomes=outcomes,
-            counters={name: counts[kept] for name, counts in row_index.counters.items()},
             roles=row_index.roles.without(copies.line),
             drops=tuple(sorted([*row_index.drops, *drops], key=lambda drop: drop.line)),
             marks=tuple(mark for mark in row_index.marks if mark.line not in copies.line),
-            length=row_index.length[kept],
-            digests={name: digests[kept] for name, digests in row_index.digests.items()},
-            offset=row_index.offset[kept],
         )
     if splits is not None:
         if SPLIT not in row_index.digests:
@@ -314,10 +336,6 @@ def view(row_index: RowIndex, copies: Copies, splits: Splits | None) -> View:
         part = row_index.domain * len(splits.names) + splits.codes(row_index.digests[SPLIT])
         row_index = replace(row_index, domain=part.astype(np.int32))
     return View(row_index, rank, copies)
-
-
-def _drop(row_index: RowIndex, line: int) -> Drop:
-    return Drop(line, int(row_index.offset[np.searchsorted(row_index.line, line)]), DUPLICATE)
 
 
 def parts_of(domains: Sequence[str], splits: Splits | None) -> list[str]:
@@ -333,3 +351,19 @@ def view_receipt(
     seen = view(row_index, copies, splits).row_index
     names = parts_of([domain for domain, _, _ in receipt.domains], splits)
     return receipt.updated(**seen.statistics(names, receipt.counts("made")), copies=os.fsencode(file))
+
+
+# A mix: how many tokens of each domain are written, and which rows
+
+
+def mix_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """A line for each domain of a mix: tokens wanted and written, from a manifest."""
+    return [
+        f"mix of {domain!r}: {found['tokens']:,} tokens, {found['wanted_tokens']:,} wanted; "
+        f"{found['records']:,} records in {found['rows']:,} rows"
+        for domain, found in manifest.get("mix", {}).items()
+    ]
+
+
+NOT_SAMPLED = "not_sampled"
+"""The drop reason of records that a mix leaves out."""

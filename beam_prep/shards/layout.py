@@ -1,6 +1,7 @@
 """The layout of a shard: packing, padding, position ids, names of columns."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -9,20 +10,11 @@ import numpy as np
 from beam_prep.data.block import step
 from beam_prep.data.metadata import FILE, MISSING, OFFSET, one_each
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import IGNORE_INDEX, Column, Packing, name_problems
+from beam_prep.data.schema import IGNORE_INDEX, Column, name_problems
 from beam_prep.errors import ConfigError
 from beam_prep.reading.records import CONTAMINATED
+from beam_prep.shards import pack
 from beam_prep.shards.chunk import ROW_LENGTHS, Chunking, join_rows, lengths_of, split_rows
-from beam_prep.shards.pack import (
-    POSITION_IDS,
-    SEQ_LENS,
-    PackStats,
-    Positions,
-    Stats,
-    cuts_rows,
-    pack_columns,
-    plan_packs,
-)
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import RowsWithoutLoss, drop_rows_without_loss, reject_equal_sides
 from beam_prep.tokens.rows import ATTENTION_MASK, Padding, TruncationMode, truncate
@@ -99,6 +91,8 @@ def _cast(values: Array, dtype: str) -> tuple[Array, Array]:
 
 
 Rows = Mapping[str, Ragged]
+Stats = MutableMapping[str, Counter[str]]
+"""Kind (`turns`, `chunks`, `packing`) -> counts, which can be added."""
 
 CUT = "truncated_to_pack"
 """The counter of tokens that were cut because their row is longer than a packed row."""
@@ -134,10 +128,10 @@ class Layout:
         ValueError: a value is not one of those allowed, or there is both packing and padding.
     """
 
-    packing: Packing = "none"
+    packing: pack.Packing = "none"
     capacity: int = 2048
     group: int = 5000
-    position_ids: Positions = "none"
+    position_ids: pack.Positions = "none"
     dtype: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     truncation_mode: TruncationMode = "keep_start"
@@ -146,7 +140,8 @@ class Layout:
     provenance: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("packing", Packing), ("position_ids", Positions), ("truncation_mode", TruncationMode)):
+        kinds = {"packing": pack.Packing, "position_ids": pack.Positions, "truncation_mode": TruncationMode}
+        for name, kind in kinds.items():
             if (value := getattr(self, name)) not in (known := get_args(kind)):
                 raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
         for name in ("capacity", "group"):
@@ -158,7 +153,7 @@ class Layout:
     @property
     def cuts(self) -> bool:
         """True if `fit` cuts or drops rows."""
-        return cuts_rows(self.packing) and self.chunking is None
+        return pack.cuts_rows(self.packing) and self.chunking is None
 
     def fit(self, batch: Batch, eos_id: int | None = None) -> Batch:
         """Cuts rows to the length of a packed row. It runs before the plan, which depends on the lengths of rows.
@@ -205,18 +200,18 @@ class Layout:
         added, packed = [], self.packing != "none"
         metadata = [replace(column, depth=int(packed)) for column in columns if column.metadata]
         columns = [column for column in columns if not column.metadata and column.name != ROW_LENGTHS.name]
-        if self.chunking is not None and not all(column.of_tokens for column in columns):
-            raise ValueError("rows of lists or values cannot be cut into chunks")
         if self.padding is not None:
             self.padding.check({column.name: column for column in columns})
             added.append(Column(ATTENTION_MASK, self.dtype.get(ATTENTION_MASK, "int32"), 1, "attention"))
         of = next((column.name for column in columns if column.role == "ids"), None)
         if self.position_ids != "none":
-            added.append(Column(POSITION_IDS, self.dtype.get(POSITION_IDS, "int32"), 1, "position", of))
+            added.append(Column(pack.POSITION_IDS, self.dtype.get(pack.POSITION_IDS, "int32"), 1, "position", of))
         if packed:
-            added.append(Column(SEQ_LENS, self.dtype.get(SEQ_LENS, "int32"), 1, "lengths", of))
-        if added and not all(column.of_tokens for column in columns):
-            raise ValueError("rows of lists or values cannot be packed, nor have position ids")
+            added.append(Column(pack.SEQ_LENS, self.dtype.get(pack.SEQ_LENS, "int32"), 1, "lengths", of))
+        if (added or self.chunking is not None) and not all(column.of_tokens for column in columns):
+            raise ValueError("rows of lists or values cannot be packed or cut into chunks, nor have position ids")
+        if taken := {column.name for column in columns} & {column.name for column in added}:
+            raise ValueError(f"columns named {', '.join(sorted(taken))} are added: rename yours")
         written = (*columns, *added, *metadata)
         self.check_names([column.name for column in written])
         return tuple(
@@ -233,65 +228,59 @@ class Layout:
 
     def rows(
         self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column]
-    ) -> Iterator[tuple[Rows, Sequence[Stats]]]:
-        """The rows to write, and statistics of turns, chunks and packing, group by group.
+    ) -> Iterator[tuple[Rows, Stats]]:
+        """The rows to write, and statistics of `turns`, `chunks` and `packing`, group by group.
 
         Args:
             parts: the shard's rows in order, and int64 [rows], the tokens that `fit` cut from each (None: none).
             columns: the columns to write, see `columns`.
         """
-        written = {column.name: column for column in columns}
-        made: list[Stats] = []
-        for own, packed in self._rows(self._chunks(self._turns(parts, written, made), written, made), written):
+        stats: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for own in self._filled(self._cut(parts, columns, stats), columns, stats):
             rows = {self._name(column): values for column, values in own.items()}
-            found = [*made, *([replace(packed, packs_untrained=_untrained(columns, rows))] if packed else [])]
-            made.clear()
-            yield rows, found
+            if self.packing != "none":
+                stats["packing"]["packs_untrained"] += _untrained(columns, rows)
+            yield rows, dict(stats)
+            stats.clear()
 
-    def _turns(
-        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
+    def _schema(self, rows: Rows, columns: Sequence[Column]) -> dict[str, Column]:
+        """The columns of rows that have their names before renaming."""
+        written = {column.name: column for column in columns}
+        return {name: written[self._name(name)] for name in rows if name != ROW_LENGTHS.name}
+
+    def _cut(
+        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column], stats: Stats
     ) -> Iterator[tuple[Rows, Array | None]]:
-        """Splits records into their rows (turns apart). Appends statistics to `found`."""
-        for part, cut in parts:
-            if ROW_LENGTHS.name not in part:
-                yield part, cut
-                continue
-            schema = {name: written[self._name(name)] for name in part if name != ROW_LENGTHS.name}
-            rows, cut, stats = split_rows(part, schema, cut)
-            found.append(stats)
+        """Splits records into their rows (turns apart), and rows into chunks."""
+        for rows, cut in parts:
+            schema = self._schema(rows, columns)
+            if ROW_LENGTHS.name in rows:
+                records = len(rows[ROW_LENGTHS.name])
+                rows, cut = split_rows(rows, schema, cut)
+                stats["turns"].update(rows=records, turns=_count(rows))
+            if self.chunking is not None:
+                cut, (rows, counts) = None, self.chunking.rows(rows, schema)
+                stats["chunks"].update(counts)
             yield rows, cut
 
-    def _chunks(
-        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column], found: list[Stats]
-    ) -> Iterator[tuple[Rows, Array | None]]:
-        """Cuts rows into chunks. Appends statistics to `found`."""
-        if self.chunking is None:
-            yield from parts
+    def _filled(
+        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column], stats: Stats
+    ) -> Iterator[Rows]:
+        """Packs or pads rows."""
+        if self.packing != "none":
+            for rows, cut in _groups(parts, self.group):
+                plan = pack.plan_packs(next(iter(rows.values())).lengths, self.packing, self.capacity, cut)
+                stats["packing"].update(plan.stats)
+                metadata = [name for name, column in self._schema(rows, columns).items() if column.metadata]
+                yield pack.pack_columns(rows, plan, self.position_ids, metadata)
             return
-        for part, _ in parts:
-            chunks, stats = self.chunking.rows(part, {name: written[self._name(name)] for name in part})
-            found.append(stats)
-            yield chunks, None
+        for rows, _ in parts:
+            padded = [rows] if self.padding is None else self.padding.in_parts(rows, self._schema(rows, columns))
+            yield from padded if self.position_ids == "none" else map(_with_positions, padded)
 
-    def _rows(
-        self, parts: Iterable[tuple[Rows, Array | None]], written: Mapping[str, Column]
-    ) -> Iterator[tuple[Rows, PackStats | None]]:
-        """Packs or pads rows. Columns have their names before renaming."""
-        if self.packing == "none":
-            for part, _ in parts:
-                for rows in self._padded(part, written):
-                    yield (rows if self.position_ids == "none" else _with_positions(rows)), None
-            return
-        for group, cut in _groups(parts, self.group):
-            lengths = next(iter(group.values())).lengths
-            plan = plan_packs(lengths, self.packing, self.capacity, cut)
-            metadata = [name for name in group if written[self._name(name)].metadata]
-            yield pack_columns(group, plan, self.position_ids, metadata), plan.stats
 
-    def _padded(self, part: Rows, written: Mapping[str, Column]) -> Iterable[Rows]:
-        if self.padding is None:
-            return [part]
-        return self.padding.in_parts(part, {name: written[self._name(name)] for name in part})
+def _count(rows: Rows) -> int:
+    return len(next(iter(rows.values())))
 
 
 def _untrained(columns: Sequence[Column], rows: Rows) -> int:
@@ -303,33 +292,33 @@ def _untrained(columns: Sequence[Column], rows: Rows) -> int:
 
 def _with_positions(part: Rows) -> Rows:
     rows = next(iter(part.values()))
-    places = np.arange(len(rows.flat)) - np.repeat(rows.offsets[:-1], rows.lengths)
-    return {**part, POSITION_IDS: rows.with_flat(places.astype(np.int32))}
+    return {**part, pack.POSITION_IDS: rows.with_flat(pack.positions(rows.lengths))}
 
 
 def _groups(parts: Iterable[tuple[Rows, Array | None]], size: int) -> Iterator[tuple[Rows, Array]]:
     """Regroups rows, and the tokens cut from each, into groups of `size` rows. The last group may be smaller."""
-    held: list[tuple[Rows, Array]] = []
+    held: list[dict[str, Ragged]] = []
     count = 0
-    for part, lost in parts:
-        rows = len(next(iter(part.values())))
-        cut = np.zeros(rows, np.int64) if lost is None else lost
+    for part, cut in parts:
+        rows = _count(part)
+        tokens = np.zeros(rows, np.int64) if cut is None else cut
+        whole = {**part, _TOKENS_CUT: Ragged(tokens, np.arange(rows + 1))}
         start = 0
-        while count + rows - start >= size:
-            stop = start + size - count
-            yield _concat([*held, (_slice(part, start, stop), cut[start:stop])])
-            held, count, start = [], 0, stop
-        if start < rows:
-            held.append((_slice(part, start, rows), cut[start:]))
-            count += rows - start
+        while start < rows:
+            stop = min(rows, start + size - count)
+            held.append({name: values[start:stop] for name, values in whole.items()})
+            count, start = count + stop - start, stop
+            if count == size:
+                yield _joined(held)
+                held, count = [], 0
     if held:
-        yield _concat(held)
+        yield _joined(held)
 
 
-def _slice(part: Rows, start: int, stop: int) -> Rows:
-    return {name: rows[start:stop] for name, rows in part.items()}
+_TOKENS_CUT = ""
+"""The tokens cut from each row, as a column of rows that are regrouped. No column has an empty name."""
 
 
-def _concat(parts: Sequence[tuple[Rows, Array]]) -> tuple[Rows, Array]:
-    rows = {name: Ragged.concat([part[name] for part, _ in parts]) for name in parts[0][0]}
-    return rows, np.concatenate([cut for _, cut in parts])
+def _joined(parts: Sequence[Rows]) -> tuple[Rows, Array]:
+    rows = {name: Ragged.concat([part[name] for part in parts]) for name in parts[0]}
+    return rows, rows.pop(_TOKENS_CUT).flat

@@ -7,6 +7,7 @@ with new rows gets a shard. `max_items` ends the input after that many kept reco
 import dataclasses
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,13 +21,11 @@ from beam_prep.data.schema import Column
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.reading.sources import source_of
-from beam_prep.shards.compose import Compose, Splits, domain_of, view
-from beam_prep.shards.domains import folders
+from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
-from beam_prep.shards.mix import NOT_SAMPLED, MixedDomain
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import PREFETCH, Copies, FetchRowIndexes, Prefetch, RowIndex, RowIndexes, View
-from beam_prep.shards.runs import Parts, RunGroup, Runs, plan_runs
+from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, View
+from beam_prep.shards.runs import MergedShards, Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Rejects,
     RejectSlice,
@@ -34,6 +33,7 @@ from beam_prep.shards.slices import (
     ShardPlan,
     Shards,
     Slice,
+    domain_folders,
     first_items,
     first_lines,
     places_of,
@@ -128,7 +128,7 @@ class Plan:
         drawn: (domain, slice) of a few rows for the report.
         samples: these rows.
         splits: names of the splits; () without splits.
-        mix: the entry of a mix in the manifest, see `with_mix`.
+        mix: the entry of a mix in the manifest, see `with_merged`.
         repeated: rows that a mix writes beyond one for each record.
         of_files: int64 [files, 2], records read and records kept of each file; () if not known.
         runs, groups: of a shuffle, the runs to sort before its shards are known; None: the shards are known.
@@ -165,14 +165,6 @@ class Plan:
         """True if rows lost tokens to `Layout.fit`."""
         return CUT in self.counters
 
-    def with_shards(self, shards_of: dict[str, int], splits: Splits | None) -> "Plan":
-        """The plan with these shards: part -> how many shards it has."""
-        return dataclasses.replace(self, shards_of=shards_of, domains=_folders(shards_of, splits), runs=None)
-
-
-def _folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
-    return folders({domain_of(part, splits) for part in parts}, splits is not None)
-
 
 _NO_COMPOSE = Compose()
 
@@ -184,9 +176,6 @@ def make_plan(
     max_items: int | None = None,
     compose: Compose = _NO_COMPOSE,
     copies: Callable[[str], Copies] = lambda name: Copies(),
-    prefetch: Prefetch = PREFETCH,
-    rejects_per_file: int = 100_000,
-    shown: int = SHOWN,
 ) -> Plan:
     """Decides everything that depends on more than one block.
 
@@ -197,9 +186,6 @@ def make_plan(
         max_items: most kept records, before a mix.
         compose: how the rows become an output.
         copies: reads a file of copies, see `STATISTICS`.
-        prefetch: how far ahead row indexes are fetched.
-        rejects_per_file: most rejects of a file.
-        shown: how many dropped, and marked, records of each reason are listed.
 
     Raises:
         RunError: the input has too few tokens for the mix.
@@ -208,9 +194,11 @@ def make_plan(
     def see(row_index: RowIndex, name: str) -> View:
         return view(row_index, copies(name), compose.splits) if compose.composes else View(row_index)
 
-    row_indexes = RowIndexes(fetch, receipts, see, prefetch)
+    row_indexes = RowIndexes(fetch, receipts, see)
     seen = first_items(receipts, row_indexes, max_items)
-    ledger, counters = _ledger(seen, int(receipts.lines.sum()))
+    blank, dropped, rejected = (seen.counts(kind) for kind in ("blank", "dropped", "rejected"))
+    lines, read = int(receipts.lines.sum()), int(seen.lines.sum())
+    ledger = LedgerTotals(lines, blank.get("", 0), int(seen.rows.sum()), dropped, rejected, lines - read)
     splits, runs = compose.splits, None
     groups: Iterable[RunGroup] = ()
     shards: list[Shards] = []
@@ -219,24 +207,23 @@ def make_plan(
     else:
         parts = Parts.of(seen, compose, max_tokens)
         runs, groups = plan_runs(seen, compose, parts, _facts(receipts, compose, max_items))
-    shards_of = {part: count for each in shards for part, count in each.shards_of.items()}
-    rejects = Rejects(seen, seen.counted("rejected"), rejects_per_file)
-    marks = {name: counters[name] for name in _MARKS & counters.keys()}
+    shards_of = Counter(part for each in shards for part in each.parts)
+    rejects = Rejects(seen)
     return Plan(
         shards=itertools.chain.from_iterable(shards),
         rejects=rejects,
         ledger=ledger,
-        counters=counters,
+        counters=dict(sorted(seen.counts("counter").items())),
         inputs=receipts.inputs(),
         columns=receipts.columns,
-        domains=_folders(shards_of, splits),
+        domains=domain_folders(shards_of, splits),
         shards_of=shards_of,
         blocks=len(receipts),
         reused=receipts.reused,
         made=dict(sorted(receipts.counts("made").items())),
         roles=_roles(seen),
-        drops=_listed(seen, row_indexes, "dropped", ledger.dropped, shown),
-        marks=_listed(seen, row_indexes, "counter", marks, shown),
+        drops=_listed(seen, row_indexes, "dropped", ledger.dropped),
+        marks=_listed(seen, row_indexes, "counter", {CONTAMINATED: 0}),
         first_rejected=rejects.of(first_blocks(seen, "rejected", ledger.rejected, REJECTS_SHOWN)),
         lengths=seen.lengths,
         drawn=_drawn(seen, splits),
@@ -251,12 +238,11 @@ def _in_input_order(
     receipts: Receipts, row_indexes: RowIndexes, max_tokens: int, splits: Splits | None
 ) -> list[Shards]:
     """The shards of rows in input order, by split. The shard borders of a split depend only on its own rows."""
-    if splits is None:
-        return [Shards(receipts, shard_borders(receipts, row_indexes, max_tokens))]
+    names: Sequence[str | None] = [None] if splits is None else splits.names
     found = []
-    for split, name in enumerate(splits.names):
-        mine = receipts.of_parts(np.array([part.partition("/")[0] == name for part in receipts.domains], bool))
-        borders = shard_borders(mine, row_indexes, max_tokens, split, len(splits.names))
+    for split, name in enumerate(names):
+        mine = receipts.of_parts(np.array([split_name(part, splits) == name for part in receipts.domains], bool))
+        borders = shard_borders(mine, row_indexes, max_tokens, split, len(names))
         found.append(Shards(mine, borders, splits, split))
     return found
 
@@ -270,26 +256,23 @@ def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     return digest.hexdigest()
 
 
-def with_mix(plan: Plan, mixed: Sequence[MixedDomain]) -> Plan:
-    """Adds the result of a mix to a plan. Records that the mix leaves out count as dropped (`not_sampled`)."""
-    if not mixed:
-        return plan
-    left_out = sum(each.there - each.records for each in mixed)
+def with_merged(plan: Plan, merged: MergedShards) -> Plan:
+    """The plan of a shuffle with its shards and the result of its mix.
+
+    Records that the mix leaves out count as dropped (`not_sampled`).
+    """
+    parts, splits = merged.parts, merged.runs.compose.splits
+    mix, left_out = merged.mixed()
     dropped = {**plan.ledger.dropped, **({NOT_SAMPLED: left_out} if left_out else {})}
     return dataclasses.replace(
         plan,
         ledger=dataclasses.replace(plan.ledger, kept=plan.ledger.kept - left_out, dropped=dropped),
-        mix={each.domain: each.as_dict() for each in sorted(mixed, key=lambda each: each.domain)},
-        repeated=sum(each.rows - each.records for each in mixed),
+        mix=dict(sorted(mix.items())),
+        repeated=sum(each["rows"] - each["records"] for each in mix.values()),
+        shards_of=Counter(parts),
+        domains=domain_folders(parts, splits),
+        runs=None,
     )
-
-
-def _ledger(receipts: Receipts, lines: int) -> tuple[LedgerTotals, dict[str, int]]:
-    """The ledger of an input, and the counters of kept rows; `lines`: all lines of the input."""
-    blank, dropped, rejected = (receipts.counts(kind) for kind in ("blank", "dropped", "rejected"))
-    kept, not_read = int(receipts.rows.sum()), lines - int(receipts.lines.sum())
-    ledger = LedgerTotals(lines, blank.get("", 0), kept, dropped, rejected, not_read)
-    return ledger, dict(sorted(receipts.counts("counter").items()))
 
 
 def _of_files(receipts: Receipts, files: int) -> Array:
@@ -307,33 +290,28 @@ def _roles(receipts: Receipts) -> dict[str, dict[str, int]]:
 def _drawn(receipts: Receipts, splits: Splits | None) -> tuple[tuple[str, Slice], ...]:
     """`Plan.drawn`: rows drawn from all kept rows; each run draws the same rows."""
     counts, offsets = receipts.entry_rows.flat, receipts.entry_rows.offsets
-    until = np.cumsum(counts)
+    until, places = np.cumsum(counts), places_of(receipts)
     found = []
     for row in drawn(int(until[-1]) if len(until) else 0, SAMPLES).tolist():
         entry = int(np.searchsorted(until, row, side="right"))
         block = int(np.searchsorted(offsets, entry, side="right")) - 1
         start = row - int(until[entry] - counts[entry])
         domain = receipts.domains[receipts.entry_domain.flat[entry]]
-        file, first_byte = (int(column[block]) for column in places_of(receipts)) if places_of(receipts) else (0, 0)
+        file, first_byte = (int(column[block]) for column in places)
         name, place = receipts.names[block].as_py(), entry - int(offsets[block])
         piece = Slice(name, place, start, start + 1, file, first_byte, receipts.copies(block))
         found.append((domain_of(domain, splits), piece))
     return tuple(found)
 
 
-_MARKS = {CONTAMINATED}
+def _listed(receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int]) -> tuple[Dropped, ...]:
+    """`Plan.drops`, or `Plan.marks` (`counter`): the first `SHOWN` records of each reason, in input order.
 
-
-def _listed(
-    receipts: Receipts, row_indexes: RowIndexes, kind: str, counts: Mapping[str, int], shown: int
-) -> tuple[Dropped, ...]:
-    """`Plan.drops`, or `Plan.marks` (`counter`): the first `shown` records of each reason, in input order.
-
-    It reads at most `shown` blocks a reason.
+    It reads at most `SHOWN` blocks a reason.
     """
-    blocks = first_blocks(receipts, kind, counts, shown).tolist()
+    blocks = first_blocks(receipts, kind, counts, SHOWN).tolist()
     before, found = first_lines(receipts), []
-    left = dict.fromkeys(reasons_shown(counts), shown)
+    left = dict.fromkeys(reasons_shown(counts), SHOWN)
     for place, block in enumerate(blocks):
         row_index = row_indexes.get(block, blocks[place:])
         for drop in row_index.drops if kind == "dropped" else row_index.marks:

@@ -13,7 +13,7 @@ from beam_prep.reading.records import LOST, NOT_FINITE
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.shards.pack import longest_row
-from beam_prep.shards.plan import Dropped, LedgerTotals, Plan
+from beam_prep.shards.plan import Dropped, Plan
 from beam_prep.tokens.batch import CUT_TOKENS
 from beam_prep.tokens.check import IN_FULL
 
@@ -139,8 +139,15 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         if most in ("rows_without_loss", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
-    lost = too_many_lost(ledger, max_no_loss_rate)
-    return _of_empty_group(plan, config) if lost is None else _with_causes(lost, plan, config)
+    lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
+    count = sum(lost.values())
+    if count > max_no_loss_rate * ledger.read:
+        problem = (
+            f"{count} of {ledger.read} records were dropped with nothing to train on ({count / ledger.read:.2%}; "
+            f"{_reasons(lost)}), more than --max_no_loss_rate {max_no_loss_rate}"
+        )
+        return _with_causes(problem, plan, config)
+    return _of_empty_group(plan, config)
 
 
 def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
@@ -162,18 +169,6 @@ def _of_empty_group(plan: Plan, config: ConfigView) -> str | None:
                 problem, dataclasses.replace(plan, drops=drops, first_rejects=rejects, roles={}), config
             )
     return None
-
-
-def too_many_lost(ledger: LedgerTotals, max_no_loss_rate: float) -> str | None:
-    """The problem if more records than allowed have nothing to train on, or None."""
-    lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
-    count = sum(lost.values())
-    if count <= max_no_loss_rate * ledger.read:
-        return None
-    return (
-        f"{count} of {ledger.read} records were dropped with nothing to train on ({count / ledger.read:.2%}; "
-        f"{_reasons(lost)}), more than --max_no_loss_rate {max_no_loss_rate}"
-    )
 
 
 def nothing_trained(plan: Plan, config: ConfigView) -> str:
@@ -239,10 +234,13 @@ def _missing(drop: Dropped, config: ConfigView) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    if not names:
-        return "(none)"
-    more = f" and {len(names) - _FIELDS} more" if len(names) > _FIELDS else ""
-    return ", ".join(map(repr, names[:_FIELDS])) + more
+    return ", ".join(_first(list(map(repr, names)), _FIELDS, "fields")) or "(none)"
+
+
+def _first(texts: Sequence[str], most: int, what: str) -> list[str]:
+    """The first texts, and how many more there are."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"{more:,} more {what}"] if more > 0 else [])]
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
@@ -267,25 +265,26 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     """Warns of roles in `mask` that no message has, and of roles of messages that `mask` does not name."""
     if config.mask is None:
         return []
-    found = _listed([f"{role!r} ({_messages(counts['messages'])})" for role, counts in _by_messages(roles)])
+    listed = [f"{role!r} ({_counted(counts['messages'], 'message')})" for role, counts in _by_messages(roles)]
+    found = ", ".join(_first(listed, _ROLES, "roles")) or "none"
     warnings = []
     for role, rule in config.mask.items():
         if role not in roles:
             near = near_name(role, [other for other in roles if other not in config.mask])
             hint = f": did you mean {near!r}?" if near else ""
             warnings.append(f"`mask` names the role {role!r} ({rule}), which no message has{hint}; found: {found}")
-    strange = [each for each in _by_messages(roles) if each[0] not in config.mask and not is_usual(each[0], config)]
-    for role, counts in strange[:_ROLES]:
+    strange = []
+    for role, counts in _by_messages(roles):
+        if role in config.mask or is_usual(role, config):
+            continue
         known = [*OFTEN_MASKED, "assistant"]
         near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
         hint = f"; did you mean {near!r}?" if near else ""
-        warnings.append(
-            f"{_messages(counts['messages'])} with the role {role!r}, which `mask` does not name: mask_default is "
-            f"{config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
+        strange.append(
+            f"{_counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
+            f"mask_default is {config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
-    if len(strange) > _ROLES:
-        warnings.append(f"{len(strange) - _ROLES:,} more roles that `mask` does not name")
-    return warnings
+    return warnings + _first(strange, _ROLES, "roles that `mask` does not name")
 
 
 def is_usual(role: str, config: ConfigView) -> bool:
@@ -297,18 +296,8 @@ def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
     return sorted(roles.items(), key=lambda entry: (-entry[1]["messages"], entry[0]))
 
 
-def _listed(texts: Sequence[str]) -> str:
-    more = [f"{len(texts) - _ROLES:,} more"] if len(texts) > _ROLES else []
-    return ", ".join([*texts[:_ROLES], *more]) or "none"
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
-
-
-def empty_splits(manifest: Mapping[str, Any]) -> list[str]:
-    """The names of the splits that have no rows."""
-    return [name for name, found in manifest.get("splits", {}).items() if not found["rows"]]
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +335,7 @@ class Findings:
             sum(totals["trained"].values()),
             manifest["counters"].get(CUT_TOKENS, 0),  # includes the tokens that packing cuts
             manifest.get("ledger", {}).get("kept", 0),
-            empty_splits(manifest),
+            [name for name, found in manifest.get("splits", {}).items() if not found["rows"]],
             manifest["counters"],
             manifest.get("ledger", {}).get("rejected", {}).get("not_text", 0),
         )
@@ -367,10 +356,10 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
     if found.not_text:
-        count = f"{found.not_text:,} record{' has' if found.not_text == 1 else 's have'} images, audio or video"
-        texts.append(f"{count}, and {'is' if found.not_text == 1 else 'are'} rejected (not_text): {_KEEPS_TEXT}")
+        count = _counted(found.not_text, "record")
+        texts.append(f"rejected (not_text): {count} with images, audio or video; {_KEEPS_TEXT}")
     if found.bad_answers:
-        told = "; ".join(f"{_places('records', count)} by {name!r}" for name, count in found.bad_answers.items())
+        told = "; ".join(f"{_counted(count, 'record')} by {name!r}" for name, count in found.bad_answers.items())
         texts.append(
             f"answers marked as bad were trained like the others: of {told}. Leave these records out; or keep the "
             "field for a trainer that reads it (output.keep_fields)"
@@ -385,37 +374,31 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
 
 _OTHER_TEMPLATE = "give a template that does, as input.chat_template (configs/tools.jinja writes tools and calls)"
 _OF_TEMPLATES = {
-    "tools_not_written": f"the chat template does not write the tools of {{}}: {_OTHER_TEMPLATE}",
-    "texts_not_written": "of {} the chat template leaves out a content or a call (not_rendered is 'keep')",
-    "marks_without_end": "in {} the template's {{% generation %}} marks leave out the token that ends a turn, which a "
-    "model must learn to write: move {{% endgeneration %}} behind it",
-    "marks_with_header": "in {} the template's {{% generation %}} marks include the generation prompt: move "
+    # Each side of a pair, and each sampled response, counts as one conversation.
+    ("tools_not_written", "conversation"): f"the chat template does not write the tools of {{}}: {_OTHER_TEMPLATE}",
+    ("texts_not_written", "message"): "of {} the chat template leaves out a content or a call (not_rendered is 'keep')",
+    ("marks_without_end", "turn"): "in {} the template's {{% generation %}} marks leave out the token that ends a "
+    "turn, which a model must learn to write: move {{% endgeneration %}} behind it",
+    ("marks_with_header", "turn"): "in {} the template's {{% generation %}} marks include the generation prompt: move "
     "{{% generation %}} behind it",
 }
 
 
 def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
     """Warns of text that the chat template leaves out, and of misplaced {% generation %} marks."""
-    for name, text in _OF_TEMPLATES.items():
+    for (name, noun), text in _OF_TEMPLATES.items():
         if counters.get(name):
-            yield text.format(_places(name, counters[name]))
+            yield text.format(_counted(counters[name], noun))
     unwritten = counters.get("reasoning_not_written", 0)
     if unwritten and not counters.get("reasoning_written"):
-        yield f"the chat template writes no reasoning, but {_messages(unwritten)} had reasoning"
-
-
-def _places(name: str, count: int) -> str:
-    # Each side of a pair, and each sampled response, counts as one conversation.
-    kinds = {"marks": "turn", "texts": "message", "tools": "conversation"}
-    what = kinds.get(name.partition("_")[0], "record")
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+        yield f"the chat template writes no reasoning, but {_counted(unwritten, 'message')} had reasoning"
 
 
 def lines(found: Findings, config: ConfigView) -> list[str]:
     """A line for each role with its trained tokens, then lines for other counts, such as tokens that were cut."""
     texts = []
-    for role, counts in _by_messages(found.roles)[:_ROLES]:
-        text = f"{role!r}: {_messages(counts['messages'])}"
+    for role, counts in _by_messages(found.roles):
+        text = f"{role!r}: {_counted(counts['messages'], 'message')}"
         if counts["trained"]:
             of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
             share = counts["trained"] / max(found.trained, 1)
@@ -425,13 +408,11 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
         if config.mask is not None and role not in config.mask:
             text += f"; not in `mask`, mask_default is {config.mask_default!r}"
         texts.append(text)
-    if len(found.roles) > _ROLES:
-        texts.append(f"{len(found.roles) - _ROLES:,} more roles")
-    counters = found.counters
+    texts, counters = _first(texts, _ROLES, "roles"), found.counters
     if changed := counters.get("tool_arguments_changed"):
         texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
-        texts.append(f"the chat template leaves the reasoning of {_messages(less)} out of the history")
+        texts.append(f"the chat template leaves the reasoning of {_counted(less, 'message')} out of the history")
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,17 +53,16 @@ class RowIndex:
     digests: dict[str, Array] = field(default_factory=dict)
     offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    def take(self, rows: slice | Array, **values: Any) -> "RowIndex":
+        """The row index of some rows; `values`: other values of fields that are not by row."""
+        by_row = {name: getattr(self, name)[rows] for name in ("line", "domain", "tokens", "length", "offset")}
+        counters = {name: counts[rows] for name, counts in self.counters.items()}
+        digests = {name: found[rows] for name, found in self.digests.items()}
+        return replace(self, **{**by_row, "counters": counters, "digests": digests, **values})
+
     def head(self, rows: int) -> "RowIndex":
         """The row index up to the `rows`-th row. The line of that row is the last line that is read."""
-        return replace(
-            self,
-            line=self.line[:rows],
-            domain=self.domain[:rows],
-            tokens=self.tokens[:rows],
-            length=self.length[:rows],
-            status=self.status[: int(self.line[rows - 1]) + 1],
-            counters={name: counts[:rows] for name, counts in self.counters.items()},
-        )
+        return self.take(slice(rows), status=self.status[: int(self.line[rows - 1]) + 1])
 
     def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
         """The values of `STATISTICS` for these rows and lines, without `columns`.
@@ -127,21 +126,6 @@ class View:
     copies: Copies = field(default_factory=Copies)
 
 
-class Prefetch(NamedTuple):
-    """How far ahead row indexes are fetched.
-
-    Attributes:
-        borders: for how many borders of shards blocks are fetched at a time.
-        rows: most rows and lines of the row indexes in memory at a time; 8 million take about 250 MB.
-    """
-
-    borders: int = 512
-    rows: int = 8_000_000
-
-
-PREFETCH = Prefetch()
-
-
 class RowIndexes:
     """Row indexes by block. It fetches several blocks at a time, ahead of need.
 
@@ -149,24 +133,28 @@ class RowIndexes:
         fetch: reads row indexes.
         receipts: the statistics of all blocks.
         see: (row index, file of copies) -> the view of a block.
-        prefetch: how far ahead.
+
+    Attributes:
+        borders_ahead: for how many borders of shards blocks are fetched at a time.
+        most_rows: most rows and lines of the row indexes in memory at a time; 8 million take about 250 MB.
     """
+
+    borders_ahead = 512
+    most_rows = 8_000_000
 
     def __init__(
         self,
         fetch: FetchRowIndexes,
         receipts: Receipts,
         see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
-        prefetch: Prefetch = PREFETCH,
     ) -> None:
-        self.prefetch = prefetch
         self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
 
     def __contains__(self, block: int) -> bool:
         return block in self._found
 
     def get(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
-        """A block's row index. A fetch also brings the blocks `ahead`, up to `Prefetch.rows`."""
+        """A block's row index. A fetch also brings the blocks `ahead`, up to `most_rows`."""
         return self.view(block, ahead).row_index
 
     def view(self, block: int, ahead: Sequence[int] = ()) -> View:
@@ -174,7 +162,7 @@ class RowIndexes:
         if block not in self._found:
             wanted = list(dict.fromkeys([block, *ahead]))
             sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
-            wanted = wanted[: max(1, int(np.searchsorted(sizes, self.prefetch.rows)))]
+            wanted = wanted[: max(1, int(np.searchsorted(sizes, self.most_rows)))]
             new = [each for each in wanted if each not in self._found]
             found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
             self._found = {each: self._found[each] for each in wanted if each in self._found}

@@ -9,18 +9,88 @@ uniform key in place of samples.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from beam_prep.data.ragged import Array, changes
 from beam_prep.data.schema import Column
-from beam_prep.shards.compose import Arranged, Compose, Place, domain_of, split_of
-from beam_prep.shards.mix import ALL, MixedDomain, Taken, budgets, cutoff
+from beam_prep.errors import RunError
+from beam_prep.shards.compose import ALL, MOST_EPOCHS, Arranged, Compose, Mix, Place, Taken, domain_of, split_of
 from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.slices import Merge, ShardPlan, first_lines, folders_of
+from beam_prep.shards.slices import Merge, ShardPlan, first_lines, numbered
 
 HISTOGRAM = 16
 """How many leading bits of a sample key select its bin in a histogram."""
+
+
+def budgets(mix: Mix, there: Mapping[str, int]) -> dict[str, int]:
+    """Domain -> tokens to write, for the domains of a mix.
+
+    Domains that the mix does not name are written once, completely. A share is a share of the whole output. Domains
+    with tokens or epochs, and domains not named, fill the rest that the shares leave. If every domain has a share, the
+    output is as large as the scarcest domain without `repeat` allows.
+
+    Args:
+        mix: the mix.
+        there: domain -> tokens that it has.
+
+    Raises:
+        RunError: a domain has no rows, or too few tokens without `repeat`, or would be repeated more than
+            `MOST_EPOCHS` times; or the shares add up to 1 beside other domains, or to less than 1 without any.
+    """
+    wanted = dict(mix)
+    for domain in wanted:
+        if not there.get(domain):
+            known = ", ".join(repr(name) for name in sorted(there) if there[name])
+            raise RunError(f"output.mix: there are no rows of domain {domain!r}; wanted one of {known}")
+    found: dict[str, int] = {}
+    for domain, each in wanted.items():
+        if each.tokens is not None:
+            found[domain] = int(_exact(each.tokens))
+        elif each.epochs is not None:
+            found[domain] = int(_exact(each.epochs) * there[domain])
+    fixed = sum(found.values()) + sum(tokens for domain, tokens in there.items() if domain not in wanted)
+    shares = {domain: _exact(each.share) for domain, each in wanted.items() if each.share is not None}
+    left = 1 - sum(shares.values())
+    if shares and (left > 0) != (fixed > 0):
+        raise RunError(
+            f"output.mix: the shares add up to {float(1 - left):g}, and the other domains have {fixed:,} tokens: "
+            "make them add up to 1 if all domains have a share, else to less"
+        )
+    if shares:
+        limits = {domain: there[domain] / share for domain, share in shares.items()}
+        scarce = [limit for domain, limit in limits.items() if not wanted[domain].repeat]
+        total = fixed / left if left else min(scarce) if scarce else max(limits.values())
+        found |= {domain: int(share * total) for domain, share in shares.items()}
+    for domain, tokens in found.items():
+        most = MOST_EPOCHS if wanted[domain].repeat or wanted[domain].epochs is not None else 1
+        if tokens > most * there[domain]:
+            raise RunError(
+                f"output.mix: {tokens:,} tokens of domain {domain!r} are wanted, {there[domain]:,} are there, each to "
+                f'be written at most {most:,} times: lower them, or repeat records: "repeat": true'
+            )
+    return {domain: found[domain] for domain in wanted}
+
+
+def _exact(number: float | None) -> Fraction:
+    return Fraction(str(number))
+
+
+def cutoff(keys: Array, tokens: Array, wanted: int) -> int | None:
+    """The sample key of the last row that is written. Rows are drawn by rising key until they have the wanted tokens.
+
+    Args:
+        keys, tokens: uint64 and int64 [rows], the sample key and the tokens of each row.
+        wanted: tokens; for 0 the result is None.
+    """
+    if wanted <= 0 or not len(keys):
+        return None
+    order = np.argsort(keys, kind="stable")
+    place = min(int(np.searchsorted(np.cumsum(tokens[order]), wanted)), len(order) - 1)
+    return int(keys[order[place]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +132,14 @@ class Parts:
         ranges = np.maximum(1, -(-by_split // max_tokens))
         return cls(ranges[split], rows, tokens, wanted)
 
-    def taken(self) -> dict[int, Taken]:
-        """Part -> which rows are written. The cutoff of one more copy is not yet known: all rows count as drawn."""
+    def taken(self, limits: "Limits" = MappingProxyType({})) -> dict[int, Taken]:
+        """Part -> which rows are written. The cutoff of one more copy is known only by its limit: all rows up to the
+        limit, or all without one, count as drawn."""
         found = {}
         for code, wanted in self.wanted.items():
             copies, more = divmod(wanted, int(self.tokens[code]))
-            found[code] = Taken(copies, ALL if more else None)
+            most = limits[code].last if code in limits else ALL
+            found[code] = Taken(copies, most if more else None)
         return found
 
     @property
@@ -81,19 +153,6 @@ class Parts:
     def more(self, part: int) -> int:
         """The tokens that a part needs beyond its complete copies."""
         return self.wanted[part] % int(self.tokens[part])
-
-
-def places(receipts: Receipts) -> Callable[[int], Place]:
-    """A function that gives the place of a block."""
-    before = first_lines(receipts)
-
-    def place(block: int) -> Place:
-        parts = tuple(receipts.entry_domain[block].tolist())  # type: ignore[union-attr]
-        columns = (receipts.file, receipts.first_byte, before, receipts.rows)
-        file, first_byte, line, rows = (int(column[block]) for column in columns)
-        return Place(receipts.names[block].as_py(), receipts.copies(block), file, first_byte, line, parts, rows)
-
-    return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +249,15 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
 
 
 def _groups(runs: Runs, used: Array, group: Array, receipts: Receipts) -> Iterator[RunGroup]:
-    place = places(receipts)
+    before = first_lines(receipts)
     borders = np.searchsorted(group, np.arange(runs.runs + 1))
+
+    def place(block: int) -> Place:
+        parts = tuple(receipts.entry_domain[block].tolist())  # type: ignore[union-attr]
+        columns = (receipts.file, receipts.first_byte, before, receipts.rows)
+        file, first_byte, line, rows = (int(column[block]) for column in columns)
+        return Place(receipts.names[block].as_py(), receipts.copies(block), file, first_byte, line, parts, rows)
+
     for index in range(runs.runs):
         blocks = used[borders[index] : borders[index + 1]].tolist()
         yield RunGroup(index, tuple(map(place, blocks)), runs)
@@ -204,7 +270,7 @@ class SampleCounts:
     tokens: Mapping[int, Array] = field(default_factory=dict)
 
     def __add__(self, other: "SampleCounts") -> "SampleCounts":
-        return SampleCounts(_sum(self.tokens, other.tokens))
+        return SampleCounts(_merged(self.tokens, other.tokens))
 
     @classmethod
     def of(cls, made: Arranged, tokens: Array, parts: Parts) -> "SampleCounts":
@@ -223,40 +289,26 @@ class SampleCounts:
         for code, counts in self.tokens.items():
             until = np.cumsum(counts)
             bin_ = min(int(np.searchsorted(until, parts.more(code))), len(until) - 1)
-            found[code] = Limit(bin_, int(until[bin_] - counts[bin_]))
+            first = bin_ << (64 - HISTOGRAM)
+            found[code] = Limit(first, first + (1 << (64 - HISTOGRAM)) - 1, int(until[bin_] - counts[bin_]))
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """The bin of a histogram in which the cutoff of a part lies.
 
     Attributes:
-        bin: the number of the bin.
+        first, last: the first and the last key of the bin.
         before: tokens of the bins before it.
     """
 
-    bin: int
+    first: int
+    last: int
     before: int
 
-    @property
-    def first(self) -> int:
-        """The first key of the bin."""
-        return self.bin << (64 - HISTOGRAM)
 
-    @property
-    def last(self) -> int:
-        """The last key of the bin."""
-        return ((self.bin + 1) << (64 - HISTOGRAM)) - 1
-
-
-def limited(parts: Parts, limits: Mapping[int, Limit]) -> dict[int, Taken]:
-    """Part -> which rows are written, with the complete bin in which the cutoff lies."""
-    found = parts.taken()
-    return {
-        code: replace(taken, most=limits[code].last) if taken.most is not None and code in limits else taken
-        for code, taken in found.items()
-    }
+Limits = Mapping[int, Limit]
+"""Part -> where its cutoff lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +328,15 @@ class RunCounts:
     border: Mapping[int, Array] = field(default_factory=dict)
 
     def __add__(self, other: "RunCounts") -> "RunCounts":
-        border = {
-            code: np.concatenate([each.border[code] for each in (self, other) if code in each.border])
-            for code in {*self.border, *other.border}
-        }
-        return RunCounts(self.runs + other.runs, _sum(self.rows, other.rows), _sum(self.tokens, other.tokens), border)
+        return RunCounts(
+            self.runs + other.runs,
+            _merged(self.rows, other.rows),
+            _merged(self.tokens, other.tokens),
+            _merged(self.border, other.border, lambda *both: np.concatenate(both)),
+        )
 
     @classmethod
-    def of(cls, made: Arranged, number: Array, tokens: Array, parts: Parts, limits: Mapping[int, Limit]) -> "RunCounts":
+    def of(cls, made: Arranged, number: Array, tokens: Array, parts: Parts, limits: Limits) -> "RunCounts":
         """Counts of one run; `number`: the shard of each row."""
         rows, sums, border = {}, {}, {}
         for code in np.unique(made.part).tolist():
@@ -299,11 +352,12 @@ class RunCounts:
         return cls(1, rows, sums, border)
 
 
-def _sum(mine: Mapping[int, Array], theirs: Mapping[int, Array]) -> dict[int, Array]:
-    return {
-        code: mine[code] + theirs[code] if code in mine and code in theirs else (mine if code in mine else theirs)[code]
-        for code in {*mine, *theirs}
-    }
+def _merged(
+    mine: Mapping[int, Array], theirs: Mapping[int, Array], join: Callable[[Array, Array], Array] = np.add
+) -> dict[int, Array]:
+    """Part -> the arrays of both."""
+    both = {code: join(mine[code], theirs[code]) for code in mine.keys() & theirs.keys()}
+    return {**mine, **theirs, **both}
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +379,7 @@ class MergedShards:
     written: Mapping[int, tuple[int, int, int]]
 
     @classmethod
-    def of(cls, runs: Runs, counts: RunCounts, limits: Mapping[int, Limit]) -> "MergedShards":
+    def of(cls, runs: Runs, counts: RunCounts, limits: Limits) -> "MergedShards":
         """From the counts of all runs."""
         most, written, found = {}, {}, [np.zeros((3, 0), np.int64)]
         for code in sorted({*counts.rows, *counts.border}):
@@ -346,40 +400,33 @@ class MergedShards:
         return cls(runs, part[order], number[order], count[order], most, written)
 
     @property
-    def shards_of(self) -> dict[str, int]:
-        """Part -> how many shards it has."""
-        codes, counts = np.unique(self.part, return_counts=True)
-        return {self.runs.names[code]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+    def parts(self) -> list[str]:
+        """The part of each shard."""
+        return [self.runs.names[code] for code in self.part.tolist()]
 
-    @property
-    def mixed(self) -> tuple[MixedDomain, ...]:
-        """How much of each domain the mix writes."""
-        found, parts, splits = [], self.runs.parts, self.runs.compose.splits
+    def mixed(self) -> tuple[dict[str, dict[str, int]], int]:
+        """(domain -> its entry in the manifest, how many records are left out), of the domains of a mix.
+
+        `records` are written at least once. A record that is written n times counts n times in `rows`.
+        """
+        found, left_out, parts = {}, 0, self.runs.parts
         for code, taken in parts.taken().items():
             rows, tokens, drawn = self.written.get(code, (0, 0, 0))
             there = int(parts.rows[code])
-            records, domain = there if taken.copies else drawn, domain_of(self.runs.names[code], splits)
-            found.append(MixedDomain(domain, parts.wanted[code], tokens, there, records, rows))
-        return tuple(found)
+            records = there if taken.copies else drawn
+            domain = domain_of(self.runs.names[code], self.runs.compose.splits)
+            found[domain] = {"wanted_tokens": parts.wanted[code], "tokens": tokens, "records": records, "rows": rows}
+            left_out += there - records
+        return found, left_out
 
     def plans(self) -> Iterator[ShardPlan]:
         """The shards with their merges. The shards of one range of keys follow each other, as the shards of a flush do
         in input order."""
-        runs, splits, shards_of = self.runs, self.runs.compose.splits, self.shards_of
-        folders = folders_of(shards_of, splits)
-        seen = dict.fromkeys(shards_of, 0)
-        for code, number, rows in zip(self.part.tolist(), self.number.tolist(), self.rows.tolist(), strict=True):
-            name = runs.names[code]
-            yield ShardPlan(
-                domain_of(name, splits),
-                folders[name],
-                seen[name],
-                shards_of[name],
-                split=None if splits is None else splits.names[split_of(name, splits)],
-                merge=runs.merge(code, number, self.most.get(code, ALL)),
-                count=rows,
-            )
-            seen[name] += 1
+        plans = numbered(self.parts, self.runs.compose.splits)
+        columns = (self.part.tolist(), self.number.tolist(), self.rows.tolist())
+        for plan, code, number, rows in zip(plans, *columns, strict=True):
+            merge = self.runs.merge(code, number, self.most.get(code, ALL))
+            yield replace(plan, merge=merge, count=rows)
 
 
 def batches_of(part: Array, keys: Array) -> list[tuple[int, int, int]]:

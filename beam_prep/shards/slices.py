@@ -1,7 +1,8 @@
 """Slices: which rows of which blocks make each shard, and which rejects make each file of rejects."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,8 @@ import pyarrow as pa
 from beam_prep.data.metadata import FILE
 from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
-from beam_prep.shards.compose import Splits, domain_of
-from beam_prep.shards.domains import folders
+from beam_prep.shards.compose import Splits, domain_of, split_name
+from beam_prep.shards.domains import folders, part_of
 from beam_prep.shards.receipts import Receipts
 from beam_prep.shards.row_index import RowIndexes
 
@@ -50,9 +51,7 @@ def shard_borders(
     flushed = 0
     while (block := int(np.searchsorted(ends, flushed + max_tokens))) < len(receipts):
         goal = flushed + max_tokens
-        ahead = (
-            () if block in row_indexes else _later(receipts, ends, goal, max_tokens, over, row_indexes.prefetch.borders)
-        )
+        ahead = [] if block in row_indexes else _later(receipts, ends, goal, max_tokens, over)
         row_index = row_indexes.get(block, ahead)
         here = row_index.domain % splits == split
         until = ends[block] - receipts.tokens[block] + np.cumsum(row_index.tokens[here])
@@ -65,14 +64,14 @@ def shard_borders(
     return borders
 
 
-def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int], borders: int) -> list[int]:
-    """Blocks that probably hold the next `borders` borders.
+def _later(receipts: Receipts, ends: Array, goal: int, max_tokens: int, over: Sequence[int]) -> list[int]:
+    """Blocks that probably hold the next borders.
 
     The place of a border depends on all earlier borders: a flush ends at the end of a record, a few tokens after
     `max_tokens`.
     """
     mean = np.mean(over) if over else ends[-1] / max(1, receipts.rows.sum())
-    blocks = np.searchsorted(ends, goal + np.arange(borders) * (max_tokens + mean))
+    blocks = np.searchsorted(ends, goal + np.arange(RowIndexes.borders_ahead) * (max_tokens + mean))
     found: list[int] = np.unique(blocks[blocks < len(ends)]).tolist()
     return found
 
@@ -188,7 +187,7 @@ class Shards:
     millions of slices.
 
     Attributes:
-        shards_of: domain -> how many shards it has.
+        parts: the part of each shard, in order.
     """
 
     def __init__(
@@ -196,54 +195,49 @@ class Shards:
     ) -> None:
         flush, domain, *slices = _slices(receipts, borders)
         # The n-th slice belongs to the shard of this flush and domain.
-        shard = flush * max(1, len(receipts.domains)) + domain
+        domains = max(1, len(receipts.domains))
+        shard = flush * domains + domain
         order = np.argsort(shard, kind="stable")
         found, lengths = np.unique(shard, return_counts=True)
-        self._receipts, self._names, self._domains = receipts, receipts.names, receipts.domains
-        self._places = places_of(receipts)
+        self._receipts, self._places, self._splits, self._split = receipts, places_of(receipts), splits, split
         self._first = offsets_of(lengths)
         self._slices = [column[order].astype(np.int32) for column in slices]
-        self._domain = found % max(1, len(receipts.domains))
-        self._number = np.zeros(len(found), np.int64)
-        self._splits, self._split = splits, split
-        self.shards_of: dict[str, int] = {}
-        for code, name in enumerate(receipts.domains):
-            here = np.flatnonzero(self._domain == code)
-            self._number[here] = np.arange(len(here))
-            if len(here):
-                self.shards_of[name] = len(here)
-        self._folders = folders_of(self.shards_of, splits)
+        self.parts = [receipts.domains[code] for code in (found % domains).tolist()]
 
     def __iter__(self) -> Iterator[ShardPlan]:
-        return map(self._shard, range(len(self._domain)))
+        for index, plan in enumerate(numbered(self.parts, self._splits)):
+            yield replace(plan, slices=self._slices_of(index))
 
-    def _shard(self, index: int) -> ShardPlan:
-        part = self._domains[self._domain[index]]
+    def _slices_of(self, index: int) -> tuple[Slice, ...]:
         block, place, *rest = (column[self._first[index] : self._first[index + 1]] for column in self._slices)
-        names = self._names.take(pa.array(block)).to_pylist()
-        split = None
         if self._splits is not None:
             place = place * len(self._splits.names) + self._split
-            split = self._splits.names[self._split]
-        where = [column[block] for column in self._places] or [np.zeros(len(block), np.int64)] * 2
+        columns = (place, *rest, *(column[block] for column in self._places))
+        names = self._receipts.names.take(pa.array(block)).to_pylist()
         copies = [self._receipts.copies(each) for each in block.tolist()]
-        slices = tuple(map(Slice, names, *(column.tolist() for column in (place, *rest, *where)), copies))
-        numbers = int(self._number[index]), self.shards_of[part]
-        return ShardPlan(domain_of(part, self._splits), self._folders[part], *numbers, slices, split=split)
+        return tuple(map(Slice, names, *(column.tolist() for column in columns), copies))
 
 
-def folders_of(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
-    """Part -> folder, sorted by part. The folder of a split holds the folders of its domains."""
-    if splits is None:
-        return folders(parts)
-    of_domains = folders({domain_of(part, splits) for part in parts}, in_splits=True)
-    return {part: f"{part.partition('/')[0]}/{of_domains[domain_of(part, splits)]}" for part in sorted(parts)}
+def numbered(parts: Sequence[str], splits: Splits | None) -> Iterator[ShardPlan]:
+    """Shards without rows, in the order of writing; `parts`: the part of each."""
+    shards, seen = Counter(parts), Counter[str]()
+    of_domains = domain_folders(parts, splits)
+    for part in parts:
+        domain, split = domain_of(part, splits), split_name(part, splits)
+        yield ShardPlan(domain, part_of(split, of_domains[domain]), seen[part], shards[part], split=split)
+        seen[part] += 1
 
 
-def places_of(receipts: Receipts) -> tuple[Array, ...]:
-    """int64 [blocks] each: file and first byte of each block; () without provenance."""
-    provenance = any(column.role == FILE.role for column in receipts.columns)
-    return (receipts.file, receipts.first_byte) if provenance else ()
+def domain_folders(parts: Iterable[str], splits: Splits | None) -> dict[str, str]:
+    """Domain -> folder (in the folder of a split), of the domains of these parts."""
+    return folders({domain_of(part, splits) for part in parts}, splits is not None)
+
+
+def places_of(receipts: Receipts) -> tuple[Array, Array]:
+    """int64 [blocks] each: file and first byte of each block; 0 without provenance."""
+    if any(column.role == FILE.role for column in receipts.columns):
+        return receipts.file, receipts.first_byte
+    return np.zeros_like(receipts.file), np.zeros_like(receipts.first_byte)
 
 
 def _slices(receipts: Receipts, borders: Sequence[Border]) -> tuple[Array, ...]:
@@ -280,13 +274,15 @@ def first_lines(receipts: Receipts) -> Array:
 class Rejects:
     """The files of rejects of a plan, in input order, each with at most `most` rejects."""
 
-    def __init__(self, receipts: Receipts, rejected: Array, most: int) -> None:
-        self._receipts, self._offsets, self._most = receipts, offsets_of(rejected), most
+    most = 100_000
+
+    def __init__(self, receipts: Receipts) -> None:
+        self._receipts, self._offsets = receipts, offsets_of(receipts.counted("rejected"))
         self._first_line = first_lines(receipts)
 
     def __iter__(self) -> Iterator[RejectsPlan]:
-        for index, first in enumerate(range(0, int(self._offsets[-1]), self._most)):
-            last = min(first + self._most, int(self._offsets[-1]))
+        for index, first in enumerate(range(0, int(self._offsets[-1]), self.most)):
+            last = min(first + self.most, int(self._offsets[-1]))
             begin, end = np.searchsorted(self._offsets, [first, last - 1], "right") - 1
             yield RejectsPlan(index, self.of(np.arange(begin, end + 1), first, last))
 

@@ -14,20 +14,11 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.batches import rows_of
-from beam_prep.formats.cached_block import encode_rows, joined
-from beam_prep.formats.sealed import Data, Sealed, seal_batches
-from beam_prep.shards.compose import Arranged, Compose, Place, arranged, ranges_of, view
+from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
+from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
 from beam_prep.shards.layout import CUT
 from beam_prep.shards.row_index import Copies, View
-from beam_prep.shards.runs import (
-    Limit,
-    RunCounts,
-    RunGroup,
-    Runs,
-    SampleCounts,
-    batches_of,
-    limited,
-)
+from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, SampleCounts, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file
 from beam_prep.storage.stores.client import is_local
@@ -266,12 +257,12 @@ class Arranger:
             counts += SampleCounts.of(made, seen.row_index.tokens[made.row], group.runs.parts)
         return counts
 
-    def _arranged(self, place: Place, runs: Runs, limits: Mapping[int, Limit]) -> tuple[View, Arranged]:
+    def _arranged(self, place: Place, runs: Runs, limits: Limits) -> tuple[View, Arranged]:
         assert runs.compose.shuffle is not None
         seen = self._view(place.name, place.copies)
-        return seen, arranged(seen, place, runs.compose.shuffle, limited(runs.parts, limits))
+        return seen, arranged(seen, place, runs.compose.shuffle, runs.parts.taken(limits))
 
-    def write_run(self, group: RunGroup, limits: Mapping[int, Limit]) -> RunCounts:
+    def write_run(self, group: RunGroup, limits: Limits) -> RunCounts:
         """Writes a run: the rows of a group of blocks, sorted by part and key. Returns their counts."""
         runs, found, tokens = group.runs, [], []
         rows: list[RunRows] = []
@@ -283,11 +274,11 @@ class Arranger:
         made = Arranged.concat(found)
         order = np.lexsort((made.key, made.part))
         made, sizes = made.take(order), np.concatenate(tokens)[order]
-        keys = ranges_of(made.key, made.part, runs.bins) // runs.width[made.part]
+        keys = scaled(made.key, runs.bins[made.part]) // runs.width[made.part]
         whole = RunRows.joined(rows, order)
         del rows
         self.scratch.write_run(run_name(group.index), whole, batches_of(made.part, keys))
-        number = ranges_of(made.key, made.part, runs.parts.ranges)
+        number = scaled(made.key, runs.parts.ranges[made.part])
         return RunCounts.of(made, number, sizes, runs.parts, limits)
 
     def _all_rows(self, place: Place, seen: View, made: Arranged) -> RunRows:
@@ -313,7 +304,7 @@ class Arranger:
             if rows is not None:
                 codes = np.full(len(rows), part, np.int32)
                 found.append(rows)
-                batches += batches_of(codes, ranges_of(rows.key, codes, runs.bins))
+                batches += batches_of(codes, scaled(rows.key, runs.bins[codes]))
         count = sum(map(len, found))
         whole = RunRows.joined(found, np.arange(count)) if found else RunRows.none()
         self.scratch.write_run(merged_name(group, wide), whole, batches)

@@ -6,7 +6,7 @@ import json
 import logging
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -29,9 +29,8 @@ from beam_prep.formats.manifest import (
     output_columns,
 )
 from beam_prep.reading.verdicts import BAD_ANSWERS
-from beam_prep.shards.chunk import ROW_LENGTHS, ChunkStats, TurnStats, split_rows
+from beam_prep.shards.chunk import ROW_LENGTHS, split_rows
 from beam_prep.shards.layout import Layout
-from beam_prep.shards.pack import PackStats
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
@@ -105,8 +104,7 @@ def _written(
     """
     columns = layout.columns(arranger.columns(plan))
     rows = 0
-    counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
-    packed, chunked, turns = PackStats(), ChunkStats(), TurnStats()
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     with output.files() as files:
         writers = [
             FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
@@ -116,10 +114,7 @@ def _written(
             for writer in writers:
                 writer.write(data)
             rows += len(data[columns[0].name])
-            packed = sum((each for each in stats if isinstance(each, PackStats)), packed)
-            chunked = sum((each for each in stats if isinstance(each, ChunkStats)), chunked)
-            turns = sum((each for each in stats if isinstance(each, TurnStats)), turns)
-            for kind, found in count_tokens(columns, data).items():
+            for kind, found in {**count_tokens(columns, data), **stats}.items():
                 counts[kind].update(found)
         for writer in writers:
             writer.close()
@@ -129,11 +124,11 @@ def _written(
         rows,
         dict(counts["tokens"]),
         dict(counts["trained"]),
-        {"capacity": layout.capacity, **asdict(packed)} if layout.packing != "none" else None,
+        {"capacity": layout.capacity, **counts["packing"]} if layout.packing != "none" else None,
         files.written(),
-        asdict(chunked) if layout.chunking is not None else None,
+        dict(counts["chunks"]) if layout.chunking is not None else None,
         plan.split,
-        asdict(turns) if turns.rows else None,
+        dict(counts["turns"]) if counts["turns"] else None,
     )
 
 
@@ -192,7 +187,7 @@ def samples(plan: Plan, arranger: Arranger) -> tuple[dict[str, Any], ...]:
     for domain, piece in plan.drawn:
         rows, _ = arranger.slice(piece)
         if ROW_LENGTHS.name in rows:
-            rows, _, _ = split_rows(rows, schema, None)  # the first row of the record is shown
+            rows, _ = split_rows(rows, schema, None)  # the first row of the record is shown
         row = {name: _beginning(rows[name][0]) for name in rows}
         cut = any(_is_long(rows[name][0]) for name in rows)
         found.append({"domain": domain, "columns": columns, "row": row, "cut": cut})

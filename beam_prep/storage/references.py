@@ -12,7 +12,7 @@ from beam_prep.data.block import InputFile, Split
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Array
 from beam_prep.errors import FormatError, InputError, StorageError
-from beam_prep.formats.sealed import Sealed, seal_batches
+from beam_prep.formats.cached_block import Sealed, seal_batches
 from beam_prep.reading.decontaminate import Index, IndexBuilder, texts_of
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import place_in

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
-from beam_prep.formats.manifest import MANIFEST, dump
-from beam_prep.formats.versions import HIDDEN, LATEST, READERS, is_held, is_name
+from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_held, is_name
 from beam_prep.storage.files import exists, join, listed, read_version, remove_folder, write_if
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import is_local

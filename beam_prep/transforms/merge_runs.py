@@ -7,7 +7,7 @@ from typing import Any
 import apache_beam as beam
 
 from beam_prep.errors import EngineError
-from beam_prep.shards.plan import Plan, with_mix
+from beam_prep.shards.plan import Plan, with_merged
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.publish import Publisher
@@ -68,8 +68,7 @@ def plan_shards(
     if publisher.problem(plan) is None:
         plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
         yield from keyed(plans, keys, publisher.earlier())
-    plan = with_mix(plan, shards.mixed)
-    yield beam.pvalue.TaggedOutput("plan", plan.with_shards(shards.shards_of, runs.compose.splits))
+    yield beam.pvalue.TaggedOutput("plan", with_merged(plan, shards))
 
 
 @dataclasses.dataclass(eq=False)

@@ -15,9 +15,8 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.keys import DUPLICATE, SPLIT
-from beam_prep.shards.compose import Compose, RunSizes, Splits
-from beam_prep.shards.mix import DomainMix
-from beam_prep.shards.plan import Plan, make_plan, with_mix
+from beam_prep.shards.compose import Compose, DomainMix, RunSizes, Splits
+from beam_prep.shards.plan import Plan, make_plan, with_merged
 from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.shards.slices import ShardPlan
@@ -230,4 +229,4 @@ def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
         arranger.merge_runs(runs, group, wide)
     shards = MergedShards.of(runs, counts, limits)
     plans = list(shards.plans())
-    return with_mix(plan, shards.mixed).with_shards(shards.shards_of, runs.compose.splits), plans
+    return with_merged(plan, shards), plans

@@ -14,7 +14,7 @@ from hypothesis import event, given
 from beam_prep.errors import RunError
 from beam_prep.shards import compose, runs
 from beam_prep.shards.compose import RunSizes, Splits, sample_keys, scaled, shuffle_keys
-from beam_prep.shards.mix import cutoff
+from beam_prep.shards.runs import cutoff
 from tests.compose import naive
 from tests.compose.jobs import Blocks, made
 from tests.compose.naive import NO_KEY, Cannot, Job, Naive, Row

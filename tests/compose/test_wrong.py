@@ -8,9 +8,9 @@ import pytest
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
-from beam_prep.shards.compose import view
-from beam_prep.shards.mix import DomainMix, budgets
+from beam_prep.shards.compose import DomainMix, view
 from beam_prep.shards.row_index import Copies, RowIndex
+from beam_prep.shards.runs import budgets
 
 Given = dict[str, Any]
 DRAWN: Given = {"shuffle": {"seed": 0}}
@@ -53,10 +53,13 @@ def test_shares_that_add_up_to_1_in_tenths_are_right() -> None:
     ("mix", "message"),
     [
         ({"wab": DomainMix(tokens=1)}, "there are no rows of domain 'wab'; wanted one of 'code', 'web'"),
-        ({"web": DomainMix(tokens=1001)}, "1,001 tokens of domain 'web' are wanted, 1,000 are there: lower them, or"),
-        ({"web": DomainMix(tokens=1e18, repeat=True)}, "are there: lower them, because a record is written at most "),
-        ({"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)}, "the shares add up to 0.9, and there is no"),
-        ({"web": DomainMix(share=1.0)}, "the shares add up to 1, which leaves nothing for the other domains, of 500"),
+        ({"web": DomainMix(tokens=1001)}, "1,001 tokens of domain 'web' are wanted, 1,000 are there, each to be "),
+        ({"web": DomainMix(tokens=1e18, repeat=True)}, "are there, each to be written at most 1,000 times: lower them"),
+        (
+            {"web": DomainMix(share=0.5), "code": DomainMix(share=0.4)},
+            "add up to 0.9, and the other domains have 0",
+        ),
+        ({"web": DomainMix(share=1.0)}, "the shares add up to 1, and the other domains have 500"),
     ],
 )
 def test_a_mix_that_cannot_be_made_names_what_is_there(mix: dict[str, DomainMix], message: str) -> None:

@@ -67,7 +67,7 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_array_record_is_asked_for_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    monkeypatch.setitem(sys.modules, "array_record", None)
     with pytest.raises(ConfigError, match=r"storage_format: .* pip install 'beam-prep\[array_record\]'"):
         bp.Shard(str(tmp_path / "out"), formats=["bin", "array_record"])
     with pytest.raises(ImportError, match=r"pip install 'beam-prep\[array_record\]'"):

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_prep.data.ragged import Ragged
 from beam_prep.formats import batches
-from tests.formats.shards import ALL, SEQUENCE, cut, files, joined, random_rows, read_as, rows_in, write_as
+from tests.formats.shards import ALL, cut, files, joined, random_rows, read_as, rows_in, write_as
 
 BOTH = pytest.mark.parametrize(("name", "unit"), [("arrow", "batch"), ("parquet", "group")], ids=["arrow", "parquet"])
 
@@ -57,13 +56,6 @@ def test_batches_are_as_large_as_they_may_be_however_the_rows_came(
     reader = read_as(name, many, ALL)
     assert joined([whole]) == {key: [row[key] for row in rows_in(reader)] for key in whole}
     assert reader.sizes().tolist() == sum((ragged.flat_lengths for ragged in whole.values()), np.zeros(rows)).tolist()
-
-
-def test_a_row_beyond_the_borders_of_arrow_is_refused() -> None:
-    made = batches.Batches([SEQUENCE], 1, 1, lambda batch: None, most_values=10)
-    made.add({"sequence": Ragged.from_lists([[1] * 11])})
-    with pytest.raises(ValueError, match="a row of 11 values: a list of Arrow holds up to 10"):
-        made.flush()
 
 
 def test_strings_without_borders_are_no_rows() -> None:

@@ -45,7 +45,7 @@ def test_rows_are_those_that_packing_writes(strategy: Any, dataset: Dataset) -> 
     for name in found.columns:
         assert [row[name].tolist() for row in found] == wanted[name].to_lists()
         assert {row[name].dtype for row in found} == {wanted[name].flat.dtype}
-    assert found.fill_rate == pytest.approx(plan.stats.tokens / (plan.stats.packs * 64))
+    assert found.fill_rate == pytest.approx(plan.stats["tokens"] / (plan.stats["packs"] * 64))
 
 
 def test_seed_and_epoch_give_the_order(dataset: Dataset) -> None:

@@ -127,9 +127,7 @@ def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) 
     assert [(each["line"], each["reason"]) for each in bp.open(done.output).rejects()] == [(2, "not_text")]
     beside, says = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
     assert "'image' holds an image in 1 of 2 records that were looked at, and is not read: answers about it" in beside
-    assert says.startswith(
-        "1 record has images, audio or video, and is rejected (not_text): input.not_text: 'drop_parts'"
-    )
+    assert says.startswith("rejected (not_text): 1 record with images, audio or video; input.not_text: 'drop_parts'")
     kept = run({**CONFIG, "input": {**CONFIG["input"], "not_text": "drop_parts"}}, [plain, other], "kept")
     assert kept.manifest["counters"]["not_text_dropped"] == 2
     one, two = bp.open(kept.output)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.schema import Column, Strategy
+from beam_prep.data.schema import Column
 from beam_prep.errors import RunError
 from beam_prep.shards.layout import CUT, Layout, finalize_columns
-from beam_prep.shards.pack import PackStats, cuts_rows, plan_packs
+from beam_prep.shards.pack import Strategy, cuts_rows, plan_packs
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.rows import Padding, TruncationMode, pad, to_labels, truncate
 from tests.chars import outcomes
@@ -41,7 +41,7 @@ def batch_from(rows: list[Row]) -> Batch:
     return made_of([[token for token, _ in row] for row in rows], [[train for _, train in row] for row in rows])
 
 
-def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list[Row], PackStats]:
+def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list[Row], Counter[str]]:
     """(packed rows, documents in them, what was counted) of the rows of a shard that comes in some parts."""
     borders = np.linspace(0, len(batch), parts + 1).astype(int)
     cut = batch.counters.get(CUT)
@@ -51,11 +51,10 @@ def packed_by(layout: Layout, batch: Batch, parts: int) -> tuple[list[Row], list
     ]
     packs: list[Row] = []
     documents: list[Row] = []
-    total = PackStats()
+    total = Counter[str]()
     for found, stats in layout.rows(given, tuple(batch.schema.values())):
-        (packed,) = stats
-        assert isinstance(packed, PackStats)
-        total += packed
+        (packed,) = stats.values()
+        total.update(packed)
         columns = (found[name].to_lists() for name in ("sequence", "loss_mask", "seq_lens"))
         for ids, mask, lengths in zip(*columns, strict=True):
             packs.append(list(zip(ids, mask, strict=True)))
@@ -103,11 +102,11 @@ def test_what_is_cut_is_cut_before_it_is_settled(
         assert all(map(trains, documents))
     else:  # no token is lost
         assert Counter(token for pack in packs for token in pack) == Counter(t for row in wanted.values() for t in row)
-    assert stats.packs_untrained == sum(not trains(pack) for pack in packs)
+    assert stats["packs_untrained"] == sum(not trains(pack) for pack in packs)
     lost = sum(len(rows[place]) - len(left) for place, left in wanted.items())
-    assert (stats.rows, stats.tokens_cut) == (len(wanted), lost)
-    assert stats.rows_cut == sum(len(rows[place]) > len(left) for place, left in wanted.items())
-    assert stats.tokens_cut == batch.counters.get(CUT, np.zeros(1)).sum()
+    assert (stats["rows"], stats["tokens_cut"]) == (len(wanted), lost)
+    assert stats["rows_cut"] == sum(len(rows[place]) > len(left) for place, left in wanted.items())
+    assert stats["tokens_cut"] == batch.counters.get(CUT, np.zeros(1)).sum()
 
 
 @given(masked(), st.integers(1, 25), st.integers(1, 12), st.integers(1, 4), st.sampled_from(["keep_start", "keep_end"]))
@@ -123,7 +122,7 @@ def test_bfd_sorts_by_the_length_before_the_cut(
         plan = plan_packs(np.array([len(row) for row in some]), "bfd", capacity)
         cut = [row[:capacity] if mode == "keep_start" else row[-capacity:] for row in some]
         for a, b in zip(plan.packs[:-1], plan.packs[1:], strict=True):
-            wanted.append([token for row in plan.piece_row[a:b].tolist() for token in cut[row]])
+            wanted.append([token for row in plan.pieces.row[a:b].tolist() for token in cut[row]])
     assert found == wanted
 
 
@@ -211,6 +210,11 @@ def test_packed_rows_without_a_trained_label_are_counted(strategy: Any) -> None:
     batch = made_of([[5, 6, 7, 8, 9, 9]])
     for columns, untrained in ((batch.columns, 0), ({**batch.columns, "labels": labels}, 2)):
         schema = (*batch.schema.values(), Column("labels", "int32", 1, "labels"))[: len(columns)]
-        ((_, (packed,)),) = Layout(strategy, 2).rows([(columns, None)], schema)
-        assert isinstance(packed, PackStats)
-        assert (packed.packs, packed.packs_untrained) == (3, untrained)
+        ((_, stats),) = Layout(strategy, 2).rows([(columns, None)], schema)
+        assert (stats["packing"]["packs"], stats["packing"]["packs_untrained"]) == (3, untrained)
+
+
+def test_a_column_that_is_added_may_not_be_there() -> None:
+    columns = [Column("sequence", "int32", 1, "ids"), Column("seq_lens", "int32", 1, "ids")]
+    with pytest.raises(ValueError, match="columns named seq_lens are added: rename yours"):
+        Layout("bfd").columns(columns)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import Strategy
-from beam_prep.shards.pack import PackPlan, PackStats, pack_columns, plan_packs
+from beam_prep.shards.pack import PackPlan, Strategy, pack_columns, plan_packs
 from tests.conftest import shared
 
 NAMES = get_args(Strategy)
@@ -30,8 +29,7 @@ def lines(path: Path) -> list[Any]:
 
 def packs_of(plan: PackPlan) -> list[list[Piece]]:
     """Per pack: (row, start, stop) of each piece."""
-    arrays = (plan.piece_row, plan.piece_start, plan.piece_stop)
-    pieces = list(zip(*(array.tolist() for array in arrays), strict=True))
+    pieces = list(zip(*(array.tolist() for array in plan.pieces), strict=True))
     return [pieces[a:b] for a, b in zip(plan.packs[:-1], plan.packs[1:], strict=True)]
 
 
@@ -101,15 +99,16 @@ class TestPlan:
         limit = capacity if strategy in ("simple", "bfd") else max(lengths, default=0)
         tokens = sum(min(length, limit) for length in lengths)
         packs_with = Counter(row for pack in packs for row in {piece[0] for piece in pack})
-        assert plan.stats == PackStats(
-            rows=len(lengths),
-            rows_empty=lengths.count(0),
-            rows_cut=sum(length > limit for length in lengths),
-            rows_split=sum(count > 1 for count in packs_with.values()),
-            packs=len(packs),
-            tokens=tokens,
-            tokens_cut=sum(lengths) - tokens,
-        )
+        assert plan.stats == {
+            "rows": len(lengths),
+            "rows_empty": lengths.count(0),
+            "rows_cut": sum(length > limit for length in lengths),
+            "rows_split": sum(count > 1 for count in packs_with.values()),
+            "packs": len(packs),
+            "packs_untrained": 0,
+            "tokens": tokens,
+            "tokens_cut": sum(lengths) - tokens,
+        }
 
     def test_without_tokens_there_are_no_packs(self) -> None:
         plan = plan_packs(np.array([0, 0, 0]), "bfd", 8)
@@ -118,15 +117,6 @@ class TestPlan:
 
     def test_a_huge_capacity_costs_nothing(self) -> None:
         assert len(plan_packs(np.full(2000, 3), "bfd", 2**31 - 1)) == 1
-
-    @pytest.mark.parametrize("capacity", [0, 2**31])
-    def test_capacities_that_are_none(self, capacity: int) -> None:
-        with pytest.raises(ValueError, match=f"capacity is {capacity}"):
-            plan_packs(np.array([1]), "bfd", capacity)
-
-    def test_an_unknown_strategy_is_named(self) -> None:
-        with pytest.raises(ValueError, match="'ffd', wanted one of simple, bfd, bfd_split, wrapped"):
-            plan_packs(np.array([1]), "ffd", 8)  # type: ignore[arg-type]
 
 
 def array(rows: Ragged, row: int) -> Array:
@@ -172,25 +162,25 @@ class TestColumns:
         assert pack_columns({"ids": rows}, plan)["ids"].to_lists() == [[7, 8, 9, 10, 11, 4, 5, 6]]
 
     @pytest.mark.parametrize(
-        ("name", "rows", "message"),
+        "rows",
         [
-            ("ids", rows_of([3, 3]), "other lengths"),
-            ("ids", rows_of([3, 2, 1]), "other lengths"),
-            ("ids", Ragged.from_lists([[[1], [2], [3]], [[4], [5]]], depth=2), "list of lists"),
-            ("seq_lens", rows_of([3, 2]), "adds a column of that name"),
-            ("position_ids", rows_of([3, 2]), "adds a column of that name"),
+            rows_of([3, 3]),
+            rows_of([3, 2, 1]),
+            Ragged.from_lists([[[1], [2], [3]], [[4], [5]]], depth=2),
         ],
     )
-    def test_columns_that_cannot_be_packed(self, name: str, rows: Ragged, message: str) -> None:
-        with pytest.raises(ValueError, match=f"column '{name}': .*{message}"):
-            pack_columns({name: rows}, plan_packs(np.array([3, 2]), "bfd", 8))
+    def test_columns_that_cannot_be_packed(self, rows: Ragged) -> None:
+        with pytest.raises(ValueError, match="column 'ids' does not have one value a token"):
+            pack_columns({"ids": rows}, plan_packs(np.array([3, 2]), "bfd", 8))
 
 
 class TestStats:
     def test_groups_add_up(self) -> None:
         groups = [np.array([3, 0, 9]), np.array([], np.int64), np.array([8, 1])]
-        total = sum((plan_packs(group, "bfd", 8).stats for group in groups), PackStats())
-        assert total == PackStats(rows=5, rows_empty=1, rows_cut=1, rows_split=0, packs=4, tokens=20, tokens_cut=1)
+        total = Counter[str]()
+        for group in groups:
+            total.update(plan_packs(group, "bfd", 8).stats)
+        assert total == Counter(rows=5, rows_empty=1, rows_cut=1, packs=4, tokens=20, tokens_cut=1)
 
 
 # Outputs of others

@@ -18,7 +18,8 @@ from beam_prep.errors import EngineError
 from beam_prep.shards import plan as plan_module
 from beam_prep.shards.plan import Plan, make_plan
 from beam_prep.shards.receipts import Receipts, pack_receipts, placed
-from beam_prep.shards.row_index import Prefetch
+from beam_prep.shards.row_index import RowIndexes
+from beam_prep.shards.slices import Rejects
 from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
 from tests.compose.naive import Row
 from tests.compose.test_naive import CUTS, inputs
@@ -26,8 +27,8 @@ from tests.compose.test_naive import CUTS, inputs
 DROPS = 3
 
 
-def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetched: Any = None, **limits: Any) -> Plan:
-    """The plan of a job; `fetched` gets the names of each fetch; `limits` are those of `make_plan`."""
+def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetched: Any = None) -> Plan:
+    """The plan of a job; `fetched` gets the names of each fetch."""
 
     def fetch(names: list[str]) -> Any:
         if fetched is not None:
@@ -35,7 +36,7 @@ def plan_of(blocks: Blocks, max_tokens: int, max_items: int | None = None, fetch
         return blocks.token_cache.row_indexes(names)
 
     receipts = Receipts([pack_receipts(blocks.receipts[::-1])], lengths_by_block=max_items is not None)
-    plan = make_plan(receipts, fetch, max_tokens, max_items, **limits)
+    plan = make_plan(receipts, fetch, max_tokens, max_items)
     return dataclasses.replace(plan, shards=[*plan.shards], rejects=[*plan.rejects])
 
 
@@ -96,10 +97,13 @@ def test_the_plan_is_what_a_sequential_program_does(
     prefetch: tuple[int, int],
 ) -> None:
     """However many row indexes are fetched ahead, and however few fit into memory."""
-    limits = {"prefetch": Prefetch(*prefetch), "rejects_per_file": rejects_per_file, "shown": DROPS}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowIndexes, "borders_ahead", prefetch[0])
+        patch.setattr(RowIndexes, "most_rows", prefetch[1])
+        patch.setattr(Rejects, "most", rejects_per_file)
+        patch.setattr(plan_module, "SHOWN", DROPS)
         blocks = Blocks(files, Path(folder), cuts)
-        plan = plan_of(blocks, max_tokens, max_items, **limits)
+        plan = plan_of(blocks, max_tokens, max_items)
     wanted = Counts(blocks, max_items)
     counts, ledger = wanted.counts, plan.ledger
     named = {
@@ -173,11 +177,14 @@ def test_borders_are_fetched_many_at_a_time(tmp_path: Path) -> None:
     assert len(fetched) <= 200 / 10
 
 
-def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(tmp_path: Path) -> None:
+def test_row_indexes_are_fetched_ahead_only_as_far_as_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A block may hold a million short lines."""
     fetched: list[list[str]] = []
     blocks = Blocks([[Row(1, tokens=10), None] * 500], tmp_path, [[10] * 100])
-    assert len([*plan_of(blocks, 60, fetched=fetched, prefetch=Prefetch(rows=60)).shards]) == 84
+    monkeypatch.setattr(RowIndexes, "most_rows", 60)
+    assert len([*plan_of(blocks, 60, fetched=fetched).shards]) == 84
     assert {len(names) for names in fetched[:-1]} <= {2, 3}
 
 
@@ -206,10 +213,10 @@ def test_a_block_that_comes_twice_is_noticed(twice: int, three_files: Blocks) ->
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ([0], "the first block of in/0.jsonl is missing"),
-        ([1], "after byte 10 of in/0.jsonl the next block begins at byte 30"),
-        ([2], "the blocks after byte 30 of in/0.jsonl are missing"),
-        ([3, 4, 5], "all blocks of input file 2 are missing"),
+        ([0], "the blocks of in/0.jsonl, .* at the bytes from 10 to 30"),
+        ([1], "the blocks of in/0.jsonl, .* at the bytes from 30 to 60"),
+        ([2], "the blocks of in/0.jsonl, .* at the bytes from 10 to 30"),
+        ([3, 4, 5], "the blocks of in/2.jsonl, or of the file before, do not follow each other"),
         ([5], "the runner lost or doubled a block, run again"),
         ([0, 1, 2], "the runner lost or doubled a block, run again"),
     ],
