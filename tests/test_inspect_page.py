@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.left_out import LeftOut
 from beam_prep.inspect.output import inspect
 from beam_prep.inspect.page import Head, write_page
-from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.inspect.row import VISIBLE, LeftOut
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, config_of, records_of, write_lines
@@ -99,23 +98,23 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
     assert reject["message"].startswith("field 'messages' is a number (3)")
     special = {text for _, text, is_special in page.tokens if is_special}
     assert special == {"<|bos|>", "<|im_start|>", "<|im_end|>"} & {text for _, text, _ in page.tokens}
-    assert "Roles are not shown" in page.head["no_roles"]
+    assert page.head["roles"] == []
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>!-/&\u2028\u202e\ud800\r\n"))))
 def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("any") / "page.html"
     entries = [LeftOut(text, "rejected", text, text, text) for text in texts]
-    assert write_page(path, entries, lambda: Head("".join(texts), "", [], texts)) == len(texts)
+    assert write_page(path, entries, Head("".join(texts), "", [("key", "".join(texts), 1, "")])) == len(texts)
     page = Page(path)
     for row, text in zip(page.rows, texts, strict=True):
         assert {row[name] for name in ("title", "reason", "message", "text")} == {text.translate(VISIBLE)}
-    assert page.head["lines"] == [text.translate(VISIBLE) for text in texts]
+    assert page.head["numbers"][0][1] == page.head["title"] == "".join(texts).translate(VISIBLE)
     assert page.text.count("<") == _empty(path).count("<")
 
 
 def _empty(path: Path) -> str:
-    write_page(path, [], lambda: Head("", "", [], []))
+    write_page(path, [], Head("", ""))
     return path.read_text("utf-8")
 
 
@@ -179,6 +178,6 @@ def test_only_pages_are_replaced_and_only_when_they_are_whole(
 
     before = page.read_bytes()
     with pytest.raises(BeamPrepError, match="stopped"):
-        write_page(page, stops(), lambda: Head("", "", [], []))
+        write_page(page, stops(), Head("", ""))
     assert page.read_bytes() == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".page")]

@@ -113,10 +113,9 @@
       box.append(element("h3", null, part.line));
       return box;
     }
-    const caption = `${part.name}: ${[part.counts, ...part.notes].join(", ")}`;
     if (row.packed) box.classList.add("document");
-    if (row.parts.length > 1 || row.packed) box.append(element("h3", null, caption));
-    box.append(sequence(part, start, part.t.length, caption));
+    if (row.parts.length > 1 || row.packed) box.append(element("h3", null, part.caption));
+    box.append(sequence(part, start, part.t.length, part.caption));
     for (const [place, size] of part.padding || []) {
       box.append(element("div", { class: "padding" }, `+ ${count(size)} × ${tokens[place][1].trim()}`));
     }
@@ -408,7 +407,7 @@
   by("role-label").hidden = !roles.length;
   by("role-legend").append(...roles.slice(0, COLOURS).map(([role]) =>
     element("span", { class: `role c${role % COLOURS}` }, head.roles[role])));
-  by("no-roles").textContent = head.no_roles;
+  by("no-roles").hidden = roles.length > 0 || rows.every((row) => row.kind);
   filter();
   document.documentElement.dataset.ready = "true";
 })();

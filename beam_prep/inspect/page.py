@@ -4,86 +4,72 @@ Rows are JSON data in the page; `page.js` builds the rows that are on the screen
 the page: (id, text, 1 if special).
 """
 
-import contextlib
-import html
-import importlib.resources
+import functools
 import os
-import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
+from jinja2 import Environment, PackageLoader
+from rich.text import Text
 
-from beam_prep.data.schema import PROMPT_COMPLETION
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.left_out import LeftOut
-from beam_prep.inspect.rows import ShownRow, alike, is_pair, row_parts
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of, pieces_of, repeats, special_ids
-
-ROWS = 1_000
-"""How many rows a page has, without `--count` or `--random`."""
-
-LEFT_OUT = 20
-"""How many records that were left out a page has for each reason, without `--reason`."""
+from beam_prep.inspect.row import VISIBLE, LeftOut, ShownRow, TokenSequence, repeats
+from beam_prep.inspect.text import Entry
+from beam_prep.storage.files import write_file
 
 _TEXT = 1_000  # most characters of a record that was left out
 _MARK = b"<!-- beam-prep inspect -->"
-_DARK = (
-    "color-scheme: dark; --bg: #14161a; --panel: #1d2026; --fg: #e9eaed; --dim: #a9afb9; --line: #3a3f49; "
-    "--focus: #8ab4f8; --trained: #123a5c; --trained-line: #7cc0ff; --special: #ffbf69; --space: #6b7280; "
-    "--hit: #ffe14d; --hit-fg: #000; --bad: #ff8a80; --r0: #6cb8f0; --r1: #ff9d5c; --r2: #4fd1a5; --r3: #e59acb; "
-    "--r4: #e0c341; --r5: #a3b1ff; --r6: #ff9c9c; --r7: #b5bdc9;"
-)
+
+
+Number = tuple[str, str, int, str]
+"""A total of an output, or of a sample: (key, label, value, note)."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a page, above its rows.
+    """What stands around rows.
 
     Attributes:
         title: the output, or the inputs.
-        chosen: which rows are shown, in words.
-        numbers: totals of the output, or of the sample: (key, label, value, note).
-        lines: details, as in the terminal.
+        words: which rows are shown.
+        numbers: totals, for a page.
+        above, below: lines above the rows, and remarks below them; on a page, details in its head.
     """
 
     title: str
-    chosen: str
-    numbers: Sequence[tuple[str, str, int, str]]
-    lines: Sequence[str]
+    words: str
+    numbers: Sequence[Number] = ()
+    above: Text = field(default_factory=Text)
+    below: Sequence[Text] = ()
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
     """Checks that a page can be written there.
 
     Raises:
-        BeamPrepError: another file is there, or the folder is missing.
+        BeamPrepError: another file is there.
     """
     file = Path(path)
-    if not file.parent.is_dir():
-        raise BeamPrepError(f"--html {path}: there is no folder {file.parent}; make it first: mkdir -p {file.parent}")
     if not file.exists():
         return
-    begins = b""
     if file.is_file():
-        with file.open("rb") as found:
-            begins = found.read(100)
-    if _MARK not in begins:
-        raise BeamPrepError(
-            f"--html {path}: this is there already, and is no page of beam-prep inspect; give another name"
-        )
+        with file.open("rb") as page:
+            if _MARK in page.read(100):
+                return
+    raise BeamPrepError(f"--html {path}: this is there already, and is no page of beam-prep inspect; give another name")
 
 
-def write_page(path: str | os.PathLike[str], entries: Iterable[ShownRow | LeftOut], head: Callable[[], Head]) -> int:
-    """Writes a page. It gets its name when it is complete. Memory holds one row and the table of tokens.
+def write_page(path: str | os.PathLike[str], entries: Iterable[Entry], head: Head) -> int:
+    """Writes a page. It gets its name when it is complete.
 
     Args:
         path: the file.
         entries: rows, and records that were left out.
-        head: is called after the last entry.
+        head: what the page says above them.
 
     Returns:
         The number of entries.
@@ -92,156 +78,90 @@ def write_page(path: str | os.PathLike[str], entries: Iterable[ShownRow | LeftOu
         BeamPrepError: see `check_page`; or the file cannot be written.
     """
     check_page(path)
-    file = Path(path)
-    made = file.with_name(f".{file.name[:100]}.{uuid.uuid4().hex}")
+    tables = _Tables()
+    rows = [tables.left_out(entry) if isinstance(entry, LeftOut) else tables.row(entry) for entry in entries]
+    lines = [text.plain for text in (head.above, *head.below)]
+    said = {
+        "title": head.title,
+        "chosen": head.words,
+        "numbers": head.numbers,
+        "lines": lines,
+        "roles": list(tables.roles),
+    }
+    parts = {"row-data": _json(rows), "tokens": _json(list(tables.tokens)), "head": _json(said)}
     try:
-        with made.open("xb") as page:
-            count = _write(page, entries, head)
-        os.replace(made, file)
+        write_file(os.path.abspath(path), templates().get_template("inspect/page.html").render(parts=parts).encode())
     except OSError as error:
-        if error.filename is not None and Path(error.filename) not in (made, file):
-            raise  # the error of a file that is read
         raise BeamPrepError(f"--html {path}: cannot be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            made.unlink()
-    return count
+    return len(rows)
 
 
-def _write(page: BinaryIO, entries: Iterable[ShownRow | LeftOut], head: Callable[[], Head]) -> int:
-    folder = importlib.resources.files("beam_prep.inspect")
-    frame, style, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
-    begin, _, end = frame.partition("{{data}}\n")
-    begin = begin.replace("{{css}}", style.replace("{{dark}}", _DARK))
-    before, _, after = begin.partition("{{title}}")
-    # The head comes last in the file. The script sets its title; until then a browser shows this title.
-    page.write(f"{before}{html.escape('beam-prep inspect')}{after}".encode())
-    data = _Data()
-    count = 0
-    page.write(b'<script type="application/json" id="row-data">[')
-    for entry in entries:
-        row = data.left_out(entry) if isinstance(entry, LeftOut) else data.row(entry)
-        page.write((b",\n" if count else b"\n") + _json(row))
-        count += 1
-    page.write(b']</script>\n<script type="application/json" id="tokens">[')
-    for number, token in enumerate(data.tokens):
-        page.write((b"," if number else b"") + _json(token))
-    page.write(b']</script>\n<script type="application/json" id="head">' + _json(data.head(head())) + b"</script>\n")
-    page.write(end.replace("{{js}}", script).encode())
-    return count
+@functools.cache
+def templates() -> Environment:
+    """The pages of this package. What they print of data has visible control and bidirectional characters."""
+    return Environment(autoescape=True, finalize=visible, loader=PackageLoader("beam_prep", "."))
 
 
-def _json(value: Any) -> bytes:
-    """JSON that can stand in a `<script>`. All its texts must have passed `_seen`."""
-    return orjson.dumps(value).replace(b"<", b"\\u003c").replace(b"&", b"\\u0026")
+def visible(value: Any) -> Any:
+    """A value with visible control and bidirectional characters in its texts."""
+    if type(value) is str:
+        return value.translate(VISIBLE)
+    if isinstance(value, dict):
+        return {key: visible(each) for key, each in value.items()}
+    return [visible(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _seen(text: str) -> str:
-    return text.translate(VISIBLE)
+def _json(value: Any) -> str:
+    """JSON that can stand in a `<script>`."""
+    return orjson.dumps(visible(value)).decode().replace("<", "\\u003c").replace("&", "\\u0026")
 
 
-class _Data:
-    """The rows of a page as JSON, and the tables that they share."""
+class _Tables:
+    """The tables of tokens and roles that the rows of a page share."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[int, str, int], int] = {}
-        self._roles: dict[str, int] = {}
-        self._rows = False
-
-    @property
-    def tokens(self) -> Iterable[tuple[int, str, int]]:
-        """(id, text, 1 if special) of each token, in the order of the table."""
-        return self._tokens
-
-    def head(self, head: Head) -> dict[str, Any]:
-        note = ""
-        if self._rows and not self._roles:
-            note = (
-                "Roles are not shown: rows hold ids and masks. A preview of messages shows them: "
-                "beam-prep inspect FILES -c CONFIG --tokenizer_path TOKENIZER --html PAGE"
-            )
-        return {
-            "title": _seen(head.title),
-            "chosen": _seen(head.chosen),
-            "numbers": [[key, _seen(label), value, _seen(said)] for key, label, value, said in head.numbers],
-            "lines": [_seen(line) for line in head.lines],
-            "roles": list(map(_seen, self._roles)),
-            "no_roles": note,
-        }
+        self.tokens: dict[tuple[int, str, int], int] = {}
+        self.roles: dict[str, int] = {}
 
     def left_out(self, record: LeftOut) -> dict[str, Any]:
-        return {
-            "title": _seen(record.place),
-            "kind": _seen(record.kind),
-            "reason": _seen(record.reason),
-            "message": _seen(record.message),
-            "text": _seen("\n".join(record.lines(_TEXT))),
-        }
+        said = asdict(record)
+        return {**said, "title": said.pop("place"), "text": "\n".join(record.lines(_TEXT))}
 
-    def row(self, shown: ShownRow) -> dict[str, Any]:
-        self._rows = True
-        display = shown.display
-        found = row_parts(display, shown.row)
-        sequences = found.sequences
-        known = [sequence.trained for sequence in sequences if sequence.trained is not None]
-        parts: list[dict[str, Any]] = [
-            {"line": _seen(part)} if isinstance(part, str) else self._sequence(part, display, shown.role_names)
-            for part in found.parts
-        ]
-        counts = [counts_of(sequences)] if sequences else []
-        row: dict[str, Any] = {
-            "title": _seen(" · ".join(shown.title)),
-            "domain": _seen(shown.domain),
-            "tokens": sum(sequence.stored for sequence in sequences),
-            "trained": sum(int(each.sum()) for each in known) if len(known) == len(sequences) else None,
-            "notes": [_seen(note) for note in (*counts, *found.notes, *shown.notes)],
+    def row(self, row: ShownRow) -> dict[str, Any]:
+        known = [sequence.trained for sequence in row.sequences if sequence.trained is not None]
+        parts = [{"line": part} if isinstance(part, str) else self._sequence(row, part) for part in row.parts]
+        found = {
+            "title": " · ".join(row.title),
+            "domain": row.domain,
+            "tokens": sum(sequence.stored for sequence in row.sequences),
+            "trained": sum(int(each.sum()) for each in known) if len(known) == len(row.sequences) else None,
+            "notes": row.header,
             "parts": parts,
-            "packed": found.packed,
+            "packed": row.packed,
         }
-        if (pair := _pair(display, found.parts)) is not None:
-            row["pair"] = pair
-        roles = {role for part in parts for role, _ in part.get("r", ()) if role >= 0}
-        if roles:
-            row["roles"] = sorted(roles)
-        return row
+        if row.pair is not None:
+            left, right, common = row.pair
+            found["pair"] = {"left": row.parts.index(left), "right": row.parts.index(right), "common": common}
+        if roles := {role for part in parts for role, _ in part.get("r", ()) if role >= 0}:
+            found["roles"] = sorted(roles)
+        return found
 
-    def _sequence(self, part: TokenSequence, display: RowDisplay, role_names: Sequence[str]) -> dict[str, Any]:
-        ids = part.ids.tolist()
-        special = special_ids(display.tokenizer)
-        found: dict[str, Any] = {
-            "name": _seen(part.name),
-            "counts": counts_of([part]),
-            "notes": [_seen(note) for note in part.notes],
-            "t": [
-                self._token(token, piece, special)
-                for token, piece in zip(ids, pieces_of(ids, display.tokenizer), strict=True)
-            ],
-        }
+    def _sequence(self, row: ShownRow, part: TokenSequence) -> dict[str, Any]:
+        tokens = self._tokens(row, part.ids.tolist())
+        found: dict[str, Any] = {"name": part.name, "caption": row.caption(part), "t": tokens}
         if part.trained is not None:
             found["m"] = [[int(value), size] for value, size in repeats(part.trained)]
         if part.roles is not None and part.roles.any():
-            names = [-1, *(self._roles.setdefault(name, len(self._roles)) for name in role_names)]
+            names = [-1, *(self.roles.setdefault(name, len(self.roles)) for name in row.role_names)]
             found["r"] = [[names[value], size] for value, size in repeats(part.roles)]
         if part.padding:
             found["padding"] = [
-                [self._token(int(token), pieces_of([int(token)], display.tokenizer)[0], special), size]
-                for token, size in repeats(np.array(part.padding, np.int64))
+                [*self._tokens(row, [int(token)]), size] for token, size in repeats(np.array(part.padding, np.int64))
             ]
         return found
 
-    def _token(self, token: int, piece: str, special: frozenset[int]) -> int:
-        return self._tokens.setdefault((token, _seen(piece), int(token in special)), len(self._tokens))
-
-
-def _pair(display: RowDisplay, parts: Sequence[TokenSequence | str]) -> dict[str, int] | None:
-    """The positions of the sides of a preference pair, and the number of common first tokens; None if it is no pair."""
-    places = [place for place, part in enumerate(parts) if isinstance(part, TokenSequence)]
-    sequences = [part for part in parts if isinstance(part, TokenSequence)]
-    if is_pair(display, sequences):
-        return {"left": places[0], "right": places[1], "common": alike(sequences[0], sequences[1])}
-    output = display.config.get("output", {})
-    if output.get("columns") != "prompt_completion":
-        return None
-    names = [output.get("names", {}).get(name, name) for name in PROMPT_COMPLETION[:2]]
-    sides = [place for name in names for place in places if parts[place].name == name]  # type: ignore[union-attr]
-    return {"left": sides[0], "right": sides[1], "common": 0} if len(sides) == 2 else None
+    def _tokens(self, row: ShownRow, ids: Sequence[int]) -> list[int]:
+        """The places of tokens in the table."""
+        special, tokens = row.kind.special, self.tokens
+        pieces = zip(ids, row.kind.pieces(ids), strict=True)
+        return [tokens.setdefault((token, piece, int(token in special)), len(tokens)) for token, piece in pieces]

@@ -11,9 +11,8 @@ import pytest
 import beam_prep as bp
 from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.inspect.output import inspect
-from beam_prep.preview import preview
+from beam_prep.preview import preview, template
 from beam_prep.readers.dataset import Dataset
-from beam_prep.template import template
 from tests.conftest import ROOT
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
