@@ -24,7 +24,7 @@ from beam_prep.errors import TokenizerError
 from beam_prep.hints import shortened
 from beam_prep.inspect.output import columns_line
 from beam_prep.inspect.page import Head, Number, check_page
-from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, percent, role_key
+from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, percent
 from beam_prep.inspect.show import ROWS, RowSource, Selection, draw, show
 from beam_prep.inspect.text import Entry, RowText
 from beam_prep.reading.records import CONTAMINATED
@@ -35,7 +35,6 @@ from beam_prep.sample.sample import Part, Sample, sample_of
 from beam_prep.shards.report import warnings
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.testing import records
-from beam_prep.tokens.token_roles import is_of_labels, is_role_column
 from beam_prep.tokens.tokenizer import Tokenizer
 
 _BYTES = 1 << 21
@@ -181,13 +180,8 @@ class SampleRows(RowSource):
 
     def numbers(self) -> list[Number]:
         rows, tokens, trained = self.sample.kept
-        numbers = [("read", "records looked at", self.sample.plan.ledger.read, ""), ("rows", "rows", rows, "")]
-        numbers.append(("tokens", "tokens", tokens, ""))
-        if trained:
-            numbers.append(("trained", "trained tokens", trained, percent(trained, tokens)))
-        for kind, counts in self.sample.outcomes().items():
-            numbers += [(f"{kind}.{reason}", f"{kind}: {reason}", count, "") for reason, count in counts.items()]
-        return numbers
+        numbers = [("records looked at", self.sample.plan.ledger.read, ""), ("rows", rows, ""), ("tokens", tokens, "")]
+        return [*numbers, ("trained tokens", trained, percent(trained, tokens))]
 
     def _rows(self, part: Part, row: int, why: str = "") -> list[ShownRow]:
         """A kept row; several if it is cut into chunks, or split into turns."""
@@ -197,8 +191,7 @@ class SampleRows(RowSource):
             names = {column: name for column, name in unpacked.names.items() if column in batch.schema}
             unpacked = dataclasses.replace(unpacked, packing="none", position_ids="none", names=names)
         schema = unpacked.columns(tuple(batch.schema.values()))
-        shown = tuple(column for column in schema if not is_role_column(column))
-        kind = RowKind(shown, sample.tokenizer, sample.config.canonical(), batch.origin.source.path)
+        kind = RowKind(schema, sample.tokenizer, sample.config.canonical(), batch.origin.source.path)
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         if unpacked.provenance:
             own = placed(own, batch.origin.file, batch.origin.first_byte)
@@ -210,11 +203,8 @@ class SampleRows(RowSource):
         for number in range(count):
             chunk = f"{what} {number + 1:,} of {count:,}" if count > 1 else ""
             title = [_place(part, line), chunk, why, f"domain {batch.domain[row]}", batch.ledger.notes.get(line, "")]
-            values: dict[str, Any] = {}
-            for c in schema:
-                key = role_key(c.of or "", is_of_labels(c)) if is_role_column(c) else c.name
-                value = columns[c.name][number]
-                values[key] = metadata_value(c, value) if c.metadata else value
+            values = {name: column[number] for name, column in columns.items()}
+            values |= {c.name: metadata_value(c, values[c.name]) for c in schema if c.metadata}
             found.append(ShownRow(kind, values, [*filter(None, title)], batch.domain[row], counters, batch.roles.names))
         return found
 
@@ -291,7 +281,7 @@ def template(
         return
     every = [case for each in cases.values() for case in each]
     words, numbers = "what its chat template does with each conversation", _counts(every)
-    head = Head(path, words, [(kind, kind, count, "") for kind, count in numbers.items()], _summary(path, cases))
+    head = Head(path, words, [(kind, count, "") for kind, count in numbers.items()], _summary(path, cases))
     draw(head, (case.entry for case in every), RowText(), html, pager)
 
 

@@ -25,11 +25,7 @@ from beam_prep.shards.mix import NOT_SAMPLED
 from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer
 
-_MOST = 100  # rows of a table
-_WORDS = {
-    DUPLICATE: "equal to an earlier record",
-    NOT_SAMPLED: "left out by output.mix",
-}
+_WORDS = {DUPLICATE: "equal to an earlier record", NOT_SAMPLED: "left out by output.mix"}
 """The meaning of reasons that do not come from a rule on single records."""
 
 
@@ -43,56 +39,34 @@ def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokeniz
     """
     report, config = run.get("report", {}), manifest.get("config", {})
     uncut, kept = (tuple(report.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
-    found = {
-        "manifest": manifest,
-        "run": run,
-        "made": _day(run.get("finished")),
-        "how_made": how_made(run).capitalize(),
-        "numbers": list(_numbers(manifest)),
-        "flow": list(_flow(manifest["ledger"])),
-        "roles": sorted(manifest.get("roles", {}).items(), key=lambda entry: (-entry[1]["messages"], entry[0])),
-        "domains": _domains(manifest),
-        "lengths": _lengths(uncut, kept),
-        "quantiles": _quantiles(uncut),
-        "most": max((*uncut, *kept), default=0),
-        "most_of_table": _MOST,
-        "time": sorted(run.get("seconds", {}).items(), key=lambda entry: -entry[1]),
-        "left_out": [each for kind in ("rejected", "dropped") for each in _left_out(kind, manifest, report)],
-        "samples": list(_samples(report.get("samples", ()), config, tokenizer)),
-        "config": json.dumps(config, indent=1, ensure_ascii=False),
-    }
-    words = {"n": "{:,}".format, "percent": percent, "place_in": place_in, "beginning": beginning}
-    text = templates().get_template("report_page.html").render(found, **words, title=title)
+    text = (
+        templates()
+        .get_template("report_page.html")
+        .render(
+            title=title,
+            manifest=manifest,
+            run=run,
+            report=report,
+            made=_day(run.get("finished")),
+            how_made=how_made(run).capitalize(),
+            totals=totals_of(manifest),
+            reasons=_WORDS,
+            domains=_domains(manifest),
+            lengths=_lengths(uncut, kept),
+            quantiles=_quantiles(uncut),
+            samples=list(_samples(report.get("samples", ()), config, tokenizer)),
+            config=json.dumps(config, indent=1, ensure_ascii=False),
+            n="{:,}".format,
+            percent=percent,
+            place_in=place_in,
+            beginning=beginning,
+        )
+    )
     return text.encode("utf-8", "replace")
 
 
 def _day(seconds: float | None) -> str:
     return "?" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _numbers(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for _, label, value, note in totals_of(manifest):
-        yield f"{value:,}", f"{label} ({note})" if note else label
-    yield f"{len(manifest['shards']):,}", f"shards ({', '.join(manifest['formats'])})"
-    size = sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"])
-    yield f"{size / 1e6:,.1f} MB", "in shards"
-    if (packing := manifest["totals"].get("packing")) is not None:
-        yield f"{packing['fill_rate']:.2%}", f"of {packing['packs']:,} packed rows filled"
-
-
-def _flow(ledger: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
-    """(step, reason, lines, kind), in the order of the steps."""
-    yield "lines of the input", "", ledger["lines"], "total"
-    for kind, reason in (("not_read", "max_items was reached"), ("blank", "")):
-        if ledger[kind]:
-            yield kind.replace("_", " "), reason, ledger[kind], "out"
-    for kind in ("rejected", "dropped"):
-        counts = sorted(ledger[kind].items(), key=lambda entry: -entry[1])
-        for reason, count in counts[:_MOST]:
-            yield kind, f"{reason} ({_WORDS[reason]})" if reason in _WORDS else reason, count, "out"
-        if more := counts[_MOST:]:
-            yield kind, f"{len(more):,} more reasons", sum(count for _, count in more), "out"
-    yield "kept", "", ledger["kept"], "total"
 
 
 def _domains(manifest: Mapping[str, Any]) -> list[tuple[tuple[str, str], Counter[str]]]:
@@ -101,6 +75,7 @@ def _domains(manifest: Mapping[str, Any]) -> list[tuple[tuple[str, str], Counter
     for shard in manifest["shards"]:
         part = found.setdefault((shard.get("split") or "", shard["domain"]), Counter())
         part.update({name: sum(shard[name].values()) for name in ("tokens", "trained")}, shards=1, rows=shard["rows"])
+        part.update(bytes=sum(file["bytes"] for file in shard["files"]))
     place = {name: number for number, name in enumerate(manifest.get("splits", ()))}
     return sorted(found.items(), key=lambda each: (place.get(each[0][0], 0), -each[1]["tokens"], each[0][1]))
 
@@ -119,15 +94,6 @@ def _lengths(uncut: Sequence[int], kept: Sequence[int]) -> list[tuple[str, int, 
 def _quantiles(uncut: Sequence[int]) -> str:
     shares = (("half", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("all", 1.0))
     return ", ".join(f"{name} of the rows: at most {quantile(uncut, share):,} tokens" for name, share in shares)
-
-
-def _left_out(
-    kind: str, manifest: Mapping[str, Any], report: Mapping[str, Any]
-) -> Iterator[tuple[str, str, int, list[Mapping[str, Any]]]]:
-    """(kind, reason, count, the first records) for each reason, the most frequent first."""
-    for reason, count in sorted(manifest["ledger"][kind].items(), key=lambda entry: -entry[1]):
-        if first := [entry for entry in report.get(kind, ()) if entry["reason"] == reason]:
-            yield kind, reason, count, first
 
 
 def _samples(

@@ -115,7 +115,7 @@ def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.Capture
     packed = counted(run, step, position_ids_mode="continuous")
     assert render(packed, 1).plain == (
         "━━ record 1 · domain __default__ · 14 tokens, 9 trained (64.3%) · labels: shifted by one · the last token is "
-        "a label only · 2 documents or parts of some · positions: run on through the row\n"
+        "a label only · 2 documents or parts of some\n"
         "── document 1 of 2: 6 tokens, 6 trained (100.0%) ───────────────────────\n"
         "3⟦ 4 5 6⟧\n"
         "── document 2 of 2: 8 tokens, 3 trained (37.5%) ────────────────────────\n"

@@ -85,13 +85,13 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
         assert (shown["tokens"], shown["trained"]) == (len(row["sequence"]), int(row["loss_mask"].sum()))
         assert "roles" not in shown
     totals, ledger = output.manifest["totals"], output.manifest["ledger"]
-    assert {key: value for key, _, value, _ in page.head["numbers"]} == {
+    assert {label: value for label, value, _ in page.head["numbers"]} == {
         "rows": totals["rows"],
-        "tokens.sequence": totals["tokens"]["sequence"],
-        "trained.loss_mask": totals["trained"]["loss_mask"],
-        "read": ledger["read"],
-        "dropped.empty": ledger["dropped"]["empty"],
-        "rejected.wrong_type": ledger["rejected"]["wrong_type"],
+        "tokens in sequence": totals["tokens"]["sequence"],
+        "trained in loss_mask": totals["trained"]["loss_mask"],
+        "records read": ledger["read"],
+        "dropped: empty": ledger["dropped"]["empty"],
+        "rejected: wrong_type": ledger["rejected"]["wrong_type"],
     }
     (reject,) = page.of("rejected")
     assert reject["text"] == '{"messages": 3}'
@@ -105,11 +105,11 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
 def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("any") / "page.html"
     entries = [LeftOut(text, "rejected", text, text, text) for text in texts]
-    assert write_page(path, entries, Head("".join(texts), "", [("key", "".join(texts), 1, "")])) == len(texts)
+    assert write_page(path, entries, Head("".join(texts), "", [("".join(texts), 1, "")])) == len(texts)
     page = Page(path)
     for row, text in zip(page.rows, texts, strict=True):
         assert {row[name] for name in ("title", "reason", "message", "text")} == {text.translate(VISIBLE)}
-    assert page.head["numbers"][0][1] == page.head["title"] == "".join(texts).translate(VISIBLE)
+    assert page.head["numbers"][0][0] == page.head["title"] == "".join(texts).translate(VISIBLE)
     assert page.text.count("<") == _empty(path).count("<")
 
 

@@ -103,7 +103,7 @@ class OutputRows(RowSource):
         totals, shards = manifest["totals"], len(manifest["shards"])
         labels = [column.shifted for column in dataset.schema if column.role == "labels"]
         lines = [
-            ", ".join(f"{label}: {value:,}{f' ({note})' * bool(note)}" for _, label, value, note in self.numbers()),
+            ", ".join(f"{label}: {value:,}{f' ({note})' * bool(note)}" for label, value, note in self.numbers()),
             f"shards: {shards:,} ({', '.join(manifest['formats'])}), domains: {len(dataset.domains):,}",
             columns_line(dataset.columns, any(labels) if labels else None),
         ]
@@ -113,47 +113,39 @@ class OutputRows(RowSource):
         for kind in ("chunks", "packing"):
             if kind in totals:
                 lines.append(f"{kind}: {', '.join(f'{name} {count:,}' for name, count in totals[kind].items())}")
+        lines += [f"{kind}: {counted(counts)}" for kind, counts in self.counts().items() if counts]
         if dataset.tokenizer is None:
             lines.append("no tokenizer is kept in the output: tokens are shown as ids")
         return Text.assemble((self.title, "bold"), *(f"\n{line}".translate(VISIBLE) for line in lines), "\n")
 
     def below(self) -> list[Text]:
         """What the output does not have of the records that were left out."""
-        chosen, found = self._chosen, {}
-        for kind, counts in self.counts().items():
-            found[kind] = {reason: count for reason, count in counts.items() if chosen.says(kind, reason)}
-        said = [f"{kind}: {counted(found[kind])}" for kind in ("dropped", "marked") if found[kind]]
-        if not said:
+        reason, manifest = self._chosen.reason, self._dataset.manifest
+        if reason is None or reason == "rejected" or reason in manifest["ledger"]["rejected"]:
             return []
-        inputs = [str(each["path"]) for each in self._dataset.manifest.get("inputs", [])]
+        inputs = [str(each["path"]) for each in manifest.get("inputs", [])]
         files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
         text = (
-            f"{'; '.join(said)}; an output keeps the first {LEFT_OUT} of each reason, and none of output.mix. "
-            f"To see others, type: beam-prep inspect {files} -c CONFIG --tokenizer_path TOKENIZER "
-            f"--reason {shlex.quote(str(chosen.reason))}"
+            f"an output keeps the first {LEFT_OUT} of each reason, and none of output.mix. To see others, type: "
+            f"beam-prep inspect {files} -c CONFIG --tokenizer_path TOKENIZER --reason {shlex.quote(reason)}"
         )
         return [Text(text.translate(VISIBLE))]
 
     def numbers(self) -> list[Number]:
-        """The numbers of the manifest."""
-        ledger = self._dataset.manifest["ledger"]
-        found = [*totals_of(self._dataset.manifest), ("read", "records read", ledger["read"], "")]
-        for kind in ("dropped", "rejected"):
-            found += [(f"{kind}.{reason}", f"{kind}: {reason}", count, "") for reason, count in ledger[kind].items()]
-        return found
+        manifest = self._dataset.manifest
+        return [*totals_of(manifest), ("records read", manifest["ledger"]["read"], "")]
 
 
 _INPUTS_SHOWN = 3
 
 
 def totals_of(manifest: Mapping[str, Any]) -> list[Number]:
-    """(key, label, value, note) of rows, tokens and trained tokens."""
+    """Rows, tokens and trained tokens."""
     totals, ids_of = manifest["totals"], {column["name"]: column["of"] for column in manifest["columns"]}
-    found = [("rows", "rows", totals["rows"], "")]
-    found += [(f"tokens.{name}", f"tokens in {name}", tokens, "") for name, tokens in totals["tokens"].items()]
+    found = [("rows", totals["rows"], "")]
+    found += [(f"tokens in {name}", tokens, "") for name, tokens in totals["tokens"].items()]
     for name, trained in totals["trained"].items():
-        share = percent(trained, totals["tokens"][ids_of[name]])
-        found.append((f"trained.{name}", f"trained in {name}", trained, share))
+        found.append((f"trained in {name}", trained, percent(trained, totals["tokens"][ids_of[name]])))
     return found
 
 

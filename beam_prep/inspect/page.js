@@ -382,8 +382,8 @@
   by("title").textContent = head.title;
   by("chosen").textContent = head.chosen;
   by("lines").textContent = head.lines.join("\n");
-  for (const [key, label, value, note] of head.numbers) {
-    by("numbers").append(element("div", { "data-key": key, "data-value": value },
+  for (const [label, value, note] of head.numbers) {
+    by("numbers").append(element("div", { "data-key": label, "data-value": value },
       element("dt", null, label), element("dd", null, note ? `${count(value)} (${note})` : count(value))));
   }
   const options = (id, entries) => by(id).append(...entries.map(([value, text]) => element("option", { value }, text)));

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 from jinja2 import Environment, PackageLoader
 from rich.text import Text
@@ -25,8 +24,8 @@ _TEXT = 1_000  # most characters of a record that was left out
 _MARK = b"<!-- beam-prep inspect -->"
 
 
-Number = tuple[str, str, int, str]
-"""A total of an output, or of a sample: (key, label, value, note)."""
+Number = tuple[str, int, str]
+"""A total of an output, or of a sample: (label, value, note)."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,7 @@ class _Tables:
             names = [-1, *(self.roles.setdefault(name, len(self.roles)) for name in row.role_names)]
             found["r"] = [[names[value], size] for value, size in repeats(part.roles)]
         if part.padding:
-            found["padding"] = [
-                [*self._tokens(row, [int(token)]), size] for token, size in repeats(np.array(part.padding, np.int64))
-            ]
+            found["padding"] = [[*self._tokens(row, [int(token)]), size] for token, size in part.padding]
         return found
 
     def _tokens(self, row: ShownRow, ids: Sequence[int]) -> list[int]:

@@ -8,17 +8,17 @@ import io
 import re
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from rich.color import Color
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
-from rich.theme import Theme
 
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.output import shown_row
 from beam_prep.inspect.row import VISIBLE, ShownRow, counts_of
-from beam_prep.inspect.text import RowText, legend
+from beam_prep.inspect.text import RowText, console_of, legend
 from beam_prep.readers.dataset import Dataset
 
 LIGHT = {"paper": "#ffffff", "ink": "#59636e", "trained": "#0a3069", "marker": "#cfe3ff", "line": "#0969da"}
@@ -79,17 +79,10 @@ def lines_of(row: ShownRow, columns: int, most: int) -> list[Text]:
 
 
 def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
-    console = Console(
-        record=True,
-        width=columns,
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="truecolor",
-        no_color=False,
-        theme=Theme(_STYLES),
-    )
+    colours: Any = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
+    console = console_of(_STYLES, record=True, width=columns, file=io.StringIO(), **colours)
     for line in lines:
-        console.print(line, style=LIGHT["ink"], soft_wrap=True, highlight=False)
+        console.print(line, style=LIGHT["ink"], soft_wrap=True)
     paper, ink = (Color.parse(LIGHT[name]).get_truecolor() for name in ("paper", "ink"))
     theme = TerminalTheme(paper, ink, [ink] * 8)
     styles, backgrounds, texts, high, cell = console.export_svg(theme=theme, code_format=_FORMAT).split("\0")

@@ -19,6 +19,7 @@ from beam_prep.hints import shortened
 from beam_prep.readers.source import InputLines
 from beam_prep.reading.sources import place_in
 from beam_prep.shards.pack import STRATEGIES, cuts_rows
+from beam_prep.tokens.token_roles import is_role_column, is_role_of
 from beam_prep.tokens.tokenizer import Tokenizer
 
 VISIBLE = (
@@ -65,7 +66,7 @@ class TokenSequence:
         trained: bool [len(ids)]; None: not known.
         stored: number of tokens in the column of ids, without padding.
         notes: further remarks.
-        padding: the ids of the padding after the tokens.
+        padding: (id, count) of each run of equal ids in the padding after the tokens.
         roles: int64 [len(ids)], the number of each token's role; 0: no role, or not certain. None: roles are not known.
     """
 
@@ -74,7 +75,7 @@ class TokenSequence:
     trained: Array | None
     stored: int
     notes: Sequence[str] = ()
-    padding: Sequence[int] = ()
+    padding: Sequence[tuple[int, int]] = ()
     roles: Array | None = None
 
 
@@ -156,7 +157,7 @@ class ShownRow:
 
     Attributes:
         kind: what it has in common with other rows.
-        row: column -> values; a preview adds the roles of tokens, see `role_key`.
+        row: column -> values; a preview adds the roles of tokens, see `tokens.token_roles`.
         title, notes: the beginning and the end of its header.
         domain: its domain.
         role_names: names of roles; the first has number 1.
@@ -252,30 +253,22 @@ class ShownRow:
         if column.role == "attention":
             return self._padding is not None
         if column.role == "position":
-            return self._positions(column) is not None
-        return column.role == "lengths" or column.name in self._values
+            return self._are_usual(np.asarray(self.row[column.name]))
+        return column.role == "lengths" or column.name in self._values or is_role_column(column)
 
-    def _positions(self, column: Column) -> str | None:
-        """A text that describes the positions of the row; None if they follow no known pattern."""
-        found, lengths = np.asarray(self.row[column.name]), self._lengths
-        through = np.arange(len(found))
-        if lengths is not None and lengths.sum() == len(found):
+    def _are_usual(self, positions: Array) -> bool:
+        """True if positions count from 0 through the row, or through each of its documents."""
+        lengths, through = self._lengths, np.arange(len(positions))
+        starts = np.zeros(1, np.int64)
+        if lengths is not None and lengths.sum() == len(positions):
             starts = np.repeat(offsets_of(lengths)[:-1], lengths)
-            if np.array_equal(found, through - starts):
-                return "restart at every document"
-        if np.array_equal(found, through):
-            return f"0 to {len(found) - 1:,}" if lengths is None else "run on through the row"
-        return None
+        return np.array_equal(positions, through) or np.array_equal(positions, through - starts)
 
     def _layout_notes(self) -> Iterator[str]:
-        """Notes on documents and positions."""
         if self._lengths is not None:
             strategy = self.kind.config.get("preprocessing", {}).get("packing_strategy")
             parts = " or parts of some" if strategy in STRATEGIES and not cuts_rows(strategy) else ""
             yield f"{len(self._lengths):,} document{'s' * (len(self._lengths) != 1)}{parts}"
-        for column in self.kind.of_role("position"):
-            if (summary := self._positions(column)) is not None:
-                yield f"positions: {summary}"
 
     def _sequences_of(self, column: Column) -> Iterator[TokenSequence | str]:
         """The sequences of a column of ids: one, or the lists of a list of lists, or the documents of a packed row."""
@@ -294,7 +287,8 @@ class ShownRow:
         if not ids:
             yield f"{column.name}: an empty list"
         # Only rows of a preview have roles, and these are not packed.
-        roles = _lists(row[role_key(column.name)]) if role_key(column.name) in row else [None] * len(ids)
+        known = [row[other.name] for other in self.kind.of_role("token_value") if is_role_of(other, column.name)]
+        roles = _lists(known[0]) if known else [None] * len(ids)
         values = self._values if column.depth == 2 else {}
         for index, name in enumerate(names):
             found = self._sequence(column, name, ids[index], loss, taken[index], roles[index])
@@ -329,9 +323,12 @@ class ShownRow:
         if wrong:
             notes.append(f"{wrong:,} tokens of padding are trained")
         if roles is not None:
-            last = np.asarray(self.row.get(role_key(column.name, label=True), ()), np.int64)[:real][-1:]
-            roles = np.append(roles[:real], last)[: len(shown)]
-        return TokenSequence(name, shown, trained, real, notes, ids[real:].tolist(), roles)
+            of_labels = [
+                self.row[other.name] for other in self.kind.schema if is_role_of(other, column.name, labels=True)
+            ]
+            last = of_labels[0][:real][-1:] if of_labels else ()
+            roles = np.append(roles[:real], last)[: len(shown)].astype(np.int64)
+        return TokenSequence(name, shown, trained, real, notes, repeats(ids[real:]), roles)
 
     def _documents(self, values: Array) -> list[Array]:
         assert self._lengths is not None
@@ -342,11 +339,6 @@ class ShownRow:
                 f"it has {len(values):,}"
             )
         return np.split(values, offsets_of(self._lengths)[1:-1]) if len(self._lengths) else []
-
-
-def role_key(column: str, label: bool = False) -> str:
-    """The key for the roles of a column's ids in a row of a preview; `label`: the roles of shifted labels."""
-    return f"{column}\0{'label roles' if label else 'roles'}"
 
 
 def repeats(values: Array) -> list[tuple[Any, int]]:
@@ -368,7 +360,7 @@ def counts_of(sequences: Sequence[TokenSequence]) -> str:
     if len(known) == len(sequences):
         trained = sum(int(taken.sum()) for taken in known)
         text += f", {trained:,} trained ({percent(trained, stored)})"
-    padding = sum(len(sequence.padding) for sequence in sequences)
+    padding = sum(count for sequence in sequences for _, count in sequence.padding)
     return f"{text} + {padding:,} of padding" if padding else text
 
 

@@ -178,7 +178,10 @@ def show(
     entries = _entries(rows, chosen, page=html is not None)
     words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{rows.about}"
     words = ": ".join(filter(None, [words, chosen.options]))
-    head = Head(rows.title, words, rows.numbers(), rows.head(), rows.below())
+    numbers = list(rows.numbers())
+    for kind, counts in rows.counts().items():
+        numbers += [(f"{kind}: {reason}", count, "") for reason, count in counts.items()]
+    head = Head(rows.title, words, numbers, rows.head(), rows.below())
     draw(head, entries, RowText(ids=ids, found=chosen.pattern), html, pager)
 
 

@@ -121,34 +121,24 @@ class RowText:
         for is_trained, runs in itertools.groupby(kind.runs(sequence, start, stop), lambda run: run.trained):
             style, part = _NAMES[is_trained], Text()
             for run in runs:
-                shown = f"{style}.special" if run.special else style
+                shown = run.text
                 if self.ids and kind.tokenizer is not None:
-                    for token, piece in run.tokens:
-                        part.append(f"‹{token}›", "caption").append(piece, shown)
-                else:
-                    part.append(run.text, shown)
-            if is_trained:
-                part = Text.assemble(OPEN, part, CLOSE) if self.marks else _show_outer_newlines(part, style)
-            text.append_text(part)
+                    shown = "".join(f"‹{token}›{piece}" for token, piece in run.tokens)
+                if is_trained and not self.marks:
+                    shown = shown.replace("\n", "↵\n")  # at the end of a line, colour shows no newline
+                part.append(shown, f"{style}.special" if run.special else style)
+            text.append_text(Text.assemble(OPEN, part, CLOSE) if is_trained and self.marks else part)
         return text
 
 
 def _padding(kind: RowKind, sequence: TokenSequence) -> Text:
     """`+ 57 x <|pad|>`, below the text."""
     text = Text()
-    for token, run in itertools.groupby(sequence.padding):
+    for token, count in sequence.padding:
         style = "other.special" if token in kind.special else "other"
         piece = kind.pieces([token])[0].strip(" ")
-        text.append(f"\n+ {len(list(run)):,} x ", "other").append(piece.translate(VISIBLE), style)
+        text.append(f"\n+ {count:,} x ", "other").append(piece.translate(VISIBLE), style)
     return text
-
-
-def _show_outer_newlines(run: Text, style: str) -> Text:
-    """Adds a visible sign to newlines at the ends of a trained run, because colour does not show them."""
-    body = run.plain.strip("\n")
-    before = len(run.plain) - len(run.plain.lstrip("\n")) if body else 0
-    after = len(run.plain) - before - len(body)
-    return Text.assemble(("↵\n" * before, style), run[before : before + len(body)], ("↵\n" * after, style))
 
 
 def legend(marks: bool) -> Text:
@@ -166,8 +156,9 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def _console(**settings: Any) -> Console:
-    return _Console(highlight=False, theme=Theme(STYLES), **settings)
+def console_of(styles: dict[str, str], **settings: Any) -> Console:
+    """A console that knows the names of `styles`."""
+    return _Console(highlight=False, theme=Theme(styles), **settings)
 
 
 class Screen:
@@ -182,7 +173,7 @@ class Screen:
     """
 
     def __init__(self, pager: bool = False) -> None:
-        self._console = _console()
+        self._console = console_of(STYLES)
         self.marks = self._console.color_system is None or self._console.no_color
         self.width = self._console.width
         self._pager = pager and sys.stdout.isatty() and not self._console.is_dumb_terminal
@@ -192,7 +183,7 @@ class Screen:
         pager, console = _started_pager() if self._pager else None, self._console
         if pager is not None:
             colours: Any = None if self.marks else "truecolor"
-            console = _console(file=pager.stdin, force_terminal=True, color_system=colours, width=self.width)
+            console = console_of(STYLES, file=pager.stdin, force_terminal=True, color_system=colours, width=self.width)
         with stop_when_reader_closes():
             try:
                 for text in texts:
