@@ -16,8 +16,8 @@ from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
-from beam_prep.inspect.output import totals_of
-from beam_prep.inspect.page import templates
+from beam_prep.inspect.draw import templates
+from beam_prep.inspect.output import numbers_of
 from beam_prep.inspect.row import RowKind, ShownRow, beginning, percent
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.sources import place_in
@@ -49,7 +49,7 @@ def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokeniz
             report=report,
             made=_day(run.get("finished")),
             how_made=how_made(run).capitalize(),
-            totals=totals_of(manifest),
+            totals=numbers_of(manifest),
             reasons=_WORDS,
             domains=_domains(manifest),
             lengths=_lengths(uncut, kept),

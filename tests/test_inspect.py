@@ -16,9 +16,9 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, FormatError
+from beam_prep.inspect.draw import RowText
 from beam_prep.inspect.output import cat, inspect, shown_row
 from beam_prep.inspect.row import RowKind, ShownRow
-from beam_prep.inspect.text import RowText
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, config_of, records_of
 

@@ -14,8 +14,8 @@ import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
+from beam_prep.inspect.draw import RowText
 from beam_prep.inspect.output import shown_row
-from beam_prep.inspect.text import RowText
 
 TALKS = [
     {"messages": [{"role": "user", "content": "How far? " * n}, {"role": "assistant", "content": f"{n} miles."}]}

@@ -12,10 +12,9 @@ from rich.text import Text
 from beam_prep.data.ragged import Array
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
-from beam_prep.inspect.page import Number
+from beam_prep.inspect.draw import Number, Screen, stop_when_reader_closes
 from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, percent
 from beam_prep.inspect.show import LEFT_OUT, RowSource, Selection, counted, row_number, show
-from beam_prep.inspect.text import Screen, stop_when_reader_closes
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.readers.source import InputLines, source_lines
@@ -133,13 +132,13 @@ class OutputRows(RowSource):
 
     def numbers(self) -> list[Number]:
         manifest = self._dataset.manifest
-        return [*totals_of(manifest), ("records read", manifest["ledger"]["read"], "")]
+        return [*numbers_of(manifest), ("records read", manifest["ledger"]["read"], "")]
 
 
 _INPUTS_SHOWN = 3
 
 
-def totals_of(manifest: Mapping[str, Any]) -> list[Number]:
+def numbers_of(manifest: Mapping[str, Any]) -> list[Number]:
     """Rows, tokens and trained tokens."""
     totals, ids_of = manifest["totals"], {column["name"]: column["of"] for column in manifest["columns"]}
     found = [("rows", totals["rows"], "")]

@@ -2,6 +2,10 @@
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const head = read("head"), rows = read("row-data"), tokens = read("tokens");
+  for (const row of rows) {
+    const runs = (row.parts || []).flatMap((part) => part.r || []);
+    row.roles = [...new Set(runs.map(([role]) => role))].filter((role) => role >= 0);
+  }
   const by = (id) => document.getElementById(id);
   const count = (number) => number.toLocaleString("en-US");
   const AT_ONCE = 3000; // tokens of a sequence in the page; a button adds more
@@ -206,7 +210,7 @@
     rows.forEach((row, number) => {
       const kept = kind in KINDS ? KINDS[kind](row) : row.kind && `${row.kind}: ${row.reason}` === kind;
       if (!kept || (domain && row.domain !== domain.slice(1))) return;
-      if (role && !(row.roles || []).includes(Number(role))) return;
+      if (role && !row.roles.includes(Number(role))) return;
       if (sized && (row.kind || row.tokens < from || row.tokens > to)) return;
       if (shared && (row.kind || share(row) === null || share(row) < least || share(row) > most)) return;
       if (wanted && allText(number).search(wanted) < 0) return;
@@ -402,7 +406,7 @@
   options("domain", [["", "all"], ...domains.map(([name, size]) => [`=${name}`, `${name} (${count(size)})`])]);
   by("domain-label").hidden = domains.length < 2;
   by("share").hidden = !rows.some((row) => !row.kind && row.trained !== null);
-  const roles = tally(rows.flatMap((row) => row.roles || [])).sort((one, other) => other[1] - one[1]);
+  const roles = tally(rows.flatMap((row) => row.roles)).sort((one, other) => other[1] - one[1]);
   options("role", [["", "all"], ...roles.map(([role, size]) => [role, `${head.roles[role]} (${count(size)})`])]);
   by("role-label").hidden = !roles.length;
   by("role-legend").append(...roles.slice(0, COLOURS).map(([role]) =>

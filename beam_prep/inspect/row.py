@@ -352,13 +352,17 @@ def percent(part: float, total: float) -> str:
     return f"{part / total if total else 0:.1%}"
 
 
+def totals_of(sequences: Sequence[TokenSequence]) -> tuple[int, int | None]:
+    """(tokens, trained tokens) without padding; None: it is not known which are trained."""
+    known = [int(sequence.trained.sum()) for sequence in sequences if sequence.trained is not None]
+    return sum(sequence.stored for sequence in sequences), sum(known) if len(known) == len(sequences) else None
+
+
 def counts_of(sequences: Sequence[TokenSequence]) -> str:
     """The counts of tokens, trained tokens and padding as text."""
-    stored = sum(sequence.stored for sequence in sequences)
-    known = [sequence.trained for sequence in sequences if sequence.trained is not None]
+    stored, trained = totals_of(sequences)
     text = f"{stored:,} tokens"
-    if len(known) == len(sequences):
-        trained = sum(int(taken.sum()) for taken in known)
+    if trained is not None:
         text += f", {trained:,} trained ({percent(trained, stored)})"
     padding = sum(count for sequence in sequences for _, count in sequence.padding)
     return f"{text} + {padding:,} of padding" if padding else text

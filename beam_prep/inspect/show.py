@@ -15,9 +15,8 @@ from rich.text import Text
 from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.page import Head, Number, check_page, write_page
-from beam_prep.inspect.row import VISIBLE, LeftOut, ShownRow
-from beam_prep.inspect.text import Entry, RowText, Screen, legend
+from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
+from beam_prep.inspect.row import LeftOut, ShownRow
 
 ROWS = 1_000
 """How many rows a page has, without `--count` or `--random`."""
@@ -183,25 +182,6 @@ def show(
         numbers += [(f"{kind}: {reason}", count, "") for reason, count in counts.items()]
     head = Head(rows.title, words, numbers, rows.head(), rows.below())
     draw(head, entries, RowText(ids=ids, found=chosen.pattern), html, pager)
-
-
-def draw(
-    head: Head,
-    entries: Iterator[Entry],
-    style: RowText,
-    html: str | os.PathLike[str] | None = None,
-    pager: bool = False,
-) -> None:
-    """Prints rows, and records that were left out, or writes a page of them."""
-    if html is not None:
-        count = write_page(html, entries, head)
-        print(f"{html}: {count:,} record{'s' * (count != 1)} ({head.words}); open it in a browser")
-        return
-    screen = Screen(pager)
-    texts = map(replace(style, marks=screen.marks, width=screen.width).of, entries)
-    first = next(texts, Text(f"nothing found: {head.words}".translate(VISIBLE)))
-    above = Text().append_text(head.above).append_text(legend(screen.marks))
-    screen.show(itertools.chain([above, first], texts, head.below))
 
 
 def _entries(rows: RowSource, chosen: Selection, page: bool) -> Iterator[Entry]:
