@@ -71,8 +71,7 @@ def preview(
         html: write a page for a browser to this file instead, with the roles of tokens. Unless records are chosen, it
             has 1,000 random rows (or all rows, if there are fewer), and the first records left out for each reason.
         pager: in a terminal, send the text to `$PAGER`, or to `less`.
-        chosen: which records to show: the arguments of `Selection`. `count`: the first rows, with the outcome of the
-            records between them.
+        chosen: which records to show: the arguments of `Selection`.
 
     Raises:
         BeamPrepError: two arguments exclude each other; no record was left out for the given reason.
@@ -115,19 +114,6 @@ class SampleRows(RowSource):
         place = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._rows(self.sample.parts[place], number - int(self._starts[place]), why)
 
-    def first(self, count: int) -> Iterator[Entry]:
-        """The first rows, and between them why records became none."""
-        kept = left_out = 0
-        for entry in self.outcomes():
-            if kept == count:
-                return
-            if isinstance(entry, LeftOut):
-                left_out += 1
-                yield from [entry][: left_out <= _PROBLEMS]
-            else:
-                kept += 1
-                yield from entry
-
     def outcomes(self) -> Iterator[list[ShownRow] | LeftOut]:
         """The outcome of each record, in order: its row (or its chunks), or why it has none."""
         for part in self.sample.parts:
@@ -169,13 +155,11 @@ class SampleRows(RowSource):
 
     def below(self) -> list[Text]:
         """The messages of a run on the records."""
-        sample, text = self.sample, Text()
-        for number, line in enumerate(sample.lines()):
-            style = "bold" if number == 0 else "bold red" if line.startswith("a run on these would fail") else ""
-            text.append(f"{line}\n".translate(VISIBLE), style)
-        for warning in warnings(sample.findings, sample.view) if sample.failure is None else ():
-            text.append(f"warning: {warning}\n".translate(VISIBLE), "yellow")
-        return [text[:-1]]
+        sample = self.sample
+        said = warnings(sample.findings, sample.view) if sample.failure is None else ()
+        text = Text("\n".join([*sample.lines(), *(f"warning: {each}" for each in said)]).translate(VISIBLE))
+        text.highlight_regex(r"(?m)^(a run on these would fail|warning): .*", "bold red")
+        return [text]
 
     def numbers(self) -> list[Number]:
         rows, tokens, trained = self.sample.kept

@@ -262,15 +262,15 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them: put a "
         "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
         "what is trained is between ⟦ and ⟧\n\n"
+        f"━━ {source}, line 3 · {row}"
+        f"━━ {source}, line 6 · {row}"
         f"━━ {source}, line 2 · rejected: wrong_type\n"
         "field 'prompt' is a number (3), wanted a string\n"
         '── {"prompt": 3, "response": "a"}\n\n'
-        f"━━ {source}, line 3 · {row}"
         f"━━ {source}, line 4 · rejected: bad_json\n"
         "(what the parser says)\n"
         '── {"prompt": "a␛[31m\n\n'
         f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
-        f"━━ {source}, line 6 · {row}"
         "6 records looked at (all of it), in 1 file\n"
         "3 kept, 33 tokens (45.5% trained)\n"
         "dropped: 1 empty\n"

@@ -18,6 +18,7 @@ from beam_prep.inspect.show import LEFT_OUT, RowSource, Selection, counted, row_
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.readers.source import InputLines, source_lines
+from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import place_at
 from beam_prep.shards.mix import mix_lines
@@ -84,17 +85,12 @@ class OutputRows(RowSource):
 
     def left_out(self, kind: str) -> Iterator[LeftOut]:
         """With `--reason duplicate`, both lines of a copy are read from the inputs."""
-        dataset, inputs = self._dataset, None
-        if kind == "dropped" and self._chosen.reason is not None:
-            inputs = InputLines(dataset.manifest.get("inputs", []))
-        records: Iterable[dict[str, Any]] = dataset.drops() if kind == "dropped" else dataset.marked()
+        dataset = self._dataset
         if kind == "rejected":
-            records = dataset.rejects()
-        return (
-            LeftOut.of_output(record, kind, inputs)
-            for record in records
-            if self._chosen.reason is None or self._chosen.says(kind, record["reason"])
-        )
+            return (LeftOut.of_output(record, kind) for record in dataset.rejects())
+        inputs = InputLines(dataset.manifest.get("inputs", [])) if self._chosen.says(kind, DUPLICATE) else None
+        records = dataset.drops() if kind == "dropped" else dataset.marked()
+        return (LeftOut.of_output(record, kind, inputs) for record in records)
 
     def head(self) -> Text:
         """The totals of the entire output."""
@@ -131,17 +127,16 @@ class OutputRows(RowSource):
         return [Text(text.translate(VISIBLE))]
 
     def numbers(self) -> list[Number]:
-        manifest = self._dataset.manifest
-        return [*numbers_of(manifest), ("records read", manifest["ledger"]["read"], "")]
+        return numbers_of(self._dataset.manifest)
 
 
 _INPUTS_SHOWN = 3
 
 
 def numbers_of(manifest: Mapping[str, Any]) -> list[Number]:
-    """Rows, tokens and trained tokens."""
+    """Records read, rows, tokens and trained tokens."""
     totals, ids_of = manifest["totals"], {column["name"]: column["of"] for column in manifest["columns"]}
-    found = [("rows", totals["rows"], "")]
+    found = [("records read", manifest["ledger"]["read"], ""), ("rows", totals["rows"], "")]
     found += [(f"tokens in {name}", tokens, "") for name, tokens in totals["tokens"].items()]
     for name, trained in totals["trained"].items():
         found.append((f"trained in {name}", trained, percent(trained, totals["tokens"][ids_of[name]])))

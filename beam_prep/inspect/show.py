@@ -114,7 +114,7 @@ class RowSource(Protocol):
         title: the output, or the inputs.
         about: a remark on the rows; "" for none.
         unit: the unit of sizes if it is not tokens: ` in bytes`.
-        problems: how many records that were left out are shown after the default rows.
+        problems: how many records that were left out are shown after the default rows, or the first rows.
     """
 
     title: str
@@ -127,10 +127,6 @@ class RowSource(Protocol):
 
     def shown(self, number: int, why: str = "") -> Iterable[ShownRow]:
         """A row; several if a record was cut into chunks. `why`: why the row is shown."""
-
-    def first(self, count: int) -> Iterator[Entry]:
-        """The first rows."""
-        return (row for number in range(min(count, len(self))) for row in self.shown(number))
 
     def sizes(self, most: int | None = None) -> Iterable[tuple[Array, Array]]:
         """int64 [rows] each: numbers of rows, and their sizes, shard by shard; of at most `most` shards."""
@@ -192,35 +188,37 @@ def _entries(rows: RowSource, chosen: Selection, page: bool) -> Iterator[Entry]:
     """
     count, pattern = chosen.count, chosen.pattern
     if chosen.reason is not None:
-        kinds = _asked(rows, chosen)
+        kinds = _kinds_of(rows, chosen)
         records = (record for kind in kinds for record in rows.left_out(kind) if chosen.says(kind, record.reason))
         return itertools.islice((each for each in records if pattern is None or pattern.search(each.text)), count)
     if pattern is not None:
         every = (row for number in range(len(rows)) for row in rows.shown(number))
         return itertools.islice((row for row in every if row.contains(pattern)), count)
+    shown = (row for number, why in _numbers(rows, chosen, page) for row in rows.shown(number, why))
+    if chosen.record is not None or chosen.random is not None or chosen.shortest or chosen.longest:
+        return shown
+    if not page or count is not None:
+        return itertools.chain(shown, itertools.islice(_first_of_each(rows, 1), rows.problems))
+    everywhere = chosen.domain is None and chosen.split is None
+    return itertools.chain(shown, itertools.islice(_first_of_each(rows, LEFT_OUT), ROWS if everywhere else 0))
+
+
+def _numbers(rows: RowSource, chosen: Selection, page: bool) -> Iterable[tuple[int, str]]:
+    """(number, why it is shown) of each chosen row."""
+    count = chosen.count
     if chosen.record is not None:
-        return iter(rows.shown(row_number(rows, chosen)))
+        return [(row_number(rows, chosen), "")]
     if chosen.shortest or chosen.longest:
         name = "longest" if chosen.longest else "shortest"
         found = extremes(rows.sizes(), _EXTREMES if count is None else count, chosen.longest)
-        why = {number: f"number {rank:,} of the {name}{rows.unit}" for rank, number in enumerate(found, start=1)}
-        return _shown(rows, why)
-    if count is not None:
-        return rows.first(count)
+        return ((row, f"number {rank:,} of the {name}{rows.unit}") for rank, row in enumerate(found, start=1))
     if chosen.random is not None:
-        return _shown(rows, dict.fromkeys(drawn(len(rows), chosen.random, seed=chosen.seed or 0).tolist(), "drawn"))
-    if not page:
-        problems = itertools.islice(_first_of_each(rows, 1), rows.problems)
-        return itertools.chain(_shown(rows, _rows_to_show(rows)), problems)
-    why = dict.fromkeys(drawn(len(rows), ROWS).tolist(), "drawn" if len(rows) > ROWS else "")
-    everywhere = chosen.domain is None and chosen.split is None
-    left_out = itertools.islice(_first_of_each(rows, LEFT_OUT), ROWS if everywhere else 0)
-    return itertools.chain(_shown(rows, why), left_out)
-
-
-def _shown(rows: RowSource, why: Mapping[int, str]) -> Iterator[ShownRow]:
-    """The rows with these numbers, and why each is shown."""
-    return (row for number, reason in why.items() for row in rows.shown(number, reason))
+        return ((row, "drawn") for row in drawn(len(rows), chosen.random, seed=chosen.seed or 0).tolist())
+    if count is not None:
+        return ((row, "") for row in range(min(count, len(rows))))
+    if page:
+        return ((row, "drawn" if len(rows) > ROWS else "") for row in drawn(len(rows), ROWS).tolist())
+    return _rows_to_show(rows).items()
 
 
 def row_number(rows: RowSource, chosen: Selection) -> int:
@@ -269,16 +267,16 @@ def extremes(parts: Iterable[tuple[Array, Array]], count: int, longest: bool) ->
     return numbers.tolist()
 
 
-def _asked(rows: RowSource, chosen: Selection) -> dict[str, int]:
-    """Kind -> number of records with the chosen reason, without kinds that have none.
+def _kinds_of(rows: RowSource, chosen: Selection) -> list[str]:
+    """The kinds of records that have the chosen reason.
 
     Raises:
-        BeamPrepError: no record has this reason; the message lists the reasons that occur.
+        BeamPrepError: no record has it; the message lists the reasons that occur.
     """
     counts = rows.counts()
-    found = {kind: sum(count for reason, count in counts[kind].items() if chosen.says(kind, reason)) for kind in _KINDS}
-    if any(found.values()):
-        return {kind: count for kind, count in found.items() if count}
+    found = [kind for kind in _KINDS if any(chosen.says(kind, reason) for reason in counts[kind])]
+    if found:
+        return found
     there = [f"{kind}: {counted(counts[kind])}" for kind in _KINDS if counts[kind]]
     said = f"there are {'; '.join(there)}" if there else "all were kept"
     raise BeamPrepError(f"no record of {rows.title} was left out for the reason {chosen.reason!r}; {said}")
