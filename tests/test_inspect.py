@@ -16,6 +16,7 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, FormatError
+from beam_prep.hints import shortened
 from beam_prep.inspect.draw import RowText
 from beam_prep.inspect.output import cat, inspect, shown_row
 from beam_prep.inspect.row import RowKind, ShownRow
@@ -179,6 +180,13 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
         "── chosen: 2 tokens, 1 trained (50.0%)           │ ── rejected: 3 tokens, 2 trained (66.7%)",
         "1 ⟦7 ⟧                                           │ 2 ⟦7 8 ⟧",
     ]
+
+
+def test_texts_are_cut_between_words() -> None:
+    assert shortened("one two three", 12) == "one two ..."
+    assert shortened("one two three", 7) == "one two ..."
+    assert shortened("one two three", 13) == "one two three"
+    assert shortened("x" * 20, 5) == "xxxxx ..."
 
 
 # The commands

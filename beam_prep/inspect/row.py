@@ -287,8 +287,7 @@ class ShownRow:
         if not ids:
             yield f"{column.name}: an empty list"
         # Only rows of a preview have roles, and these are not packed.
-        known = [row[other.name] for other in self.kind.of_role("token_value") if is_role_of(other, column.name)]
-        roles = _lists(known[0]) if known else [None] * len(ids)
+        roles = self._roles_of(column) or [None] * len(ids)
         values = self._values if column.depth == 2 else {}
         for index, name in enumerate(names):
             found = self._sequence(column, name, ids[index], loss, taken[index], roles[index])
@@ -323,12 +322,18 @@ class ShownRow:
         if wrong:
             notes.append(f"{wrong:,} tokens of padding are trained")
         if roles is not None:
-            of_labels = [
-                self.row[other.name] for other in self.kind.schema if is_role_of(other, column.name, labels=True)
-            ]
-            last = of_labels[0][:real][-1:] if of_labels else ()
-            roles = np.append(roles[:real], last)[: len(shown)].astype(np.int64)
+            last = [part[:real][-1:] for part in self._roles_of(column, labels=True)]
+            roles = np.concatenate([roles[:real], *last])[: len(shown)].astype(np.int64)
         return TokenSequence(name, shown, trained, real, notes, repeats(ids[real:]), roles)
+
+    def _roles_of(self, column: Column, labels: bool = False) -> list[Any]:
+        """The roles of each list of a column of ids, or of its shifted labels; [] if they are not known."""
+        return [
+            part
+            for other in self.kind.schema
+            if is_role_of(other, column.name, labels)
+            for part in _lists(self.row[other.name])
+        ]
 
     def _documents(self, values: Array) -> list[Array]:
         assert self._lengths is not None
