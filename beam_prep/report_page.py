@@ -16,7 +16,7 @@ from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
-from beam_prep.inspect.draw import templates
+from beam_prep.inspect.draw import rendered
 from beam_prep.inspect.output import numbers_of
 from beam_prep.inspect.row import RowKind, ShownRow, beginning, percent
 from beam_prep.reading.keys import DUPLICATE
@@ -39,28 +39,25 @@ def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokeniz
     """
     report, config = run.get("report", {}), manifest.get("config", {})
     uncut, kept = (tuple(report.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
-    text = (
-        templates()
-        .get_template("report_page.html")
-        .render(
-            title=title,
-            manifest=manifest,
-            run=run,
-            report=report,
-            made=_day(run.get("finished")),
-            how_made=how_made(run).capitalize(),
-            totals=numbers_of(manifest),
-            reasons=_WORDS,
-            domains=_domains(manifest),
-            lengths=_lengths(uncut, kept),
-            quantiles=_quantiles(uncut),
-            samples=list(_samples(report.get("samples", ()), config, tokenizer)),
-            config=json.dumps(config, indent=1, ensure_ascii=False),
-            n="{:,}".format,
-            percent=percent,
-            place_in=place_in,
-            beginning=beginning,
-        )
+    text = rendered(
+        "report_page.html",
+        title=title,
+        manifest=manifest,
+        run=run,
+        report=report,
+        made=_day(run.get("finished")),
+        how_made=how_made(run).capitalize(),
+        totals=numbers_of(manifest),
+        reasons=_WORDS,
+        domains=_domains(manifest),
+        lengths=_lengths(uncut, kept),
+        quantiles=_quantiles(uncut),
+        samples=list(_samples(report.get("samples", ()), config, tokenizer)),
+        config=json.dumps(config, indent=1, ensure_ascii=False),
+        n="{:,}".format,
+        percent=percent,
+        place_in=place_in,
+        beginning=beginning,
     )
     return text.encode("utf-8", "replace")
 

@@ -9,7 +9,6 @@ are on the screen. A token is an index into a table of the page: (id, text, 1 if
 """
 
 import contextlib
-import functools
 import itertools
 import os
 import re
@@ -22,14 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from jinja2 import Environment, PackageLoader
 from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
 from beam_prep.errors import BeamPrepError
 from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
-from beam_prep.storage.files import write_file
 
 OPEN, CLOSE = "⟦", "⟧"
 STYLES = {
@@ -282,6 +279,8 @@ def write_page(path: str | os.PathLike[str], entries: Iterable[Entry], head: Hea
     Raises:
         BeamPrepError: see `check_page`; or the file cannot be written.
     """
+    from beam_prep.storage.files import write_file
+
     check_page(path)
     tables = _Tables()
     rows = [tables.row(entry) if isinstance(entry, ShownRow) else _left_out(entry) for entry in entries]
@@ -295,16 +294,18 @@ def write_page(path: str | os.PathLike[str], entries: Iterable[Entry], head: Hea
     }
     parts = {"row-data": _json(rows), "tokens": _json(list(tables.tokens)), "head": _json(said)}
     try:
-        write_file(os.path.abspath(path), templates().get_template("inspect/page.html").render(parts=parts).encode())
+        write_file(os.path.abspath(path), rendered("inspect/page.html", parts=parts).encode())
     except OSError as error:
         raise BeamPrepError(f"--html {path}: cannot be written: {error.strerror}") from None
     return len(rows)
 
 
-@functools.cache
-def templates() -> Environment:
-    """The pages of this package. What they print of data has visible control and bidirectional characters."""
-    return Environment(autoescape=True, finalize=visible, loader=PackageLoader("beam_prep", "."))
+def rendered(template: str, **values: Any) -> str:
+    """A page of this package. What it prints of data has visible control and bidirectional characters."""
+    from jinja2 import Environment, PackageLoader  # the import takes longer than printing a row
+
+    environment = Environment(autoescape=True, finalize=visible, loader=PackageLoader("beam_prep", "."))
+    return environment.get_template(template).render(values)
 
 
 def visible(value: Any) -> Any:
