@@ -21,7 +21,7 @@ from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import place_at
-from beam_prep.shards.mix import mix_lines
+from beam_prep.shards.mix import NOT_SAMPLED, mix_lines
 
 
 def inspect(
@@ -118,12 +118,12 @@ class OutputRows(RowSource):
         reason, manifest = self._chosen.reason, self._dataset.manifest
         if reason is None or reason == "rejected" or reason in manifest["ledger"]["rejected"]:
             return []
-        inputs = [str(each["path"]) for each in manifest.get("inputs", [])]
-        files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
-        text = (
-            f"an output keeps the first {LEFT_OUT} of each reason, and none of output.mix. To see others, type: "
-            f"beam-prep inspect {files} -c CONFIG --tokenizer_path TOKENIZER --reason {shlex.quote(reason)}"
-        )
+        text = f"an output keeps the places of the first {LEFT_OUT} of each reason, and none of {NOT_SAMPLED}"
+        if reason not in (DUPLICATE, NOT_SAMPLED):
+            inputs = [str(each["path"]) for each in manifest.get("inputs", [])]
+            files = shlex.join(inputs) if 0 < len(inputs) <= _INPUTS_SHOWN else "FILES"
+            text += f". To see others, type: beam-prep inspect {files} -c CONFIG --tokenizer_path TOKENIZER "
+            text += f"--reason {shlex.quote(reason)}"
         return [Text(text.translate(VISIBLE))]
 
     def numbers(self) -> list[Number]:
