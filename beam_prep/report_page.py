@@ -17,7 +17,7 @@ from beam_prep.data.ragged import Ragged
 from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
 from beam_prep.inspect.draw import rendered
-from beam_prep.inspect.output import numbers_of
+from beam_prep.inspect.output import numbers_of, stated
 from beam_prep.inspect.row import RowKind, ShownRow, beginning, percent
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.sources import place_in
@@ -56,6 +56,7 @@ def page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokeniz
         config=json.dumps(config, indent=1, ensure_ascii=False),
         n="{:,}".format,
         percent=percent,
+        stated=stated,
         place_in=place_in,
         beginning=beginning,
     )

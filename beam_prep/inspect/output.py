@@ -107,7 +107,7 @@ class OutputRows(RowSource):
         lines += mix_lines(manifest)
         for kind in ("chunks", "packing"):
             if kind in totals:
-                lines.append(f"{kind}: {', '.join(f'{name} {count:,}' for name, count in totals[kind].items())}")
+                lines.append(f"{kind}: {stated(totals[kind])}")
         lines += [f"{kind}: {counted(counts)}" for kind, counts in self.counts().items() if counts]
         if dataset.tokenizer is None:
             lines.append("no tokenizer is kept in the output: tokens are shown as ids")
@@ -141,6 +141,11 @@ def numbers_of(manifest: Mapping[str, Any]) -> list[Number]:
     for name, trained in totals["trained"].items():
         found.append((f"trained in {name}", trained, percent(trained, totals["tokens"][ids_of[name]])))
     return found
+
+
+def stated(totals: Mapping[str, float]) -> str:
+    """Totals of packing or chunks: `packs 3, fill_rate 85.0%`."""
+    return ", ".join(f"{name} {x:.1%}" if isinstance(x, float) else f"{name} {x:,}" for name, x in totals.items())
 
 
 def columns_line(names: Iterable[str], shifted: bool | None) -> str:
@@ -199,6 +204,7 @@ def cat(
     dataset = _view(open_dataset(output, split=ALL), selection)
     texts = {column.name for column in dataset.schema if column.role == "text"}
 
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS  # Ragged is a dataclass
     left = len(dataset) if count is None else min(count, len(dataset))
     with stop_when_reader_closes():
         for rows in _parts(dataset):
@@ -206,7 +212,7 @@ def cat(
             known = {key: name for key, name in names.items() if name is not None}
             for row in rows[:left]:
                 said = {name: row[name].tobytes().decode(errors="replace") for name in texts}
-                line = orjson.dumps({**known, **row, **said}, default=list, option=orjson.OPT_SERIALIZE_NUMPY)
+                line = orjson.dumps({**known, **row, **said}, default=list, option=option)
                 sys.stdout.write(f"{line.decode()}\n")
                 left -= 1
 

@@ -299,28 +299,27 @@ class ShownRow:
     ) -> TokenSequence:
         """The tokens to show for ids and their mask or labels (int [n] each), with the padding after the tokens."""
         real = len(ids) - (self._padding or 0)
-        shown, labels, notes, wrong = ids[:real], taken[:real], [], 0
+        shown, trained, notes = ids[:real], None, []
         if loss is None:
             trains = self.kind.trains(column.name)
             trained = None if trains is None else np.full(real, trains)
-            notes.append(
-                {None: "no mask", True: "no mask: all is trained", False: "no mask: nothing is trained"}[trains]
-            )
+            notes.append("no mask" if trains is None else f"no mask: {'all' if trains else 'nothing'} is trained")
         else:
-            all_trained = taken != NO_LOSS[loss.role]
-            trained, wrong = all_trained[:real], int(all_trained[real:].sum())
-        if loss is not None and loss.role == "labels":
-            notes.append(f"labels: {'shifted by one' if loss.shifted else 'unshifted'}")
-            if loss.shifted:
-                # Label i is the token after input i; the last label is a token that the inputs do not have.
-                shown = np.append(shown, labels[-1:][trained[-1:]])
-                notes += ["the last token is a label only"] if len(shown) > real else []
-                trained = np.append(False, trained)[: len(shown)]
-                labels = np.append(IGNORE_INDEX, labels)[: len(shown)]
-            if others := int((shown != labels)[trained].sum()):
-                notes.append(f"{others:,} labels are not the token they belong to")
-        if wrong:
-            notes.append(f"{wrong:,} tokens of padding are trained")
+            taught = taken != NO_LOSS[loss.role]
+            trained, wrong = taught[:real], int(taught[real:].sum())
+            if loss.role == "labels":
+                labels = taken[:real]
+                notes.append(f"labels: {'shifted by one' if loss.shifted else 'unshifted'}")
+                if loss.shifted:
+                    # Label i is the token after input i; the last label is a token that the inputs do not have.
+                    shown = np.append(shown, labels[-1:][trained[-1:]])
+                    notes += ["the last token is a label only"] if len(shown) > real else []
+                    trained = np.append(False, trained)[: len(shown)]
+                    labels = np.append(IGNORE_INDEX, labels)[: len(shown)]
+                if others := int((shown != labels)[trained].sum()):
+                    notes.append(f"{others:,} labels are not the token they belong to")
+            if wrong:
+                notes.append(f"{wrong:,} tokens of padding are trained")
         if roles is not None:
             last = [part[:real][-1:] for part in self._roles_of(column, labels=True)]
             roles = np.concatenate([roles[:real], *last])[: len(shown)].astype(np.int64)
@@ -447,5 +446,5 @@ def _place(record: Mapping[str, Any]) -> str:
 
 def beginning(record: Mapping[str, Any], kind: str) -> str:
     """The text of a record in an output, without a word that is cut: 1,000 characters are kept, of a drop 200."""
-    text = shortened(record["text"], 999 if kind == "rejected" else 199)
+    text = shortened(record["text"] or "", 999 if kind == "rejected" else 199)
     return text or "(its text is not kept: --max_reject_chars 0)"

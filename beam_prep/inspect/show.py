@@ -118,9 +118,9 @@ class RowSource(Protocol):
     """
 
     title: str
-    about = ""
-    unit = ""
-    problems = 0
+    about: str = ""
+    unit: str = ""
+    problems: int = 0
 
     def __len__(self) -> int:
         """The number of rows."""
