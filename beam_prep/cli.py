@@ -544,7 +544,7 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
 )
 def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
     import_beam()
-    from beam_prep.template import template
+    from beam_prep.preview import template
 
     if given.html and given.json:
         print("beam-prep template: --html and --json exclude each other: type one of them", file=sys.stderr)
@@ -718,7 +718,7 @@ _NAMED = 12
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """The result of a run, in a few lines of text."""
     from beam_prep.data.rendered import DEFAULT_DOMAIN
-    from beam_prep.inspect.sequences import VISIBLE
+    from beam_prep.inspect.row import VISIBLE
     from beam_prep.shards import report
     from beam_prep.shards.compose import mix_lines
 

@@ -147,3 +147,15 @@ def place_of(name: str) -> str | None:
 
 def _word(name: str) -> str:
     return name.lstrip("-").lower().replace("-", "_")
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most `most` characters; of a longer text the beginning, up to the end of a word, and ` ...`.
+
+    >>> shortened("one two three", 9)
+    'one two ...'
+    """
+    if len(text) <= most:
+        return text
+    blank = max(text.rfind(blank, 0, most + 1) for blank in " \n")
+    return f"{text[: blank if blank > most // 2 else most]} ..."  # a text without blanks is cut anywhere

@@ -1,35 +1,40 @@
-"""`beam-prep inspect FILE --config C --tokenizer_path T`: shows the rows of a run before the run. Writes nothing."""
+"""Rows before a run; nothing is written. `beam-prep inspect FILE --config C --tokenizer_path T` takes a sample of files
+through the chain of a run, and `beam-prep template TOKENIZER` the conversations of `chat.conversations`."""
 
 import dataclasses
 import itertools
+import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.text import Text
 
+from beam_prep.chat.chat_format import template_of
+from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import ALIVE, TEXT_LIMIT, InputFile
+from beam_prep.config.loading import with_template
+from beam_prep.data.block import ALIVE, TEXT_LIMIT
 from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of
-from beam_prep.inspect.left_out import LeftOut
+from beam_prep.errors import TokenizerError
+from beam_prep.hints import shortened
+from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
 from beam_prep.inspect.output import columns_line
-from beam_prep.inspect.page import ROWS, check_page
-from beam_prep.inspect.rows import ShownRow
-from beam_prep.inspect.selection import Selection
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, percent, role_key
-from beam_prep.inspect.show import Entry, first_of_each, show
+from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, percent
+from beam_prep.inspect.show import ROWS, RowSource, Selection, show
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import inputs_of, layout, read_config, references_of
-from beam_prep.sample.draw import draw
+from beam_prep.sample.draw import draw as draw_records
 from beam_prep.sample.sample import Part, Sample, sample_of
 from beam_prep.shards.report import warnings
-from beam_prep.storage.splits import FIRST_BYTES, first_records
 from beam_prep.storage.tokenizers import load_tokenizer
-from beam_prep.tokens.token_roles import is_of_labels, is_role_column
+from beam_prep.testing import records
+from beam_prep.tokens.tokenizer import Tokenizer
 
 _BYTES = 1 << 21
 """Most bytes of records that are read: more than the rows of a page, and a few seconds of work."""
@@ -38,7 +43,7 @@ _PROBLEMS = 10  # shown one by one
 _DROPPED = {
     "empty": "there is nothing to encode",
     "too_short": "every text field is shorter than preprocessing.min_chars, which is {min_chars:,}",
-    "too_long": "longer than max_chars, {max_chars:,} characters, or {limit}, {tokens:,} tokens",
+    "too_long": "longer than max_chars ({max_chars:,} characters), max_seq_len ({max_seq_len:,} tokens), or a pack",
     "rows_without_loss": "no token of it is trained (preprocessing.rows_without_loss: 'keep' keeps it)",
 }
 
@@ -65,9 +70,8 @@ def preview(
         ids: print each token's id in front of it.
         html: write a page for a browser to this file instead, with the roles of tokens. Unless records are chosen, it
             has 1,000 random rows (or all rows, if there are fewer), and the first records left out for each reason.
-        pager: in a terminal, send the text to `$PAGER`, or to `less -R`.
-        chosen: which records to show: the arguments of `Selection`. `count`: the first rows, with the outcome of the
-            records between them.
+        pager: in a terminal, send the text to `$PAGER`, or to `less`.
+        chosen: which records to show: the arguments of `Selection`.
 
     Raises:
         BeamPrepError: two arguments exclude each other; no record was left out for the given reason.
@@ -82,66 +86,33 @@ def preview(
     files = inputs_of(config, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
-    sample = Sample.of(draw(files, ROWS, _BYTES), config, tokenizer, files, cut=False)
-    show(SampleRows(sample, name, selection), selection, ids, html, pager)
+    sample = Sample.of(draw_records(files, ROWS, _BYTES), config, tokenizer, files, cut=False)
+    show(SampleRows(sample, name), selection, ids, html, pager)
 
 
-class SampleRows:
-    """The rows of a sample, not packed. See `RowSource`.
+class SampleRows(RowSource):
+    """The rows of a sample, not packed.
 
     Args:
         sample: the sample.
         name: the name of its config, for people.
-        chosen: what to show of the sample.
     """
 
-    unit = ""
+    problems = _PROBLEMS
 
-    def __init__(self, sample: Sample, name: str = "", chosen: Selection | None = None) -> None:
+    def __init__(self, sample: Sample, name: str = "") -> None:
         self.sample, self._name = sample, name
-        self._first = chosen is not None and chosen.count is not None and not chosen.searches
         self._layout = layout(sample.config, sample.tokenizer)
         self._starts = offsets_of([len(part.rows) for part in sample.parts])
-        self._notes: list[str] = []
-        self.title = _files(sample.files)
-        self.about = f"before a run, as {name} makes them: "
+        self.title = sample.files[0].path if len(sample.files) == 1 else f"{len(sample.files):,} files"
+        self.about = f", before a run, as {name} makes them"
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def shown(self, number: int, why: str = "") -> list[ShownRow]:
-        """See `RowSource.shown`."""
         place = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._rows(self.sample.parts[place], number - int(self._starts[place]), why)
-
-    def first(self, count: int) -> Iterator[Entry]:
-        """See `RowSource.first`. Includes the outcome of the records between rows, and the reasons of further ones."""
-        sample, kept, left_out, more = self.sample, 0, 0, Counter[str]()
-        for entry in itertools.chain.from_iterable(self._outcomes_of(*each) for each in enumerate(sample.files)):
-            if kept == count:
-                break
-            if isinstance(entry, list):
-                kept += 1
-                yield from entry
-            elif left_out < _PROBLEMS:
-                left_out += 1
-                yield entry
-            else:
-                more[f"{entry.reason} ({entry.kind})"] += 1
-        if more:
-            counts = ", ".join(f"{count:,} {reason}" for reason, count in more.items())
-            self._notes.append(f"{more.total():,} more records are left out: {counts}")
-        if kept < count:
-            all_was_read = all(file.size <= FIRST_BYTES and file.compression is None for file in sample.files)
-            where = "all" if all_was_read else f"the first {FIRST_BYTES // 1024:,} KB of each file"
-            self._notes.append(f"{kept:,} row{'s' * (kept != 1)} in {where}")
-
-    def _outcomes_of(self, number: int, file: InputFile) -> Iterator[list[ShownRow] | LeftOut]:
-        """The outcomes of the first records of a file."""
-        records = first_records(file, number)
-        if records is not None:
-            sample = self.sample
-            yield from SampleRows(sample_of([records], sample.config, sample.tokenizer, sample.files)).outcomes()
 
     def outcomes(self) -> Iterator[list[ShownRow] | LeftOut]:
         """The outcome of each record, in order: its row (or its chunks), or why it has none."""
@@ -153,22 +124,15 @@ class SampleRows:
                 elif ledger.outcomes[status - 1][0] != "blank":
                     yield self._left_out(part, line)
 
-    def sizes_by_shard(self) -> list[tuple[Array, Array]]:
-        """See `RowSource.sizes_by_shard`."""
+    def sizes(self, most: int | None = None) -> list[tuple[Array, Array]]:
         sizes = [self._layout.tokens(part.rows) for part in self.sample.parts]
         return [(np.arange(len(self)), np.concatenate([np.zeros(0, np.int64), *sizes]))]
 
-    def sizes(self) -> tuple[Array, Array, str]:
-        """See `RowSource.sizes`."""
-        return *self.sizes_by_shard()[0], ""
-
     def counts(self) -> dict[str, dict[str, int]]:
-        """See `RowSource.counts`."""
         marked = sum(1 for _ in self.left_out("marked"))
         return {**self.sample.outcomes(), "marked": {CONTAMINATED: marked} if marked else {}}
 
     def left_out(self, kind: str) -> Iterator[LeftOut]:
-        """See `RowSource.left_out`."""
         if kind == "marked":
             for part in self.sample.parts:
                 for line in part.rows.line[np.isin(part.rows.line, list(part.rows.ledger.notes))].tolist():
@@ -177,51 +141,30 @@ class SampleRows:
             if found == kind:
                 yield self._left_out(part, line)
 
-    def problems(self) -> Iterator[LeftOut]:
-        """See `RowSource.problems`. One record for each reason."""
-        return itertools.islice(first_of_each(self, 1), _PROBLEMS)
-
     def head(self) -> Text:
-        """See `RowSource.head`."""
         config, step = self.sample.config, self.sample.config.preprocessing
-        shifted = step.shift if config.output.columns == "labels" else None
-        text = Text().append(self.title, "bold")
-        text.append(
-            f": {'the first rows' if self._first else 'rows'}, as {self._name} makes them; nothing is written\n"
-        )
-        text.append(f"{columns_line(config.written(), shifted)}\n")
+        lines = [f": rows, as {self._name} makes them; nothing is written"]
+        lines.append(columns_line(config.written(), step.shift if config.output.columns == "labels" else None))
         if step.packing_strategy != "none":
             size = step.max_packed_len or step.max_seq_len
-            text.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document is shown alone\n")
+            lines.append(f"packing: {step.packing_strategy}, {size:,} tokens a row; here each document is shown alone")
         references = references_of(config)
         for warning in [*config.warnings, *([] if references is None else references.warnings)]:
-            text.append(f"config: {warning}\n")
-        return text
+            lines.append(f"config: {warning}")
+        return Text.assemble((self.title.translate(VISIBLE), "bold"), "\n".join(lines).translate(VISIBLE), "\n")
 
-    def remarks(self, chosen: Selection) -> list[str]:
-        """See `RowSource.remarks`."""
-        return self._notes
+    def below(self) -> list[Text]:
+        """The messages of a run on the records."""
+        sample = self.sample
+        said = warnings(sample.findings, sample.view) if sample.failure is None else ()
+        text = Text("\n".join([*sample.lines(), *(f"warning: {each}" for each in said)]).translate(VISIBLE))
+        text.highlight_regex(r"(?m)^(a run on these would fail|warning): .*", "bold red")
+        return [text]
 
-    def report(self) -> Text:
-        """See `RowSource.report`. The messages of a run on these records."""
-        sample, text = self.sample, Text()
-        for number, line in enumerate(sample.lines()):
-            style = "bold" if number == 0 else "bold red" if line.startswith("a run on these would fail") else ""
-            text.append(f"{line}\n".translate(VISIBLE), style)
-        for warning in warnings(sample.findings, sample.view) if sample.failure is None else ():
-            text.append(f"warning: {warning}\n".translate(VISIBLE), "yellow")
-        return text[:-1]
-
-    def numbers(self) -> list[tuple[str, str, int, str]]:
-        """See `RowSource.numbers`."""
+    def numbers(self) -> list[Number]:
         rows, tokens, trained = self.sample.kept
-        numbers = [("read", "records looked at", self.sample.plan.ledger.read, ""), ("rows", "rows", rows, "")]
-        numbers.append(("tokens", "tokens", tokens, ""))
-        if trained:
-            numbers.append(("trained", "trained tokens", trained, percent(trained, tokens)))
-        for kind, counts in self.sample.outcomes().items():
-            numbers += [(f"{kind}.{reason}", f"{kind}: {reason}", count, "") for reason, count in counts.items()]
-        return numbers
+        numbers = [("records looked at", self.sample.plan.ledger.read, ""), ("rows", rows, ""), ("tokens", tokens, "")]
+        return [*numbers, ("trained tokens", trained, percent(trained, tokens))]
 
     def _rows(self, part: Part, row: int, why: str = "") -> list[ShownRow]:
         """A kept row; several if it is cut into chunks, or split into turns."""
@@ -231,27 +174,21 @@ class SampleRows:
             names = {column: name for column, name in unpacked.names.items() if column in batch.schema}
             unpacked = dataclasses.replace(unpacked, packing="none", position_ids="none", names=names)
         schema = unpacked.columns(tuple(batch.schema.values()))
-        shown = tuple(column for column in schema if not is_role_column(column))
-        display = RowDisplay(shown, sample.tokenizer, sample.config.canonical(), batch.origin.source.path)
+        kind = RowKind(schema, sample.tokenizer, sample.config.canonical(), batch.origin.source.path)
         own = {name: column[row : row + 1] for name, column in batch.columns.items()}
         if unpacked.provenance:
             own = placed(own, batch.origin.file, batch.origin.first_byte)
         columns, _ = next(unpacked.rows([(own, None)], schema))
         count = len(next(iter(columns.values())))
         counters = [f"{name}: {counts[row]:,}" for name, counts in batch.counters.items() if counts[row]]
+        what = "row" if unpacked.chunking is None else "chunk"
         found = []
         for number in range(count):
-            chunk = (
-                f"{'row' if unpacked.chunking is None else 'chunk'} {number + 1:,} of {count:,}" if count > 1 else ""
-            )
+            chunk = f"{what} {number + 1:,} of {count:,}" if count > 1 else ""
             title = [_place(part, line), chunk, why, f"domain {batch.domain[row]}", batch.ledger.notes.get(line, "")]
-            values: dict[str, Any] = {
-                role_key(c.of or "", is_of_labels(c)) if is_role_column(c) else c.name: columns[c.name][number]
-                for c in schema
-            }
+            values = {name: column[number] for name, column in columns.items()}
             values |= {c.name: metadata_value(c, values[c.name]) for c in schema if c.metadata}
-            title = [words for words in title if words]
-            found.append(ShownRow(display, values, title, batch.domain[row], counters, batch.roles.names))
+            found.append(ShownRow(kind, values, [*filter(None, title)], batch.domain[row], counters, batch.roles.names))
         return found
 
     def _left_out(self, part: Part, line: int) -> LeftOut:
@@ -260,11 +197,8 @@ class SampleRows:
         kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
         why = ledger.messages[line] if kind == "rejected" else ledger.notes.get(line, "")
         if kind == "dropped" and reason in _DROPPED:
-            step, plan = self.sample.config.preprocessing, self._layout
-            packed = plan.cuts and plan.capacity < step.max_seq_len
-            limit, tokens = ("max_packed_len", plan.capacity) if packed else ("max_seq_len", step.max_seq_len)
-            why = _DROPPED[reason].format(**step.model_dump(), limit=limit, tokens=tokens)
-        return LeftOut(_place(part, line), kind, reason, why, ledger.text(line, TEXT_LIMIT))
+            why = _DROPPED[reason].format(**self.sample.config.preprocessing.model_dump())
+        return LeftOut(_place(part, line), kind, reason, why, shortened(ledger.text(line), TEXT_LIMIT - 1))
 
 
 def _place(part: Part, line: int) -> str:
@@ -277,5 +211,150 @@ def _place(part: Part, line: int) -> str:
     return f"{origin.source.path}, {kind.place(line + 1)}"
 
 
-def _files(files: Sequence[InputFile]) -> str:
-    return files[0].path if len(files) == 1 else f"{len(files):,} files"
+_RESULT = 50  # most characters of a message in the summary: its lines have 100
+_KINDS = {"taken": "bold green", "not written": "bold yellow", "refused": "bold red", "raises": "bold red"}
+
+
+class Case(NamedTuple):
+    """What a template does with a conversation.
+
+    Attributes:
+        name: of the conversation.
+        outcome: its outcome.
+        entry: its row, or why it has none.
+    """
+
+    name: str
+    outcome: Outcome
+    entry: Entry
+
+
+def template(
+    tokenizer_path: str | os.PathLike[str],
+    chat_template: str | None = None,
+    *,
+    html: str | os.PathLike[str] | None = None,
+    as_json: bool = False,
+    pager: bool = False,
+) -> None:
+    """Prints for each conversation whether a chat template takes it, what it leaves out, and what is trained.
+
+    Args:
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
+        chat_template: the path of a template, or the name of one of the tokenizer's templates; None: the tokenizer's
+            own template, or all its named ones.
+        html: write a page for a browser to this file instead.
+        as_json: print one line of JSON instead.
+        pager: in a terminal, send the text to `$PAGER`, or to `less`.
+
+    Raises:
+        TokenizerError: the tokenizer or the template cannot be used, or there is no such template.
+        ConfigError: the template's file cannot be read.
+        BeamPrepError: the page cannot be written.
+    """
+    if html is not None:
+        check_page(html)
+    tokenizer, path = load_tokenizer(tokenizer_path), os.fspath(tokenizer_path)
+    cases = {
+        name: cases_of(source, tokenizer, name) for name, source in _sources(path, tokenizer, chat_template).items()
+    }
+    if as_json:
+        found = [{"name": name, "conversations": [*map(_as_json, each)]} for name, each in cases.items()]
+        print(json.dumps({"tokenizer": path, "templates": found}, ensure_ascii=False))
+        return
+    every = [case for each in cases.values() for case in each]
+    words, numbers = "what its chat template does with each conversation", _counts(every)
+    head = Head(path, words, [(kind, count, "") for kind, count in numbers.items()], _summary(path, cases))
+    draw(head, (case.entry for case in every), RowText(), html, pager)
+
+
+def _summary(path: str, templates: Mapping[str, Sequence[Case]]) -> Text:
+    """For each template a heading, and a line for each conversation."""
+    text = Text()
+    for name, cases in templates.items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in _counts(cases).items())
+        text.append(f"{path}{f', template {name!r}' if name else ''}: {counts}\n", "bold")
+        for case in cases:
+            kind = case.outcome.kind
+            text.append(f"  {case.name:{_NAME}}  ").append(f"{kind:11}", _KINDS[kind]).append(f"  {_result(case)}\n")
+    return text
+
+
+_NAME = max(map(len, CONVERSATIONS))
+
+
+def _counts(cases: Sequence[Case]) -> dict[str, int]:
+    """Number of conversations of each kind."""
+    counts = Counter(case.outcome.kind for case in cases)
+    return {kind: counts[kind] for kind in _KINDS}
+
+
+def _result(case: Case) -> str:
+    """What comes of a conversation, in the rest of a line."""
+    outcome, entry = case.outcome, case.entry
+    if isinstance(entry, LeftOut):
+        message = " ".join(outcome.message.removeprefix("the chat template raised: ").split())
+        return shortened(message, _RESULT).translate(VISIBLE)
+    (sequence,) = entry.sequences
+    assert sequence.trained is not None
+    lost = f"; without {', '.join(outcome.lost_kinds)}" if outcome.lost else ""
+    return f"{sequence.trained.sum()} of {sequence.stored} trained{lost}"
+
+
+def _sources(path: str, tokenizer: Tokenizer, given: str | None) -> Mapping[str, str | None]:
+    """Name ("" for the tokenizer's only template) -> template, as a value of `input.chat_template`."""
+    named = tokenizer.chat_templates
+    if given is not None:
+        return {os.path.basename(given): named.get(given, given)}
+    if not named and tokenizer.chat_template is None:
+        raise TokenizerError(f"{path} has no chat template; give one: --chat_template FILE.jinja")
+    return named or {"": None}
+
+
+def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[Case]:
+    """Takes the conversations through the chain of a run.
+
+    Args:
+        source: the template, as a value of `input.chat_template`; None: the tokenizer's own.
+        tokenizer: the tokenizer.
+        name: the first word of titles.
+
+    >>> cases = cases_of(None, bp.Tokenizer.load("examples/tokenizer"))
+    >>> cases[0].name, cases[0].outcome.kind
+    ('question and answer', 'taken')
+    """
+    # The settings of a usual run, but records that it would leave out are kept, because there is something to see.
+    section = {"field": "messages", "action": "$role", "template": "conversation"}
+    given = {"sections": [section], "not_rendered": "keep", "date": date.today().isoformat(), "chat_template": source}
+    steps = {"max_seq_len": 1 << 20, "rows_without_loss": "keep"}
+    settings = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
+    config = PipelineConfig.from_dict(with_template(settings, ""))
+    chat = template_of(tokenizer, config.input.chat_template, config.input.date)
+    found = SampleRows(sample_of([records(CONVERSATIONS.values())], config, tokenizer, [])).outcomes()
+    cases = []
+    for (case, record), entry in zip(CONVERSATIONS.items(), found, strict=True):
+        outcome, title = outcome_of(chat, record), [name, case] if name else [case]
+        if isinstance(entry, LeftOut):
+            if outcome.kind != "raises":
+                outcome = outcome._replace(kind="refused", reason=entry.reason, message=entry.message)
+            cases.append(Case(case, outcome, dataclasses.replace(entry, place=" · ".join(title))))
+            continue
+        notes = [f"not written: {', '.join(outcome.lost)}"] if outcome.lost else []
+        notes += ["a run rejects the record"] if outcome.reason else []
+        cases.append(Case(case, outcome, dataclasses.replace(entry[0], title=title, notes=notes, domain=name)))
+    return cases
+
+
+def _as_json(case: Case) -> dict[str, Any]:
+    """The outcome of a conversation, with the text of its row and the trained parts."""
+    (name, (kind, reason, message, _), entry), lost = case, case.outcome.lost
+    found = {"name": name, "outcome": kind, "reason": reason, "message": message, "not_written": lost}
+    if isinstance(entry, LeftOut):
+        return found
+    (sequence,) = entry.sequences
+    assert sequence.trained is not None
+    pieces, trained = entry.kind.pieces(sequence.ids.tolist()), sequence.trained.tolist()
+    runs = itertools.groupby(zip(trained, pieces, strict=True), lambda token: bool(token[0]))
+    texts = ["".join(piece for _, piece in run) for is_trained, run in runs if is_trained]
+    counts = {"tokens": len(pieces), "trained_tokens": sum(map(int, trained))}
+    return {**found, **counts, "text": "".join(pieces), "trained": texts}

@@ -56,7 +56,7 @@ def test_each_trained_token_of_a_conversation_is_trained_once(
     assert (chunks["tokens_repeated"] > 0) == (stride > 0)
     assert main(["verify", str(dataset.path), "--inputs"]) == 0
     assert main(["inspect", str(dataset.path)]) == 0
-    assert "chunks: 3 documents in " in capsys.readouterr().out
+    assert "rows 3, " in capsys.readouterr().out
 
 
 def test_shifted_labels_lose_nothing_at_the_border_of_chunks(run: Run) -> None:

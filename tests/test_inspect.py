@@ -16,9 +16,10 @@ import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.inspect.output import cat, inspect
-from beam_prep.inspect.rows import render, render_row
-from beam_prep.inspect.sequences import RowDisplay
+from beam_prep.hints import shortened
+from beam_prep.inspect.draw import RowText
+from beam_prep.inspect.output import cat, inspect, shown_row
+from beam_prep.inspect.row import RowKind, ShownRow
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, config_of, records_of
 
@@ -44,6 +45,11 @@ def by_domain(run: Run) -> Dataset:
     return bp.open(run(config_of("sft_chat", output=output), example("chat")).output)
 
 
+def render(dataset: Dataset, index: int) -> Text:
+    """A row as it is printed without colours."""
+    return RowText(marks=True).of(shown_row(dataset, index))
+
+
 def body(text: Text) -> str:
     """What stands behind the header."""
     return text.plain.partition("\n")[2]
@@ -59,7 +65,7 @@ def unmarked(text: str) -> str:
 def test_what_is_trained_stands_between_marks(chats: Dataset) -> None:
     assert chats.tokenizer is not None
     for index, row in enumerate(chats[:20]):
-        text = render(chats, index, marks=True)
+        text = render(chats, index)
         assert unmarked(body(text)) == chats.decode(index)
         trained = row["sequence"][row["loss_mask"]]
         assert "".join(MARKED.findall(body(text))) == chats.tokenizer.decode(trained)
@@ -71,7 +77,7 @@ def test_what_is_trained_stands_between_marks(chats: Dataset) -> None:
 
 
 def test_rollouts_exactly(output: Outputs) -> None:
-    assert render(output("grpo"), 0, marks=True).plain == (
+    assert render(output("grpo"), 0).plain == (
         "━━ record 0 · domain __default__ · 22 tokens, 6 trained (27.3%)\n"
         "── prompts: 16 tokens, 0 trained (0.0%), no mask: nothing is trained\n"
         "<|bos|><|im_start|>user\nWhat is 23 + 58?<|im_end|>\n\n"
@@ -90,7 +96,7 @@ def test_text_neither_steers_the_terminal_nor_is_markup(run: Run) -> None:
 
 
 def test_an_output_without_a_mask_is_all_trained_where_the_config_says_so(output: Outputs) -> None:
-    text = render(output("pretrain"), 0, marks=True)
+    text = render(output("pretrain"), 0)
     assert "trained (100.0%) · no mask: all is trained\n" in text.plain
     assert body(text) == f"⟦{output('pretrain').decode(0)}⟧"
 
@@ -108,16 +114,16 @@ def counted(run: Run, preprocessing: dict[str, Any], **output: Any) -> Dataset:
 def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     step = {"packing_strategy": "wrapped", "max_packed_len": 20, "shift": True}
     packed = counted(run, step, position_ids_mode="continuous")
-    assert render(packed, 1, marks=True).plain == (
+    assert render(packed, 1).plain == (
         "━━ record 1 · domain __default__ · 14 tokens, 9 trained (64.3%) · labels: shifted by one · the last token is "
-        "a label only · 2 documents or parts of some · positions: run on through the row\n"
+        "a label only · 2 documents or parts of some\n"
         "── document 1 of 2: 6 tokens, 6 trained (100.0%) ───────────────────────\n"
         "3⟦ 4 5 6⟧\n"
         "── document 2 of 2: 8 tokens, 3 trained (37.5%) ────────────────────────\n"
         "Count to 2.⟦1 2⟧"
     )
     inspect(packed.path, count=0)
-    assert "85.0% full, 1 split\n" in capsys.readouterr().out
+    assert "fill_rate 85.0%\n" in capsys.readouterr().out
 
 
 IDS, LABELS = Column("input_ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", "input_ids")
@@ -127,9 +133,9 @@ LENGTHS = Column("seq_lens", "int32", 1, "lengths", "input_ids")
 
 
 def by_hand(*columns: tuple[Column, list[int]], width: int = 0) -> str:
-    display = RowDisplay(tuple(column for column, _ in columns), None, {}, "out", True, width)
+    kind = RowKind(tuple(column for column, _ in columns), None, {}, "out")
     row = {column.name: np.array(values, np.int32) for column, values in columns}
-    return render_row(display, row, ["record 0"]).plain
+    return RowText(marks=True, width=width).of(ShownRow(kind, row, ["record 0"])).plain
 
 
 SHIFTED = Column("labels", "int32", 1, "labels", "input_ids", shifted=True)
@@ -176,14 +182,21 @@ def test_a_pair_that_begins_differently_has_no_common_part() -> None:
     ]
 
 
+def test_texts_are_cut_between_words() -> None:
+    assert shortened("one two three", 12) == "one two ..."
+    assert shortened("one two three", 7) == "one two ..."
+    assert shortened("one two three", 13) == "one two three"
+    assert shortened("x" * 20, 5) == "xxxxx ..."
+
+
 # The commands
 
 
 def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:
     path, rows = by_domain.path, len(by_domain)
     cases: dict[str, dict[str, Any]] = {
-        f"no record {rows}: {path} has {rows}, numbered 0 to {rows - 1}": {"record": rows},
-        "no record 99: domain 'maths' of": {"record": 99, "domain": "maths"},
+        f"no record {rows}: {path} has {rows}, numbered from 0": {"record": rows},
+        "numbered from 0 .--record 99 --domain maths.": {"record": 99, "domain": "maths"},
         "has no domain 'math'; did you mean 'maths'": {"domain": "math"},
         "--count is -1, wanted 0 or more": {"count": -1},
     }
@@ -252,20 +265,20 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     row = "domain __default__ · 11 tokens, 5 trained (45.5%)\nCount to 3.⟦1 2 3⟧\n\n"
     out = re.sub("(bad_json\n).*\n", "\\1(what the parser says)\n", capsys.readouterr().out)
     assert out == (
-        f"{source}: the first rows, as {INSTRUCTION} makes them; nothing is written\n"
+        f"{source}: rows, as {INSTRUCTION} makes them; nothing is written\n"
         "columns: sequence, loss_mask; nothing is shifted\n"
         "config: sequence: nothing separates the texts of 'prompt' and 'response', and no EOS ends them: put a "
         "separator into the data, and set preprocessing.eos to 'if_missing', so that the end is learned\n"
         "what is trained is between ⟦ and ⟧\n\n"
+        f"━━ {source}, line 3 · {row}"
+        f"━━ {source}, line 6 · {row}"
         f"━━ {source}, line 2 · rejected: wrong_type\n"
         "field 'prompt' is a number (3), wanted a string\n"
         '── {"prompt": 3, "response": "a"}\n\n'
-        f"━━ {source}, line 3 · {row}"
         f"━━ {source}, line 4 · rejected: bad_json\n"
         "(what the parser says)\n"
         '── {"prompt": "a␛[31m\n\n'
         f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
-        f"━━ {source}, line 6 · {row}"
         "6 records looked at (all of it), in 1 file\n"
         "3 kept, 33 tokens (45.5% trained)\n"
         "dropped: 1 empty\n"

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.left_out import LeftOut
+from beam_prep.inspect.draw import Head, write_page
 from beam_prep.inspect.output import inspect
-from beam_prep.inspect.page import Head, write_page
-from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.inspect.row import VISIBLE, LeftOut
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, config_of, records_of, write_lines
@@ -84,38 +83,38 @@ def test_a_page_has_the_tokens_masks_and_numbers_of_the_output(paged: Callable[.
         assert page.ids_of(part) == row["sequence"].tolist()
         assert page.trained(part) == row["loss_mask"].astype(int).tolist()
         assert (shown["tokens"], shown["trained"]) == (len(row["sequence"]), int(row["loss_mask"].sum()))
-        assert "roles" not in shown
+        assert "r" not in part
     totals, ledger = output.manifest["totals"], output.manifest["ledger"]
-    assert {key: value for key, _, value, _ in page.head["numbers"]} == {
+    assert {label: value for label, value, _ in page.head["numbers"]} == {
         "rows": totals["rows"],
-        "tokens.sequence": totals["tokens"]["sequence"],
-        "trained.loss_mask": totals["trained"]["loss_mask"],
-        "read": ledger["read"],
-        "dropped.empty": ledger["dropped"]["empty"],
-        "rejected.wrong_type": ledger["rejected"]["wrong_type"],
+        "tokens in sequence": totals["tokens"]["sequence"],
+        "trained in loss_mask": totals["trained"]["loss_mask"],
+        "records read": ledger["read"],
+        "dropped: empty": ledger["dropped"]["empty"],
+        "rejected: wrong_type": ledger["rejected"]["wrong_type"],
     }
     (reject,) = page.of("rejected")
     assert reject["text"] == '{"messages": 3}'
     assert reject["message"].startswith("field 'messages' is a number (3)")
     special = {text for _, text, is_special in page.tokens if is_special}
     assert special == {"<|bos|>", "<|im_start|>", "<|im_end|>"} & {text for _, text, _ in page.tokens}
-    assert "Roles are not shown" in page.head["no_roles"]
+    assert page.head["roles"] == []
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()) | st.sampled_from("<>!-/&\u2028\u202e\ud800\r\n"))))
 def test_any_text_comes_back_visible(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("any") / "page.html"
     entries = [LeftOut(text, "rejected", text, text, text) for text in texts]
-    assert write_page(path, entries, lambda: Head("".join(texts), "", [], texts)) == len(texts)
+    assert write_page(path, entries, Head("".join(texts), "", [("".join(texts), 1, "")])) == len(texts)
     page = Page(path)
     for row, text in zip(page.rows, texts, strict=True):
         assert {row[name] for name in ("title", "reason", "message", "text")} == {text.translate(VISIBLE)}
-    assert page.head["lines"] == [text.translate(VISIBLE) for text in texts]
+    assert page.head["numbers"][0][0] == page.head["title"] == "".join(texts).translate(VISIBLE)
     assert page.text.count("<") == _empty(path).count("<")
 
 
 def _empty(path: Path) -> str:
-    write_page(path, [], lambda: Head("", "", [], []))
+    write_page(path, [], Head("", ""))
     return path.read_text("utf-8")
 
 
@@ -159,7 +158,7 @@ def test_a_preview_knows_the_role_of_each_token_in_every_layout(tmp_path: Path, 
     assert "Nine" not in told["user"]
     assert "minutes" not in told.get(None, "")
     assert [row["reason"] for row in page.of("rejected")] == ["wrong_type"]
-    assert page.of(None)[0]["roles"]
+    assert page.head["roles"]
 
 
 def test_only_pages_are_replaced_and_only_when_they_are_whole(
@@ -179,6 +178,6 @@ def test_only_pages_are_replaced_and_only_when_they_are_whole(
 
     before = page.read_bytes()
     with pytest.raises(BeamPrepError, match="stopped"):
-        write_page(page, stops(), lambda: Head("", "", [], []))
+        write_page(page, stops(), Head("", ""))
     assert page.read_bytes() == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".page")]

@@ -14,7 +14,8 @@ import beam_prep as bp
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.schema import RESERVED, name_problems
 from beam_prep.errors import ConfigError
-from beam_prep.inspect.rows import render
+from beam_prep.inspect.draw import RowText
+from beam_prep.inspect.output import shown_row
 
 TALKS = [
     {"messages": [{"role": "user", "content": "How far? " * n}, {"role": "assistant", "content": f"{n} miles."}]}
@@ -64,7 +65,7 @@ def test_only_the_names_of_the_columns_change(pair: tuple[bp.Dataset, bp.Dataset
     assert config == plain.manifest["config"]
     assert named.run["blocks_reused"] == named.run["blocks"] == 1
     named.verify()
-    shown = [render(dataset, 0, marks=True).plain for dataset in pair]
+    shown = [RowText(marks=True).of(shown_row(dataset, 0)).plain for dataset in pair]
     assert "document 2 of" in shown[0]
     assert shown[0] == shown[1]
 

@@ -14,8 +14,7 @@ from rich.text import Text
 
 import beam_prep as bp
 from beam_prep.inspect.picture import LIGHT, lines_of, picture
-from beam_prep.inspect.screen import TRAINED
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence
+from beam_prep.inspect.row import VISIBLE, RowKind, ShownRow
 from tests.conftest import ROOT
 from tools import notebook, pictures
 
@@ -68,12 +67,13 @@ def test_lines_hold_every_character_and_what_is_trained(
 ) -> None:
     ids = tokenizer.encode([text], add_special_tokens=False).flat
     trained = np.array([drawn.random() < 0.5 for _ in ids], bool)
-    display = RowDisplay((), tokenizer, {})
-    lines = list(lines_of([TokenSequence("ids", ids, trained, len(ids))], display, columns, 1000))
+    columns_of_row = (bp.Column("ids", "int32", 1, "ids"), bp.Column("mask", "bool", 1, "mask", of="ids"))
+    row = ShownRow(RowKind(columns_of_row, tokenizer, {}), {"ids": ids, "mask": trained}, ())
+    lines = lines_of(row, columns, 1000)
     assert all(line.cell_len <= columns for line in lines)
 
     def is_trained(line: Text, place: int) -> bool:
-        return any(span.start <= place < span.end and TRAINED in str(span.style) for span in line.spans)
+        return any(span.start <= place < span.end and str(span.style).startswith("trained") for span in line.spans)
 
     pieces = tokenizer.pieces(ids.tolist())
     for wanted in (True, False):

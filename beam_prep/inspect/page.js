@@ -2,6 +2,10 @@
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const head = read("head"), rows = read("row-data"), tokens = read("tokens");
+  for (const row of rows) {
+    const runs = (row.parts || []).flatMap((part) => part.r || []);
+    row.roles = [...new Set(runs.map(([role]) => role))].filter((role) => role >= 0);
+  }
   const by = (id) => document.getElementById(id);
   const count = (number) => number.toLocaleString("en-US");
   const AT_ONCE = 3000; // tokens of a sequence in the page; a button adds more
@@ -113,10 +117,9 @@
       box.append(element("h3", null, part.line));
       return box;
     }
-    const caption = `${part.name}: ${[part.counts, ...part.notes].join(", ")}`;
     if (row.packed) box.classList.add("document");
-    if (row.parts.length > 1 || row.packed) box.append(element("h3", null, caption));
-    box.append(sequence(part, start, part.t.length, caption));
+    if (row.parts.length > 1 || row.packed) box.append(element("h3", null, part.caption));
+    box.append(sequence(part, start, part.t.length, part.caption));
     for (const [place, size] of part.padding || []) {
       box.append(element("div", { class: "padding" }, `+ ${count(size)} × ${tokens[place][1].trim()}`));
     }
@@ -207,7 +210,7 @@
     rows.forEach((row, number) => {
       const kept = kind in KINDS ? KINDS[kind](row) : row.kind && `${row.kind}: ${row.reason}` === kind;
       if (!kept || (domain && row.domain !== domain.slice(1))) return;
-      if (role && !(row.roles || []).includes(Number(role))) return;
+      if (role && !row.roles.includes(Number(role))) return;
       if (sized && (row.kind || row.tokens < from || row.tokens > to)) return;
       if (shared && (row.kind || share(row) === null || share(row) < least || share(row) > most)) return;
       if (wanted && allText(number).search(wanted) < 0) return;
@@ -383,8 +386,8 @@
   by("title").textContent = head.title;
   by("chosen").textContent = head.chosen;
   by("lines").textContent = head.lines.join("\n");
-  for (const [key, label, value, note] of head.numbers) {
-    by("numbers").append(element("div", { "data-key": key, "data-value": value },
+  for (const [label, value, note] of head.numbers) {
+    by("numbers").append(element("div", { "data-key": label, "data-value": value },
       element("dt", null, label), element("dd", null, note ? `${count(value)} (${note})` : count(value))));
   }
   const options = (id, entries) => by(id).append(...entries.map(([value, text]) => element("option", { value }, text)));
@@ -403,12 +406,12 @@
   options("domain", [["", "all"], ...domains.map(([name, size]) => [`=${name}`, `${name} (${count(size)})`])]);
   by("domain-label").hidden = domains.length < 2;
   by("share").hidden = !rows.some((row) => !row.kind && row.trained !== null);
-  const roles = tally(rows.flatMap((row) => row.roles || [])).sort((one, other) => other[1] - one[1]);
+  const roles = tally(rows.flatMap((row) => row.roles)).sort((one, other) => other[1] - one[1]);
   options("role", [["", "all"], ...roles.map(([role, size]) => [role, `${head.roles[role]} (${count(size)})`])]);
   by("role-label").hidden = !roles.length;
   by("role-legend").append(...roles.slice(0, COLOURS).map(([role]) =>
     element("span", { class: `role c${role % COLOURS}` }, head.roles[role])));
-  by("no-roles").textContent = head.no_roles;
+  by("no-roles").hidden = roles.length > 0 || rows.every((row) => row.kind);
   filter();
   document.documentElement.dataset.ready = "true";
 })();

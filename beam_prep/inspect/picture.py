@@ -1,4 +1,4 @@
-"""A row as an SVG picture, for a page, a notebook or a slide. `beam_prep.inspect.rows` writes rows as text.
+"""A row as an SVG picture, for a page, a notebook or a slide.
 
 Trained tokens have a colour, and are bold and underlined for readers who cannot see the colour. Special tokens are
 reversed. The picture has a light and a dark background: the viewer's setting chooses.
@@ -6,18 +6,19 @@ reversed. The picture has a light and a dark background: the viewer's setting ch
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
+from typing import Any
 
+from rich.color import Color
 from rich.console import Console
-from rich.style import Style
 from rich.terminal_theme import TerminalTheme
-from rich.text import Span, Text
+from rich.text import Text
 
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.rows import display_of, row_parts, tokens_text
-from beam_prep.inspect.screen import CAPTION, TRAINED, UNTRAINED, legend
-from beam_prep.inspect.sequences import VISIBLE, RowDisplay, TokenSequence, counts_of
+from beam_prep.inspect.draw import RowText, console_of, legend
+from beam_prep.inspect.output import shown_row
+from beam_prep.inspect.row import VISIBLE, ShownRow, counts_of
 from beam_prep.readers.dataset import Dataset
 
 LIGHT = {"paper": "#ffffff", "ink": "#59636e", "trained": "#0a3069", "marker": "#cfe3ff", "line": "#0969da"}
@@ -25,15 +26,14 @@ DARK = {"paper": "#0d1117", "ink": "#9198a1", "trained": "#dbeaff", "marker": "#
 """Names -> colours. `trained` is the text on `marker`, `ink` all other text; `line` is for charts."""
 
 _STYLES = {
-    "": LIGHT["ink"],
-    UNTRAINED: LIGHT["ink"],
-    f"{UNTRAINED} reverse": f"{LIGHT['paper']} on {LIGHT['ink']}",
-    TRAINED: f"bold underline {LIGHT['trained']} on {LIGHT['marker']}",
-    f"{TRAINED} reverse": f"bold underline {LIGHT['marker']} on {LIGHT['trained']}",
-    CAPTION: f"bold {LIGHT['ink']}",
+    "trained": f"bold underline {LIGHT['trained']} on {LIGHT['marker']}",
+    "trained.special": f"bold underline {LIGHT['marker']} on {LIGHT['trained']}",
+    "other": LIGHT["ink"],
+    "other.special": f"{LIGHT['paper']} on {LIGHT['ink']}",
+    "unknown": LIGHT["ink"],
+    "unknown.special": f"{LIGHT['paper']} on {LIGHT['ink']}",
+    "caption": f"bold {LIGHT['ink']}",
 }
-"""Style in a terminal -> style in the picture."""
-
 _SCALE, _MARGIN = 0.64, 25  # in pixels of rich: a character is 12.2 wide, a line 24.4 high
 _FORMAT = "\0".join(["{styles}", "{backgrounds}", "{matrix}", "{terminal_height}", "{char_width}"])
 
@@ -61,50 +61,29 @@ def picture(dataset: Dataset, index: int, columns: int = 88, lines: int = 60, ti
     """
     if columns < 8 or lines < 1:
         raise BeamPrepError(f"columns is {columns} and lines is {lines}, wanted at least 8 and 1")
-    row, display = dataset[index], display_of(dataset)
-    if dataset.tokenizer is None:
-        raise BeamPrepError(f"{dataset.path} keeps no tokenizer: its tokens cannot be shown as text")
-    sequences = row_parts(display, row).sequences
-    if not sequences:
-        raise BeamPrepError(f"{dataset.path} has no column of ids to show")
-    title = f"record {index % len(dataset)}: {counts_of(sequences)}" if title is None else title
+    row = shown_row(dataset, index)
+    if dataset.tokenizer is None or not row.sequences:
+        raise BeamPrepError(f"{dataset.path} keeps no tokenizer, or has no column of ids: there is no text to show")
+    title = f"record {index % len(dataset)}: {counts_of(row.sequences)}" if title is None else title
     title = title.translate(VISIBLE)
-    shown = [Text(title, CAPTION), Text(), *lines_of(sequences, display, columns, lines), Text(), legend(False)]
-    return _svg(title, [_restyled(line) for line in shown], columns)
+    shown = lines_of(row, columns, lines)
+    return _svg(title, [Text(title, "caption"), *shown, Text(), legend(False)], columns)
 
 
-def lines_of(sequences: Sequence[TokenSequence], display: RowDisplay, columns: int, most: int) -> Iterator[Text]:
-    """The text of sequences, in lines of up to `columns` cells. After `most` lines it says how many more there are."""
-    console, left_out = Console(width=columns), 0
-    for number, sequence in enumerate(sequences):
-        found = tokens_text(sequence, display).wrap(console, columns, overflow="fold", tab_size=4)
-        if found and not found[-1]:
-            found.pop()
-        if most and len(sequences) > 1:
-            if number:
-                yield Text()
-            yield Text(f"{sequence.name}: {counts_of([sequence])}", CAPTION)
-        yield from found[:most]
-        left_out += max(0, len(found) - most)
-        most = max(0, most - len(found))
-    if left_out:
-        yield Text(f"... {left_out:,} more lines", CAPTION)
-
-
-def _restyled(line: Text) -> Text:
-    spans = [Span(span.start, span.end, Style.parse(_STYLES[str(span.style)])) for span in line.spans]
-    return Text(line.plain, Style.parse(_STYLES[str(line.style)]), spans=spans, end="\n")
+def lines_of(row: ShownRow, columns: int, most: int) -> list[Text]:
+    """The text of a row, in lines of up to `columns` cells. After `most` lines it says how many more there are."""
+    found = RowText(width=columns).body(row).wrap(Console(width=columns), columns, overflow="fold", tab_size=4)
+    if len(found) <= most:
+        return list(found)
+    return [*found[:most], Text(f"... {len(found) - most:,} more lines", "caption")]
 
 
 def _svg(title: str, lines: Sequence[Text], columns: int) -> str:
-    console = Console(
-        record=True, width=columns, file=io.StringIO(), force_terminal=True, color_system="truecolor", no_color=False
-    )
+    colours: Any = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
+    console = console_of(_STYLES, record=True, width=columns, file=io.StringIO(), **colours)
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
-    paper, ink = (
-        (int(LIGHT[name][1:3], 16), int(LIGHT[name][3:5], 16), int(LIGHT[name][5:], 16)) for name in ("paper", "ink")
-    )
+        console.print(line, style=LIGHT["ink"], soft_wrap=True)
+    paper, ink = (Color.parse(LIGHT[name]).get_truecolor() for name in ("paper", "ink"))
     theme = TerminalTheme(paper, ink, [ink] * 8)
     styles, backgrounds, texts, high, cell = console.export_svg(theme=theme, code_format=_FORMAT).split("\0")
     texts = re.sub(r' clip-path="[^"]*"|<text [^>]*>\n</text>', "", texts)  # texts have a length, and need no clip

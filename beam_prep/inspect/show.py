@@ -1,11 +1,13 @@
-"""`beam-prep inspect` for any source of rows: an output, or a sample before a run."""
+"""Which rows `beam-prep inspect` shows, of an output or of a sample before a run, and where they are drawn."""
 
-import dataclasses
 import itertools
 import os
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 import numpy as np
 from rich.text import Text
@@ -13,19 +15,96 @@ from rich.text import Text
 from beam_prep.data.block import drawn
 from beam_prep.data.ragged import Array
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.left_out import LeftOut, left_out_text
-from beam_prep.inspect.page import LEFT_OUT, ROWS, Head, check_page, write_page
-from beam_prep.inspect.rows import ShownRow
-from beam_prep.inspect.screen import Screen, legend
-from beam_prep.inspect.selection import EXTREMES, Selection, extremes
-from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
+from beam_prep.inspect.row import LeftOut, ShownRow
 
-KINDS = ("rejected", "dropped", "marked")
-"""The kinds of records that are shown for a reason. Marked records are kept."""
+ROWS = 1_000
+"""How many rows a page has, without `--count` or `--random`."""
 
+LEFT_OUT = 20
+"""How many records that were left out a page has for each reason, without `--reason`."""
+
+_EXTREMES = 10  # how many rows `--shortest` and `--longest` show without `--count`
 _DRAWN = 3
+_KINDS = ("dropped", "rejected", "marked")  # marked records are kept
 
-Entry = ShownRow | LeftOut
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The rows to show. By default: the first, the shortest, the longest, and a few that are drawn.
+
+    Attributes:
+        record: the number of one row (negative: from the end); with `domain` or `split`, its number there.
+        count: most rows; without other options, the first rows.
+        domain: only rows of this domain.
+        split: only rows of this split.
+        random: draws so many rows.
+        seed: the seed of `random`; the same seed draws the same rows. Default: 0.
+        shortest, longest: the shortest (longest) rows, the shortest (longest) first.
+        grep: rows whose text matches this regular expression.
+        reason: instead of rows, the records that were left out for this reason; `dropped`, `rejected`: for any reason.
+
+    Raises:
+        BeamPrepError: options exclude each other, or a value is wrong; the message says what to type.
+    """
+
+    record: int | None = None
+    count: int | None = None
+    domain: str | None = None
+    split: str | None = None
+    random: int | None = None
+    seed: int | None = None
+    shortest: bool = False
+    longest: bool = False
+    grep: str | None = None
+    reason: str | None = None
+    pattern: "re.Pattern[str] | None" = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("count", "random", "seed"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise BeamPrepError(f"--{name} is {value}, wanted 0 or more")
+        given = self._given()
+        for names in _EXCLUSIVE:
+            both = [f"--{name}" for name in names if name in given]
+            if len(both) > 1:
+                raise BeamPrepError(f"{' and '.join(both)} exclude each other; leave out all but one of them")
+        if self.seed is not None and self.random is None:
+            raise BeamPrepError(f"--seed without --random; type: --random 10 --seed {self.seed}")
+        if self.grep is not None:
+            try:
+                object.__setattr__(self, "pattern", re.compile(self.grep))
+            except re.error as error:
+                raise BeamPrepError(
+                    f"--grep {self.grep!r} is no regular expression ({error}); to find it as it is, type: "
+                    f"--grep {shlex.quote(re.escape(self.grep))}"
+                ) from None
+
+    def _given(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @property
+    def options(self) -> str:
+        """The options, as they are typed."""
+        words = (
+            (f"--{name}",) if value is True else (f"--{name}", str(value)) for name, value in self._given().items()
+        )
+        return shlex.join(itertools.chain.from_iterable(words))
+
+    def says(self, kind: str, reason: str) -> bool:
+        """True if the option `reason` chooses a record that was left out."""
+        return self.reason in (kind, reason)
+
+
+_EXCLUSIVE = (
+    ("record", "random", "shortest", "longest", "grep"),
+    ("record", "random", "shortest", "longest", "reason"),
+    ("record", "count"),
+    ("random", "count"),
+    ("reason", "domain"),
+    ("reason", "split"),
+)
 
 
 class RowSource(Protocol):
@@ -33,59 +112,39 @@ class RowSource(Protocol):
 
     Attributes:
         title: the output, or the inputs.
-        about: a remark on the rows for the head of a page; "" for none.
+        about: a remark on the rows; "" for none.
         unit: the unit of sizes if it is not tokens: ` in bytes`.
+        problems: how many records that were left out are shown after the default rows, or the first rows.
     """
 
     title: str
-    about: str
-    unit: str
+    about: str = ""
+    unit: str = ""
+    problems: int = 0
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """The number of rows."""
 
     def shown(self, number: int, why: str = "") -> Iterable[ShownRow]:
         """A row; several if a record was cut into chunks. `why`: why the row is shown."""
-        ...
 
-    def first(self, count: int) -> Iterator[Entry]:
-        """The first rows."""
-        ...
-
-    def sizes_by_shard(self) -> Iterable[tuple[Array, Array]]:
-        """int64 [rows] each: numbers of rows, and their sizes, shard by shard."""
-        ...
-
-    def sizes(self) -> tuple[Array, Array, str]:
-        """(numbers, sizes, remark) of some rows, to find the shortest and longest; remark: which rows, if not all."""
-        ...
+    def sizes(self, most: int | None = None) -> Iterable[tuple[Array, Array]]:
+        """int64 [rows] each: numbers of rows, and their sizes, shard by shard; of at most `most` shards."""
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """For each of `KINDS`: reason -> records."""
-        ...
+        """For `dropped`, `rejected` and `marked`: reason -> records."""
 
     def left_out(self, kind: str) -> Iterator[LeftOut]:
         """The known records of a kind."""
-        ...
-
-    def problems(self) -> Iterator[LeftOut]:
-        """Records that are shown after the default rows."""
-        ...
 
     def head(self) -> Text:
         """The lines above the rows."""
-        ...
 
-    def remarks(self, chosen: Selection) -> Sequence[str]:
-        """Remarks after the rows were shown."""
-        ...
+    def below(self) -> Sequence[Text]:
+        """Remarks below the rows."""
 
-    def report(self) -> Text | None:
-        """The text at the end, or None."""
-        ...
-
-    def numbers(self) -> Sequence[tuple[str, str, int, str]]:
-        """The numbers in the head of a page, see `Head.numbers`."""
-        ...
+    def numbers(self) -> Sequence[Number]:
+        """The numbers in the head of a page."""
 
 
 def show(
@@ -109,85 +168,57 @@ def show(
     """
     if html is not None:
         check_page(html)
-        entries, words = _page_entries(rows, chosen)
-        words = f"{rows.about}{words}"
-        written = write_page(html, entries, lambda: Head(rows.title, words, rows.numbers(), _lines(rows, chosen)))
-        print(f"{html}: {written:,} record{'s' * (written != 1)} ({words}); open it in a browser")
-        return
-    screen = Screen(pager)
-    texts: Iterator[Text] = (text_of(entry, screen, ids, chosen) for entry in entries_of(rows, chosen))
-    if chosen.grep is not None:
-        texts = _or_nothing(texts, rows, chosen)
-    head = Text().append_text(rows.head()).append_text(legend(screen.marks))
-    screen.show(itertools.chain([head], texts, _below(rows, chosen)))
+        if chosen.count is None and (chosen.grep is not None or chosen.reason is not None):
+            chosen = replace(chosen, count=ROWS)
+    entries = _entries(rows, chosen, page=html is not None)
+    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{rows.about}"
+    words = ": ".join(filter(None, [words, chosen.options]))
+    numbers = list(rows.numbers())
+    for kind, counts in rows.counts().items():
+        numbers += [(f"{kind}: {reason}", count, "") for reason, count in counts.items()]
+    head = Head(rows.title, words, numbers, rows.head(), rows.below())
+    draw(head, entries, RowText(ids=ids, found=chosen.pattern), html, pager)
 
 
-def text_of(entry: Entry, screen: Screen, ids: bool = False, chosen: Selection | None = None) -> Text:
-    """A row, or a record that was left out, for a terminal."""
-    if isinstance(entry, LeftOut):
-        return left_out_text(entry)
-    return entry.text(screen, ids, None if chosen is None else chosen.pattern)
-
-
-def _below(rows: RowSource, chosen: Selection) -> Iterator[Text]:
-    yield from (Text(remark.translate(VISIBLE)) for remark in rows.remarks(chosen))
-    if (report := rows.report()) is not None:
-        yield report
-
-
-def _lines(rows: RowSource, chosen: Selection) -> list[str]:
-    """The lines of a page's head."""
-    report = rows.report()
-    lines = [*rows.head().plain.splitlines(), *rows.remarks(chosen)]
-    return lines if report is None else [*lines, *report.plain.splitlines()]
-
-
-def _or_nothing(texts: Iterable[Text], rows: RowSource, chosen: Selection) -> Iterator[Text]:
-    """The texts that `--grep` found; a line that says so if there are none."""
-    found = False
-    for text in texts:
-        found = True
-        yield text
-    if not found:
-        where = f"{len(rows):,} rows" if chosen.reason is None else f"{sum(_asked(rows, chosen).values()):,} records"
-        yield Text(f"--grep {chosen.grep!r} finds nothing in {where}".translate(VISIBLE))
-
-
-def entries_of(rows: RowSource, chosen: Selection) -> Iterator[Entry]:
-    """The chosen rows, or the chosen records that were left out.
+def _entries(rows: RowSource, chosen: Selection, page: bool) -> Iterator[Entry]:
+    """The chosen rows, or records that were left out.
 
     Raises:
         BeamPrepError: there is no such record or reason.
     """
-    pattern = chosen.pattern
+    count, pattern = chosen.count, chosen.pattern
     if chosen.reason is not None:
-        kinds = _asked(rows, chosen)
+        kinds = _kinds_of(rows, chosen)
         records = (record for kind in kinds for record in rows.left_out(kind) if chosen.says(kind, record.reason))
-        found = (record for record in records if pattern is None or pattern.search(record.text))
-        return itertools.islice(found, chosen.count)
+        return itertools.islice((each for each in records if pattern is None or pattern.search(each.text)), count)
     if pattern is not None:
         every = (row for number in range(len(rows)) for row in rows.shown(number))
-        return itertools.islice((row for row in every if row.contains(pattern)), chosen.count)
-    if chosen.narrows and chosen.count is not None and not chosen.searches:
-        return rows.first(chosen.count)
-    numbers = _numbers(rows, chosen)
-    shown = (row for number, why in numbers for row in rows.shown(number, why))
-    return shown if chosen.narrows else itertools.chain(shown, rows.problems())
+        return itertools.islice((row for row in every if row.contains(pattern)), count)
+    shown = (row for number, why in _numbers(rows, chosen, page) for row in rows.shown(number, why))
+    if chosen.record is not None or chosen.random is not None or chosen.shortest or chosen.longest:
+        return shown
+    if not page or count is not None:
+        return itertools.chain(shown, itertools.islice(_first_of_each(rows, 1), rows.problems))
+    everywhere = chosen.domain is None and chosen.split is None
+    return itertools.chain(shown, itertools.islice(_first_of_each(rows, LEFT_OUT), ROWS if everywhere else 0))
 
 
-def _numbers(rows: RowSource, chosen: Selection) -> Iterable[tuple[int, str]]:
+def _numbers(rows: RowSource, chosen: Selection, page: bool) -> Iterable[tuple[int, str]]:
     """(number, why it is shown) of each chosen row."""
+    count = chosen.count
     if chosen.record is not None:
         return [(row_number(rows, chosen), "")]
-    if chosen.random is not None:
-        return ((number, "drawn") for number in drawn(len(rows), chosen.random, seed=chosen.seed or 0).tolist())
     if chosen.shortest or chosen.longest:
         name = "longest" if chosen.longest else "shortest"
-        count = EXTREMES if chosen.count is None else chosen.count
-        ranks = enumerate(extremes(rows.sizes_by_shard(), count, chosen.longest), start=1)
-        return ((number, f"number {rank:,} of the {name}{rows.unit}") for rank, (number, _) in ranks)
-    numbers, sizes, some = rows.sizes()
-    return _rows_to_show(numbers, sizes, len(rows), rows.unit + some).items()
+        found = extremes(rows.sizes(), _EXTREMES if count is None else count, chosen.longest)
+        return ((row, f"number {rank:,} of the {name}{rows.unit}") for rank, row in enumerate(found, start=1))
+    if chosen.random is not None:
+        return ((row, "drawn") for row in drawn(len(rows), chosen.random, seed=chosen.seed or 0).tolist())
+    if count is not None:
+        return ((row, "") for row in range(min(count, len(rows))))
+    if page:
+        return ((row, "drawn" if len(rows) > ROWS else "") for row in drawn(len(rows), ROWS).tolist())
+    return _rows_to_show(rows).items()
 
 
 def row_number(rows: RowSource, chosen: Selection) -> int:
@@ -198,52 +229,65 @@ def row_number(rows: RowSource, chosen: Selection) -> int:
     """
     record = chosen.record or 0
     if not -len(rows) <= record < len(rows):
-        numbers = f", numbered 0 to {len(rows) - 1}" if len(rows) else ""
-        where = chosen.where.removeprefix(" of ")
-        where = f"{where} of {rows.title}" if where else rows.title
-        raise BeamPrepError(f"no record {record}: {where} has {len(rows):,}{numbers}")
+        found = f"{rows.title} has {len(rows):,}, numbered from 0"
+        raise BeamPrepError(f"no record {record}: {found} ({chosen.options})")
     return record % len(rows)
 
 
-def _rows_to_show(numbers: Array, sizes: Array, rows: int, some: str) -> dict[int, str]:
-    """Row -> why it is shown: the first, the shortest, the longest, and a few that are drawn, always the same.
+def _rows_to_show(rows: RowSource) -> dict[int, str]:
+    """Row -> why it is shown: the first, the shortest, the longest, and a few that are drawn, always the same."""
+    if not len(rows):
+        return {}
+    parts = list(rows.sizes(_SHARDS))
+    some = f" of {_SHARDS} shards" if sum(len(numbers) for numbers, _ in parts) < len(rows) else ""
+    why = {0: ["the first"]}
+    for name in ("shortest", "longest"):
+        (number,) = extremes(parts, 1, name == "longest")
+        why.setdefault(number, []).append(f"the {name}{rows.unit}{some}")
+    others = [number for number in drawn(len(rows), _DRAWN + len(why)).tolist() if number not in why]
+    return {number: ", ".join(said) for number, said in why.items()} | dict.fromkeys(others[:_DRAWN], "drawn")
+
+
+_SHARDS = 16  # most shards that are searched for the shortest and the longest row
+
+
+def extremes(parts: Iterable[tuple[Array, Array]], count: int, longest: bool) -> list[int]:
+    """The shortest or the longest rows, in order of size; equal rows in order of their numbers.
 
     Args:
-        numbers: int64, the rows whose size is known.
-        sizes: int64, their sizes.
-        rows: the number of all rows.
-        some: a remark on the shortest and the longest row.
+        parts: int64 [rows] each: numbers of rows, ascending over all parts, and their sizes.
+        count: how many rows. Memory holds one part and these rows.
+        longest: the longest rows; False: the shortest.
     """
-    if not rows:
-        return {}
-    why: dict[int, list[str]] = {0: ["the first"]}
-    for name, place in (("shortest", np.argmin(sizes)), ("longest", np.argmax(sizes))):
-        why.setdefault(int(numbers[place]), []).append(f"the {name}{some}")
-    others = [number for number in drawn(rows, _DRAWN + len(why)).tolist() if number not in why]
-    why |= {number: ["drawn"] for number in others[:_DRAWN]}
-    return {number: ", ".join(reasons) for number, reasons in why.items()}
+    numbers, sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for more, found in parts:
+        numbers, sizes = np.concatenate([numbers, more]), np.concatenate([sizes, found])
+        order = np.lexsort((numbers, -sizes if longest else sizes))[:count]
+        numbers, sizes = numbers[order], sizes[order]
+    return numbers.tolist()
 
 
-def _asked(rows: RowSource, chosen: Selection) -> dict[str, int]:
-    """Kind -> number of records with the chosen reason, without kinds that have none.
+def _kinds_of(rows: RowSource, chosen: Selection) -> list[str]:
+    """The kinds of records that have the chosen reason.
 
     Raises:
-        BeamPrepError: no record has this reason; the message lists the reasons that occur.
+        BeamPrepError: no record has it; the message lists the reasons that occur.
     """
     counts = rows.counts()
-    found = {kind: sum(count for reason, count in counts[kind].items() if chosen.says(kind, reason)) for kind in KINDS}
-    if any(found.values()):
-        return {kind: count for kind, count in found.items() if count}
-    there = [
-        f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in counts[kind].items())}"
-        for kind in ("dropped", "rejected", "marked")
-        if counts[kind]
-    ]
+    found = [kind for kind in _KINDS if any(chosen.says(kind, reason) for reason in counts[kind])]
+    if found:
+        return found
+    there = [f"{kind}: {counted(counts[kind])}" for kind in _KINDS if counts[kind]]
     said = f"there are {'; '.join(there)}" if there else "all were kept"
     raise BeamPrepError(f"no record of {rows.title} was left out for the reason {chosen.reason!r}; {said}")
 
 
-def first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
+def counted(counts: Mapping[str, int]) -> str:
+    """`2 empty, 1 too_long`."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+
+def _first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
     """The first `count` records that were left out for each reason. Files are read only as far as needed."""
     counts = rows.counts()
     for kind in ("rejected", "dropped"):
@@ -254,38 +298,3 @@ def first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
                 yield record
                 if not left.total():
                     break
-
-
-def _page_entries(rows: RowSource, chosen: Selection) -> tuple[Iterable[Entry], str]:
-    """(entries of a page, words that say which they are)."""
-    if (chosen.grep is not None or chosen.reason is not None) and chosen.count is None:
-        chosen = dataclasses.replace(chosen, count=ROWS)
-    if chosen.reason is not None:
-        there = sum(_asked(rows, chosen).values())
-        return entries_of(
-            rows, chosen
-        ), f"{there:,} records that were left out ({chosen.reason}), {chosen.count:,} at most"
-    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{chosen.where}"
-    if chosen.narrows:
-        return entries_of(rows, chosen), f"{words}: {_in_words(chosen)}"
-    numbers = drawn(len(rows), ROWS).tolist()
-    if len(rows) > ROWS:
-        words += f": {_in_words(Selection(random=ROWS))}"
-    first = [] if chosen.where else list(itertools.islice(first_of_each(rows, LEFT_OUT), ROWS))
-    if first:
-        counts = rows.counts()
-        total = sum(sum(counts[kind].values()) for kind in ("rejected", "dropped"))
-        words += f", and {len(first):,} of {total:,} records that were left out"
-        words += f": of each reason the first {LEFT_OUT}" if len(first) < total else ""
-    return itertools.chain((row for number in numbers for row in rows.shown(number)), first), words
-
-
-def _in_words(chosen: Selection) -> str:
-    count = chosen.count
-    if chosen.record is not None:
-        return f"record {chosen.record}"
-    if chosen.random is not None:
-        return f"{chosen.random:,} that are drawn (--seed {chosen.seed or 0})"
-    if chosen.shortest or chosen.longest:
-        return f"the {EXTREMES if count is None else count:,} {'longest' if chosen.longest else 'shortest'}"
-    return f"the first {count:,}" + (f" with {chosen.grep!r}" if chosen.grep is not None else "")

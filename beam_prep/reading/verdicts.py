@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beam_prep.data.block import step
+from beam_prep.hints import shortened
 from beam_prep.reading.records import Records
 
 
@@ -308,8 +309,7 @@ def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 24 else f"{text[:24]} ..."
+    return shortened(json.dumps(value, ensure_ascii=False), 24)
 
 
 def _counts(values: _Values) -> str:

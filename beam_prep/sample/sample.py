@@ -16,6 +16,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import ROLE_COUNTS
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
+from beam_prep.hints import shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps
 from beam_prep.sample.draw import Drawn
@@ -254,8 +255,7 @@ class Sample:
     def example(self, part: Part, line: int, text: str = "") -> Example:
         """A record as an example, with the given text or its beginning."""
         ledger = part.records.ledger
-        shown = text or ledger.text(line, TEXT_LIMIT + 1)
-        shown = shown if len(shown) <= TEXT_LIMIT else f"{shown[:TEXT_LIMIT]} ..."
+        shown = shortened(text or ledger.text(line, TEXT_LIMIT + 1), TEXT_LIMIT)
         return Example(part.records.origin.source.path, part.records.offset(line), shown)
 
     def left_out(self) -> Iterator[tuple[str, str, Part, int]]:

@@ -15,7 +15,7 @@ from beam_prep.audit.audit import Audit, audit_of
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
-from beam_prep.inspect.sequences import VISIBLE
+from beam_prep.inspect.row import VISIBLE
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.verdicts import verdicts

@@ -16,9 +16,9 @@ def is_role_column(column: Column) -> bool:
     return column.name.endswith((_ROLES, _LABEL_ROLES))
 
 
-def is_of_labels(column: Column) -> bool:
-    """True for the roles of shifted labels, whose last token is not among the ids."""
-    return column.name.endswith(_LABEL_ROLES)
+def is_role_of(column: Column, ids: str, labels: bool = False) -> bool:
+    """True for the roles of a column of ids; `labels`: of its shifted labels, whose last token is not among the ids."""
+    return column.of == ids and column.name.endswith(_LABEL_ROLES if labels else _ROLES)
 
 
 def with_roles(tokenized: Batch, masked: Batch) -> Batch:

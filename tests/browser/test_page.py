@@ -11,9 +11,8 @@ import pytest
 import beam_prep as bp
 from beam_prep.chat.conversations import CONVERSATIONS
 from beam_prep.inspect.output import inspect
-from beam_prep.preview import preview
+from beam_prep.preview import preview, template
 from beam_prep.readers.dataset import Dataset
-from beam_prep.template import template
 from tests.conftest import ROOT
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
@@ -87,10 +86,10 @@ def test_what_it_shows_is_what_the_manifest_and_the_rows_say(chats: tuple[Datase
     totals, ledger = output.manifest["totals"], output.manifest["ledger"]
     assert shown == {
         "rows": totals["rows"],
-        "tokens.input_ids": totals["tokens"]["input_ids"],
-        "trained.labels": totals["trained"]["labels"],
-        "read": ledger["read"],
-        **{f"{kind}.{reason}": count for kind in ("dropped", "rejected") for reason, count in ledger[kind].items()},
+        "tokens in input_ids": totals["tokens"]["input_ids"],
+        "trained in labels": totals["trained"]["labels"],
+        "records read": ledger["read"],
+        **{f"{kind}: {reason}": count for kind in ("dropped", "rejected") for reason, count in ledger[kind].items()},
     }
     page.select_option("#size", "200")
     assert articles(page) == list(range(63))

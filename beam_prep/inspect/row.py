@@ -1,0 +1,450 @@
+"""What is shown: a row, as sequences of tokens with masks, roles and padding; or a record that became no row."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, PROMPT_COMPLETION, Column
+from beam_prep.errors import FormatError
+from beam_prep.formats import Row
+from beam_prep.hints import shortened
+from beam_prep.readers.source import InputLines
+from beam_prep.reading.sources import place_in
+from beam_prep.shards.pack import STRATEGIES, cuts_rows
+from beam_prep.tokens.token_roles import is_role_column, is_role_of
+from beam_prep.tokens.tokenizer import Tokenizer
+
+VISIBLE = (
+    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+    | {0x7F: "\u2421"}
+    | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
+    | {code: f"\\u{code:04x}" for code in (0x061C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, 0xFFFE, 0xFFFF)}
+    | {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))}
+    | {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
+)
+"""A table for `str.translate`. Text must neither control the terminal nor hide in it. So these characters are made
+visible: control and bidirectional characters, characters without width, tags, surrogates (no encoding can write them),
+and characters that XML does not allow."""
+
+_VALUES = 100  # most values of a list that are shown
+_TEXT = 1000  # most characters of a text in a column
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens with the same style.
+
+    Attributes:
+        trained: True if the tokens are trained; None: not known.
+        special: True if the tokens are special tokens.
+        tokens: (id, text) of each token, with control characters made visible.
+    """
+
+    trained: bool | None
+    special: bool
+    tokens: list[tuple[int, str]]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSequence:
+    """Tokens of a row.
+
+    Attributes:
+        name: the column, with an index if it is a list of lists; in packed rows, the document's number.
+        ids: the tokens without padding; with shifted labels, also the last token, which only the labels have.
+        trained: bool [len(ids)]; None: not known.
+        stored: number of tokens in the column of ids, without padding.
+        notes: further remarks.
+        padding: (id, count) of each run of equal ids in the padding after the tokens.
+        roles: int64 [len(ids)], the number of each token's role; 0: no role, or not certain. None: roles are not known.
+    """
+
+    name: str
+    ids: Array
+    trained: Array | None
+    stored: int
+    notes: Sequence[str] = ()
+    padding: Sequence[tuple[int, int]] = ()
+    roles: Array | None = None
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What rows have in common.
+
+    Attributes:
+        schema: their columns.
+        tokenizer: decodes tokens; None: tokens are shown as ids.
+        config: their config, as in a manifest; {} if it is not known.
+        where: the output, for errors.
+    """
+
+    schema: tuple[Column, ...]
+    tokenizer: Tokenizer | None
+    config: Mapping[str, Any]
+    where: str = ""
+
+    def of_role(self, *roles: str) -> list[Column]:
+        """The columns of these roles."""
+        return [column for column in self.schema if column.role in roles]
+
+    @functools.cached_property
+    def special(self) -> frozenset[int]:
+        """The ids of special tokens; none without a tokenizer."""
+        return frozenset() if self.tokenizer is None else self.tokenizer.special_ids
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token, see `Tokenizer.pieces`; without a tokenizer its id."""
+        return [f"{token} " for token in ids] if self.tokenizer is None else self.tokenizer.pieces(ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return "".join(self.pieces(ids)) if self.tokenizer is None else self.tokenizer.decode(ids)
+
+    def runs(self, sequence: TokenSequence, start: int = 0, stop: int | None = None) -> Iterator[Run]:
+        """The tokens [start, stop) as runs of text (of ids, without a tokenizer)."""
+        ids = sequence.ids.tolist()
+        trained = [None] * len(ids) if sequence.trained is None else sequence.trained.tolist()
+        tokens = list(zip(trained, ids, self.pieces(ids), strict=True))[start:stop]
+        styles = itertools.groupby(tokens, lambda token: (token[0], token[1] in self.special))
+        for (is_trained, is_special), run in styles:
+            yield Run(is_trained, is_special, [(token, piece.translate(VISIBLE)) for _, token, piece in run])
+
+    @functools.cached_property
+    def sides(self) -> list[str]:
+        """The columns of the sides of a preference pair; [] if rows are no pairs."""
+        ids, output = self.of_role("ids"), self.config.get("output", {})
+        if output.get("columns") == "prompt_completion":
+            names = [output.get("names", {}).get(name, name) for name in PROMPT_COMPLETION[:2]]
+            return [column.name for column in ids if column.name in names]
+        if len(ids) != 2 or any(column.depth != 1 for column in ids) or self.of_role("lengths", "attention"):
+            return []
+        return [column.name for column in ids]
+
+    def trains(self, name: str) -> bool | None:
+        """True if the config trains all tokens of an output without a mask, False if none; `name`: the written column.
+
+        None if there is no config (a chain written by hand).
+        """
+        given, output = self.config.get("input"), self.config.get("output", {})
+        if given is None:
+            return None
+        names = output.get("names", {})
+        given = (given.get("groups") or [given])[0]  # an output without a mask is the same in all groups
+        if given.get("rollouts"):
+            return bool(name != names.get("prompt_ids", "prompt_ids"))
+        column = {written: column for column, written in names.items()}.get(name, name)
+        if output.get("columns") == "prompt_completion":
+            return bool(column != PROMPT_COMPLETION[2])
+        sections = given["sources"][column]["sections"] if given.get("sources") else given["sections"]
+        return any(section["action"] not in ("mask", "value") for section in sections)
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A row to show.
+
+    Attributes:
+        kind: what it has in common with other rows.
+        row: column -> values; a preview adds the roles of tokens, see `tokens.token_roles`.
+        title, notes: the beginning and the end of its header.
+        domain: its domain.
+        role_names: names of roles; the first has number 1.
+
+    Its properties raise FormatError if a mask has another length than its ids, or the lengths of documents do not add
+    up to the row.
+    """
+
+    kind: RowKind
+    row: Row
+    title: Sequence[str]
+    domain: str = ""
+    notes: Sequence[str] = ()
+    role_names: Sequence[str] = ()
+
+    @functools.cached_property
+    def parts(self) -> list[TokenSequence | str]:
+        """Its sequences of tokens and its lines of text, in the order of the columns. Masks and labels are shown on the
+        ids."""
+        found: list[TokenSequence | str] = []
+        for column in self.kind.schema:
+            if column.role == "ids":
+                found += self._sequences_of(column)
+            elif not self._is_shown_elsewhere(column):
+                found.append(f"{column.name}: {_as_line(column, self.row[column.name])}")
+        return found
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        return [part for part in self.parts if isinstance(part, TokenSequence)]
+
+    @property
+    def packed(self) -> bool:
+        """True if the sequences are documents of one packed row."""
+        return self._lengths is not None
+
+    @functools.cached_property
+    def pair(self) -> tuple[TokenSequence, TokenSequence, int] | None:
+        """The sides of a preference pair, and how many first tokens they share; None if the row is no pair."""
+        sides = [one for one in self.sequences if one.name in self.kind.sides]
+        if len(sides) != 2 or not all(one.trained is not None and one.trained.any() for one in sides):
+            return None
+        return sides[0], sides[1], _alike(sides[0], sides[1])
+
+    @functools.cached_property
+    def header(self) -> list[str]:
+        """Counts and notes on the entire row. A note on all sequences appears only here."""
+        counts = [counts_of(self.sequences)] if self.sequences else []
+        return [*counts, *self._shared_notes, *self._layout_notes(), *self.notes]
+
+    def caption(self, sequence: TokenSequence) -> str:
+        """The name of a sequence, its counts and notes."""
+        notes = [note for note in sequence.notes if note not in self._shared_notes]
+        return ", ".join([f"{sequence.name}: {counts_of([sequence])}", *notes])
+
+    def contains(self, pattern: re.Pattern[str]) -> bool:
+        """True if a regular expression matches in the text of a sequence, or in a line."""
+        parts = self.parts
+        texts = (part if isinstance(part, str) else self.kind.text(part.ids.tolist()) for part in parts)
+        return any(pattern.search(text) for text in texts)
+
+    @functools.cached_property
+    def _shared_notes(self) -> list[str]:
+        sequences = self.sequences
+        return [note for one in sequences[:1] for note in one.notes if all(note in other.notes for other in sequences)]
+
+    @functools.cached_property
+    def _lengths(self) -> Array | None:
+        """The lengths of the documents of a packed row; None if the row is not packed."""
+        return next((np.asarray(self.row[column.name]) for column in self.kind.of_role("lengths")), None)
+
+    @functools.cached_property
+    def _padding(self) -> int | None:
+        """How many tokens at the row's end are padding; None if it is not known, or padding is not only at the end."""
+        columns = self.kind.of_role("attention")
+        if not columns or self._lengths is not None:
+            return None
+        attention = np.asarray(self.row[columns[0].name])
+        real = int(np.count_nonzero(attention))
+        return len(attention) - real if (attention[:real] != 0).all() else None
+
+    @functools.cached_property
+    def _values(self) -> dict[str, list[str]]:
+        """Column -> values, for columns with one value for each sequence of a list, such as rewards of responses."""
+        lists = [column.name for column in self.kind.of_role("ids") if column.depth == 2]
+        count = len(self.row[lists[0]]) if len(lists) == 1 else 0
+        names = [column.name for column in self.kind.of_role("value") if column.depth == 1]
+        return {name: [*map(str, self.row[name])] for name in names if 0 < len(self.row[name]) == count}
+
+    def _is_shown_elsewhere(self, column: Column) -> bool:
+        if column.role in ("mask", "labels"):
+            return column.of is not None
+        if column.role == "attention":
+            return self._padding is not None
+        if column.role == "position":
+            return self._are_usual(np.asarray(self.row[column.name]))
+        return column.role == "lengths" or column.name in self._values or is_role_column(column)
+
+    def _are_usual(self, positions: Array) -> bool:
+        """True if positions count from 0 through the row, or through each of its documents."""
+        lengths, through = self._lengths, np.arange(len(positions))
+        starts = np.zeros(1, np.int64)
+        if lengths is not None and lengths.sum() == len(positions):
+            starts = np.repeat(offsets_of(lengths)[:-1], lengths)
+        return np.array_equal(positions, through) or np.array_equal(positions, through - starts)
+
+    def _layout_notes(self) -> Iterator[str]:
+        if self._lengths is not None:
+            strategy = self.kind.config.get("preprocessing", {}).get("packing_strategy")
+            parts = " or parts of some" if strategy in STRATEGIES and not cuts_rows(strategy) else ""
+            yield f"{len(self._lengths):,} document{'s' * (len(self._lengths) != 1)}{parts}"
+
+    def _sequences_of(self, column: Column) -> Iterator[TokenSequence | str]:
+        """The sequences of a column of ids: one, or the lists of a list of lists, or the documents of a packed row."""
+        row, where = self.row, self.kind.where
+        loss = next((other for other in self.kind.of_role("mask", "labels") if other.of == column.name), None)
+        taken_name = column.name if loss is None else loss.name
+        ids, taken = _lists(row[column.name]), _lists(row[taken_name])
+        if [len(one) for one in ids] != [len(one) for one in taken]:
+            raise FormatError(f"{where}: columns {column.name} and {taken_name} of a row have other lengths")
+        names = [column.name]
+        if column.depth == 2:
+            names = [f"{column.name}[{index}]" for index in range(len(ids))]
+        elif self._lengths is not None:
+            ids, taken = self._documents(ids[0]), self._documents(taken[0])
+            names = [f"document {number:,} of {len(ids):,}" for number in range(1, len(ids) + 1)]
+        if not ids:
+            yield f"{column.name}: an empty list"
+        # Only rows of a preview have roles, and these are not packed.
+        roles = self._roles_of(column) or [None] * len(ids)
+        values = self._values if column.depth == 2 else {}
+        for index, name in enumerate(names):
+            found = self._sequence(column, name, ids[index], loss, taken[index], roles[index])
+            beside = [f"{key}[{index}]: {numbers[index]}" for key, numbers in values.items()]
+            yield dataclasses.replace(found, notes=(*found.notes, *beside))
+
+    def _sequence(
+        self, column: Column, name: str, ids: Array, loss: Column | None, taken: Array, roles: Array | None
+    ) -> TokenSequence:
+        """The tokens to show for ids and their mask or labels (int [n] each), with the padding after the tokens."""
+        real = len(ids) - (self._padding or 0)
+        shown, trained, notes = ids[:real], None, []
+        if loss is None:
+            trains = self.kind.trains(column.name)
+            trained = None if trains is None else np.full(real, trains)
+            notes.append("no mask" if trains is None else f"no mask: {'all' if trains else 'nothing'} is trained")
+        else:
+            taught = taken != NO_LOSS[loss.role]
+            trained, wrong = taught[:real], int(taught[real:].sum())
+            if loss.role == "labels":
+                labels = taken[:real]
+                notes.append(f"labels: {'shifted by one' if loss.shifted else 'unshifted'}")
+                if loss.shifted:
+                    # Label i is the token after input i; the last label is a token that the inputs do not have.
+                    shown = np.append(shown, labels[-1:][trained[-1:]])
+                    notes += ["the last token is a label only"] if len(shown) > real else []
+                    trained = np.append(False, trained)[: len(shown)]
+                    labels = np.append(IGNORE_INDEX, labels)[: len(shown)]
+                if others := int((shown != labels)[trained].sum()):
+                    notes.append(f"{others:,} labels are not the token they belong to")
+            if wrong:
+                notes.append(f"{wrong:,} tokens of padding are trained")
+        if roles is not None:
+            last = [part[:real][-1:] for part in self._roles_of(column, labels=True)]
+            roles = np.concatenate([roles[:real], *last])[: len(shown)].astype(np.int64)
+        return TokenSequence(name, shown, trained, real, notes, repeats(ids[real:]), roles)
+
+    def _roles_of(self, column: Column, labels: bool = False) -> list[Any]:
+        """The roles of each list of a column of ids, or of its shifted labels; [] if they are not known."""
+        return [
+            part
+            for other in self.kind.schema
+            if is_role_of(other, column.name, labels)
+            for part in _lists(self.row[other.name])
+        ]
+
+    def _documents(self, values: Array) -> list[Array]:
+        assert self._lengths is not None
+        if self._lengths.sum() != len(values):
+            (column,) = self.kind.of_role("lengths")
+            raise FormatError(
+                f"{self.kind.where}: {column.name} of a row count {self._lengths.sum():,} tokens, "
+                f"it has {len(values):,}"
+            )
+        return np.split(values, offsets_of(self._lengths)[1:-1]) if len(self._lengths) else []
+
+
+def repeats(values: Array) -> list[tuple[Any, int]]:
+    """(value, length) of each run of equal values."""
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+    return list(zip(values[starts], np.diff(np.append(starts, len(values))).tolist(), strict=True))
+
+
+def percent(part: float, total: float) -> str:
+    """A share as text: `12.5%`; 0.0% if the total is 0."""
+    return f"{part / total if total else 0:.1%}"
+
+
+def totals_of(sequences: Sequence[TokenSequence]) -> tuple[int, int | None]:
+    """(tokens, trained tokens) without padding; None: it is not known which are trained."""
+    known = [int(sequence.trained.sum()) for sequence in sequences if sequence.trained is not None]
+    return sum(sequence.stored for sequence in sequences), sum(known) if len(known) == len(sequences) else None
+
+
+def counts_of(sequences: Sequence[TokenSequence]) -> str:
+    """The counts of tokens, trained tokens and padding as text."""
+    stored, trained = totals_of(sequences)
+    text = f"{stored:,} tokens"
+    if trained is not None:
+        text += f", {trained:,} trained ({percent(trained, stored)})"
+    padding = sum(count for sequence in sequences for _, count in sequence.padding)
+    return f"{text} + {padding:,} of padding" if padding else text
+
+
+def _lists(value: Array | Ragged) -> list[Any]:
+    return list(value) if isinstance(value, Ragged) else [value]
+
+
+def _alike(one: TokenSequence, other: TokenSequence) -> int:
+    """How many first tokens both sides of a pair share, up to the last untrained one, so that no answer is cut."""
+    assert one.trained is not None
+    assert other.trained is not None
+    size = min(len(one.ids), len(other.ids))
+    same = (one.ids[:size] == other.ids[:size]) & (one.trained[:size] == other.trained[:size])
+    first = size if same.all() else int(np.argmin(same))
+    untrained = np.flatnonzero(~one.trained[:first])
+    return int(untrained[-1]) + 1 if len(untrained) else 0
+
+
+def _as_line(column: Column, value: Any) -> str:
+    """The values of a column as text: numbers, a text, the strings of documents; of weights the runs: 12 x 0.0."""
+    if column.role == "text":
+        value = np.asarray(value).tobytes().decode(errors="replace")
+    if isinstance(value, Ragged):
+        return " | ".join(_as_line(column, one) for one in value)
+    if not isinstance(value, list | np.ndarray):
+        return shortened(str(value), _TEXT)
+    if column.role == "weights":
+        items = [f"{count:,} x {number}" for number, count in repeats(np.asarray(value))]
+    elif isinstance(value, list):
+        items = [json.dumps(shortened(text, _TEXT), ensure_ascii=False) for text in value]
+    else:
+        items = [str(number) for number in value[: _VALUES + 1]]  # numpy values: float32 prints 0.1
+    more = f" ... ({len(value):,} in all)" if len(items) > _VALUES else ""
+    return ", ".join(items[:_VALUES]) + more
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that became no row, or that was marked.
+
+    Attributes:
+        place: the file, and the line (in a list the record).
+        kind: `dropped` or `rejected`; `marked`: it was kept.
+        reason, message: why.
+        text: the beginning of its line.
+        same_as: for a copy, the place and the line of the earlier, equal record; "" for other records.
+    """
+
+    place: str
+    kind: str
+    reason: str
+    message: str
+    text: str
+    same_as: str = ""
+
+    def lines(self, most: int) -> list[str]:
+        """The text of the record, and for a copy of the earlier record; at most `most` characters of each."""
+        return [shortened(text, most) for text in (self.text, self.same_as) if text]
+
+    @classmethod
+    def of_output(cls, record: Mapping[str, Any], kind: str, inputs: InputLines | None = None) -> "LeftOut":
+        """From the rejects, drops or marked records of an output. With `inputs`, the lines of copies are read."""
+        text, same_as = beginning(record, kind), ""
+        if "same_as" in record:
+            text = "(--reason duplicate shows both lines)"
+            if inputs is not None:
+                text, same_as = inputs.at(record), f"{_place(record['same_as'])}: {inputs.at(record['same_as'])}"
+        message = record.get("message") or record.get("note") or ""
+        return cls(_place(record), kind, record["reason"], message, text, same_as)
+
+
+def _place(record: Mapping[str, Any]) -> str:
+    return f"{record['file']}, {place_in(record['file'], record['line'])}"
+
+
+def beginning(record: Mapping[str, Any], kind: str) -> str:
+    """The text of a record in an output, without a word that is cut: 1,000 characters are kept, of a drop 200."""
+    text = shortened(record["text"] or "", 999 if kind == "rejected" else 199)
+    return text or "(its text is not kept: --max_reject_chars 0)"
