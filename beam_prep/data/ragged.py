@@ -162,11 +162,14 @@ class Ragged:
         return 1 + self.values.depth if isinstance(self.values, Ragged) else 1
 
     @property
+    def flat_offsets(self) -> Array:
+        """int64 [n + 1]: the borders of rows in the innermost values."""
+        return self.values.flat_offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
+
+    @property
     def flat_lengths(self) -> Array:
         """int64 [n]: number of innermost values of each row."""
-        if isinstance(self.values, Ragged):
-            return np.diff(self.values.offsets[self.offsets])
-        return self.lengths
+        return np.diff(self.flat_offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -227,7 +230,7 @@ class Ragged:
     def sums(self, flat: Array | None = None) -> Array:
         """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them); 0 for an empty row."""
         flat = self.flat if flat is None else flat
-        borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
+        borders = self.flat_offsets
         filled = borders[1:] > borders[:-1]
         totals = np.zeros(len(self), np.int64)
         if filled.any():

@@ -49,7 +49,7 @@ def encode_block(
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
-    ledger, roles = batch.ledger, batch.roles.count(batch.line, len(batch.ledger.status))
+    ledger, roles = batch.ledger, batch.roles.count(batch.line)
     row_index = RowIndex(
         batch.line, domain, tokens, ledger.status, ledger.outcomes, batch.counters, roles, length=batch.lengths
     )

@@ -36,7 +36,7 @@ class Batch(Block):
         schema: column name -> its description. (`dtype` is the final dtype.)
         segments: output name -> its segments; empty after BuildMask.
         counters: name -> int64 [rows], counts of events in kept rows.
-        roles: the messages and tokens of each role, also of dropped or rejected rows.
+        roles: the messages of each role, and the role of each token.
     """
 
     outputs: tuple[Output, ...] = ()
@@ -73,6 +73,7 @@ class Batch(Block):
         yield "domains", len(self.domain)
         yield from ((f"column {name!r}", len(rows)) for name, rows in self.columns.items())
         yield from ((f"counter {name!r}", len(counts)) for name, counts in self.counters.items())
+        yield from ((f"the roles of {name!r}", len(rows)) for name, rows in self.roles.tokens.items())
 
     def assign(self, column: Column, rows: Ragged) -> "Batch":
         """The batch with a column added or replaced."""
@@ -92,6 +93,7 @@ class Batch(Block):
             columns={name: column.take(rows) for name, column in self.columns.items()},
             counters={name: counts[rows] for name, counts in self.counters.items()},
             segments={name: found.of_rows(self.columns[name], rows) for name, found in self.segments.items()},
+            roles=self.roles.mapped(lambda roles: roles.take(picked)),
         )
 
     def count(self, name: str, per_row: Array, once: bool = False) -> None:
@@ -110,7 +112,6 @@ class Batch(Block):
             lines = self.line[rows]
             left.ledger.drop(np.setdiff1d(lines, left.line), reason)
             if self.row is not None:
-                left.roles = self.roles.without(lines, self.row[rows])
                 first = np.append(True, np.diff(left.line) > 0)[: len(left)]
                 lost = np.bincount(lines, minlength=len(left.ledger.status))[left.line]
                 left.count("rows_dropped", np.where(first, lost, 0))

@@ -76,7 +76,8 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         output = next(output for output in batch.outputs if output.name == name)
         if output.mask_name is None:
             if name in batch.segments:
-                roles = roles.with_tokens(batch.line, rows, batch.segments[name], None, batch.row)
+                untrained = np.zeros(len(batch.segments[name]), bool)
+                roles = roles.with_tokens(name, rows, batch.segments[name], untrained)
             continue
         if name not in batch.segments:
             raise ValueError(f"no segments for {name!r}: BuildMask comes once, directly after Tokenize")
@@ -89,7 +90,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
             )
         if segments.weight is not None:
             trained = trained & (segments.weight > 0)
-        roles = roles.with_tokens(batch.line, rows, segments, trained, batch.row)
+        roles = roles.with_tokens(name, rows, segments, trained)
         places = np.flatnonzero(trained)
         ones = np.ones(len(segments), np.uint8)
         columns[output.mask_name] = rows.with_flat(painted(segments, places, ones, len(rows.flat)))

@@ -249,7 +249,7 @@ def truncate(
         name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
         for name, rows in batch.columns.items()
     }
-    shorter = batch._with(columns=columns, roles=batch.roles.cut(max_seq_len, keep_end=mode == "keep_end"))
+    shorter = batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, max_seq_len, mode)))
     shorter.count(CUT_TOKENS, lost)
     shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:

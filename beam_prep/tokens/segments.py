@@ -1,8 +1,8 @@
 """`Segments`: where each message stands in the tokens. `Roles`: messages and tokens by role, only for reports."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +11,6 @@ from beam_prep.data.rendered import UNSET
 
 NAME_LIMIT = 64
 """Most characters of a role's name in a receipt."""
-
-
-TOKENS, TRAINED = 0, 1
-"""The count to which a span adds: all tokens of its role, or the trained ones. A token that segments share counts for
-the first of them, and for the first trained one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,43 +95,23 @@ def _none() -> Array:
     return np.zeros(0, np.int64)
 
 
-class RoleSpans(NamedTuple):
-    """Spans of tokens of one role. Two spans of the same kind never share a token.
-
-    Attributes:
-        line, row, role: int64 [spans]; for `row` see `Block.row`, 0 if records have one row.
-        start, stop: int64 [spans]: first token and one past the last, counted in their sequence.
-        size: int64 [spans]: number of tokens of that sequence.
-        kind: int64 [spans]: the count to which the span adds: `TOKENS` or `TRAINED`.
-    """
-
-    line: Array
-    row: Array
-    role: Array
-    start: Array
-    stop: Array
-    size: Array
-    kind: Array
-
-
-def _no_spans() -> RoleSpans:
-    return RoleSpans(*(_none() for _ in RoleSpans._fields))
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The messages of a block and their tokens, also of rows that are later dropped or rejected.
+    """The messages of a block, and the role of each of its tokens.
 
     Attributes:
         names: names of the roles.
-        line, role: int64 [messages]: of every rendered message; a message of two outputs counts in both.
-        spans: the tokens of the messages.
+        line, role: int64 [messages]: of every rendered message, also of rows that are later dropped or rejected; a
+            message of two outputs counts in both.
+        tokens: output name -> its rows, with a number for each token: `role + trained * (len(names) + 1)`. Both are 1 +
+            the index of a role, or 0: the role of the first segment that covers the token, and of the first trained
+            one.
     """
 
     names: tuple[str, ...] = ()
     line: Array = field(default_factory=_none)
     role: Array = field(default_factory=_none)
-    spans: RoleSpans = field(default_factory=_no_spans)
+    tokens: Mapping[str, Ragged] = field(default_factory=dict)
 
     def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
         """Adds the messages of another output.
@@ -149,69 +124,43 @@ class Roles:
         lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
         return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
 
-    def with_tokens(
-        self, line: Array, tokens: Ragged, segments: Segments, trained: Array | None, row: Array | None = None
-    ) -> "Roles":
-        """Adds the tokens of another output.
+    def with_tokens(self, name: str, rows: Ragged, segments: Segments, trained: Array) -> "Roles":
+        """Adds the tokens of another output; `trained`: bool [segments]."""
+        known = segments.role != UNSET
+        if not known.any():
+            return self
+        size = len(segments.roles) + 1
+        numbers = (segments.role + 1).astype(np.min_scalar_type(size * size))
+        flat = painted(segments, np.flatnonzero(known), numbers, len(rows.flat))
+        flat += painted(segments, np.flatnonzero(known & trained), numbers * numbers.dtype.type(size), len(rows.flat))
+        return replace(self, tokens={**self.tokens, name: rows.with_flat(flat)})
 
-        Args:
-            line: int64 [rows].
-            tokens: the output's rows.
-            segments: where each message stands in the rows.
-            trained: bool [segments]; None: the output has no mask.
-            row: see `Block.row`; only if a row is one sequence.
-        """
-        sequences, line = tokens.values if isinstance(tokens.values, Ragged) else tokens, line.astype(np.int64)
-        if isinstance(tokens.values, Ragged):
-            line = np.repeat(line, tokens.lengths)
-        number = np.zeros(len(line), np.int64) if row is None else row.astype(np.int64)
-        known = np.flatnonzero(segments.role != UNSET)
-        picks = [(known, TOKENS)] if trained is None else [(known, TOKENS), (known[trained[known]], TRAINED)]
-        spans = [self.spans]
-        for picked, kind in picks:
-            places, start, stop = disjoint(segments, picked)
-            sequence = segments.sequence[places]
-            begin, size = sequences.offsets[sequence], sequences.lengths[sequence]
-            each = line[sequence], number[sequence], segments.role[places], start - begin, stop - begin, size
-            spans.append(RoleSpans(*each, np.full(len(places), kind)))
-        return replace(self, spans=RoleSpans(*map(np.concatenate, zip(*spans, strict=True))))
+    def mapped(self, change: Callable[[Ragged], Ragged]) -> "Roles":
+        """The roles of other rows: `change` makes them of the rows of each output."""
+        return replace(self, tokens={name: change(rows) for name, rows in self.tokens.items()})
 
-    def without(self, line: Array, row: Array) -> "Roles":
-        """The roles without the tokens of some rows, if other rows of the record stay."""
-        gone = np.isin(self.spans.line << 32 | self.spans.row, line.astype(np.int64) << 32 | row.astype(np.int64))
-        return replace(self, spans=RoleSpans(*(values[~gone] for values in self.spans)))
+    def count(self, line: Array) -> "RoleCounts":
+        """Counts the messages of all lines, and the tokens of the rows; `line`: int32 [rows]."""
+        size = len(self.names) + 1
+        found, messages = np.unique(self.line * size + self.role, return_inverse=True)
+        counts = np.zeros((3, len(found)), np.int64)
+        counts[0] = np.bincount(messages, minlength=len(found))
+        for rows in self.tokens.values():
+            row, numbers, lengths = _runs(rows)
+            for place, role in ((1, numbers % size - 1), (2, numbers // size - 1)):
+                known = role >= 0
+                entries = np.searchsorted(found, line[row[known]] * size + role[known])
+                counts[place] += np.bincount(entries, lengths[known], len(found)).astype(np.int64)
+        return RoleCounts(_short(self.names), *np.divmod(found, size), counts)
 
-    def cut(self, length: int, keep_end: bool) -> "Roles":
-        """The roles after sequences are cut to `length` tokens."""
-        spans = self.spans
-        before = np.maximum(spans.size - length, 0) if keep_end else 0
-        start, stop = (np.clip(place - before, 0, length) for place in (spans.start, spans.stop))
-        return replace(self, spans=spans._replace(start=start, stop=stop, size=np.minimum(spans.size, length)))
 
-    def count(self, kept: Array, lines: int) -> "RoleCounts":
-        """Counts the messages of all lines, and the tokens of kept lines.
-
-        Args:
-            kept: int32 [rows], the lines of kept rows.
-            lines: number of lines of the block.
-        """
-        roles = len(self.names)
-        found, messages = np.unique(self.line * roles + self.role, return_inverse=True)
-        alive = np.zeros(lines, bool)
-        alive[kept] = True
-        spans = self.spans
-        of_spans = np.searchsorted(found, spans.line * roles + spans.role)
-        sizes = np.where(alive[spans.line], spans.stop - spans.start, 0)
-        counts = np.array(
-            [
-                np.bincount(messages, minlength=len(found)),
-                np.bincount(of_spans, np.where(spans.kind == TOKENS, sizes, 0), len(found)),
-                np.bincount(of_spans, np.where(spans.kind == TRAINED, sizes, 0), len(found)),
-            ],
-            np.int64,
-        )
-        line, role = np.divmod(found, max(1, roles))
-        return RoleCounts(_short(self.names), line, role, counts)
+def _runs(rows: Ragged) -> tuple[Array, Array, Array]:
+    """(row, value, length) of each run of equal values within a row."""
+    flat, borders = rows.flat, rows.flat_offsets
+    starts = np.union1d(borders[:-1], np.flatnonzero(flat[1:] != flat[:-1]) + 1)
+    starts = starts[starts < len(flat)]  # rows at the end may be empty
+    row = np.searchsorted(borders, starts, side="right") - 1
+    return row, flat[starts].astype(np.int64), np.diff(starts, append=len(flat))
 
 
 def disjoint(segments: Segments, places: Array) -> tuple[Array, Array, Array]:
