@@ -43,7 +43,6 @@ from beam_prep.transforms.records import ByGroup
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.steps import (
     AdaptRecords,
-    AnyBackend,
     ApplyTemplate,
     BuildMask,
     CountBadAnswers,
@@ -132,7 +131,7 @@ class Prepare(beam.PTransform):
 def chain(
     config: PipelineConfig,
     tokenizer: Tokenizer,
-    backend: AnyBackend = "reference",
+    backend: Backend = "transformers",
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
@@ -170,7 +169,7 @@ def outputs_of(config: PipelineConfig) -> tuple[Output, ...]:
 def mask_steps(
     config: PipelineConfig,
     tokenizer: Tokenizer,
-    backend: AnyBackend = "reference",
+    backend: Backend = "transformers",
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:

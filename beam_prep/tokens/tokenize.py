@@ -8,7 +8,7 @@ from beam_prep.data.block import sample, step
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.data.rendered import UNSET, Pieces, Rendered
 from beam_prep.data.schema import Column
-from beam_prep.tokens.backends import encoder_of, name_of
+from beam_prep.tokens.backends import FastEncoder, encoder_of, name_of
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.segments import Segments
 from beam_prep.tokens.tokenizer import CharSpans, Encoder, Tokenizer
@@ -293,18 +293,15 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     )
 
 
-REFERENCE = "reference"
-
-
 def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
     """Encodes the texts of a block with a backend; `sampled`: the reference encodes a sample, too."""
-    if backend == REFERENCE:
-        return tokenize(rendered, tokenizer, tokenizer.bos_id)
     encoder = encoder_of(tokenizer, backend)
-    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
-    again = "blocks_encoded_again" in batch.made
-    theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
-    for name, records in ((encoder.backend, len(batch) - theirs), ("transformers", theirs)):
+    reference = tokenizer if sampled and encoder is not tokenizer else None
+    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference)
+    theirs = len(batch)
+    if isinstance(encoder, FastEncoder) and "blocks_encoded_again" not in batch.made:
+        theirs = min(encoder.fell_back, len(batch))
+    for name, records in (("gigatoken", len(batch) - theirs), ("transformers", theirs)):
         if records:
             batch.made[f"encoded_by_{name}"] = records
             batch.made[f"encoder: {name_of(name)}"] = records
