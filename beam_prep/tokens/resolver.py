@@ -1,9 +1,6 @@
 """Resolves a tokenizer with transformers, and writes the files of the resolved tokenizer."""
 
-import codecs
-import contextlib
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -11,11 +8,11 @@ import re
 import socket
 import textwrap
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import TokenizerError
-from beam_prep.reading.json_line import describe
 from beam_prep.tokens import tokenizer_cache
 
 if TYPE_CHECKING:
@@ -25,17 +22,8 @@ if TYPE_CHECKING:
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
 
 
-_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-)
-"""The folder of a tokenizer has one of these files."""
-_REASON = 300  # characters
+_FILES = ("tokenizer", "vocab", "spiece", "tekken")
+"""The folder of a tokenizer has a file whose name begins so."""
 _SHOWN = 6
 _NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
 _SAVE_FAST = (
@@ -43,11 +31,6 @@ _SAVE_FAST = (
     "(one with tokenizer.json)"
 )
 _TOKENS = 64
-_CONVERSATIONS = (
-    [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  What?\n"}],
-)
-_TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
 
 
 PROBES = (
@@ -92,26 +75,12 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     try:
         found = AutoTokenizer.from_pretrained(path, local_files_only=offline, trust_remote_code=False)
     except Exception as error:  # transformers and the Rust library raise exceptions of all kinds for other files
-        hint = "a folder with tokenizer.json"
+        wanted = "a folder with tokenizer.json"
         if not looks_local:
-            hint += ", or a name on the Hugging Face Hub"
+            wanted += ", or a name on the Hugging Face Hub"
         if offline:
-            hint += " (which does not answer, and the name is not in the local cache)"
-        if looks_local and not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-            # The message of transformers is long, and about other kinds of tokenizers.
-            raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}; found {_found_in(path)}") from None
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        if "trust_remote_code" in reason:
-            raise TokenizerError(
-                f"the tokenizer in {path!r} has code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
-            ) from None
-        if looks_local and (bad := _bad_file(path)) is not None:
-            raise TokenizerError(f"no tokenizer in {path!r}: {bad}") from None
-        known = _what_is_missing(path) if looks_local else ""
-        raise TokenizerError(
-            f"no tokenizer in {path!r}: wanted {hint}. "
-            + (known or f"transformers says: {textwrap.shorten(reason, _REASON)}")
-        ) from None
+            wanted += " (which does not answer, and the name is not in the local cache)"
+        raise TokenizerError(f"no tokenizer in {path!r}: wanted {wanted}; {_what_is_wrong(path, error)}") from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(
@@ -138,23 +107,44 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
             f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text "
             "would get other ids each time: set it to null"
         )
-    # transformers would write a file's BOM into the text of every row.
     template, settings = found.chat_template, _settings(found)
+    named_templates = template if isinstance(template, dict) else {"chat_template": template or ""}
+    for name, text in named_templates.items():
+        if text.startswith("\ufeff"):
+            raise TokenizerError(
+                f"the tokenizer in {path!r}: the chat template {name!r} begins with a byte order mark (BOM), which "
+                "transformers would write into every text: save it as UTF-8 without one"
+            )
     if isinstance(template, dict):
-        found.chat_template = {name: text.removeprefix("\ufeff") for name, text in template.items()}
-        template, settings = one_template(found.chat_template), {**settings, "chat_templates": found.chat_template}
-    elif template is not None:
-        template = template.removeprefix("\ufeff")
+        template, settings = one_template(template), {**settings, "chat_templates": template}
     written = json.dumps(source, ensure_ascii=False)
-    copy = written.encode("utf-8", "surrogatepass")
-    _compare(found, rust_tokenizer(copy, settings), template, special_tokens)
-    resolved_here.clear()
-    resolved_here[hashlib.sha256(copy).hexdigest()] = found
+    _compare(found, rust_tokenizer(written.encode("utf-8", "surrogatepass"), settings), special_tokens)
     return write(written, special_tokens, template, settings)
 
 
-resolved_here: dict[str, Any] = {}
-"""sha256 of tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
+def _what_is_wrong(path: str, error: Exception) -> str:
+    """Why transformers does not load a tokenizer, and what to do."""
+    if "trust_remote_code" in str(error):
+        return f"this one has code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
+    says = f"transformers says: {textwrap.shorten(f'{type(error).__name__}: {error}', 300)}"
+    if not os.path.isdir(path):
+        return says
+    names = sorted(os.listdir(path))
+    if not any(name.startswith(_FILES) and os.path.isfile(os.path.join(path, name)) for name in names):
+        # The message of transformers is long, and about other kinds of tokenizers.
+        below = next(Path(path).glob("*/tokenizer.json"), None)
+        if below is not None:
+            return f"found one in {os.path.join(path, below.parent.name)!r}: did you mean that?"
+        return f"found {', '.join(map(repr, names[:_SHOWN])) or 'nothing in it'}"
+    for file in sorted([*Path(path).glob("*.json"), *Path(path).glob("**/*.jinja")]):
+        try:
+            text = file.read_text("utf-8")
+            if file.suffix == ".json":
+                json.loads(text)
+        except (OSError, ValueError, RecursionError) as problem:
+            return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
+    more = "pip install sentencepiece tiktoken, or " if any(name.endswith(".model") for name in names) else ""
+    return f"{says}; {more}{_SAVE_FAST}"
 
 
 def _settings(found: Any) -> dict[str, Any]:
@@ -208,166 +198,62 @@ def _check_named(folder: str, found: Any) -> None:
     transformers gives such a token an id behind the last one, for which a model has no row. A token that only a class
     adds (GemmaTokenizer's pad_token) is ignored if nothing writes it.
     """
-    config, others, added, model = (
+    config, others, added, model, source = (
         _json_of(folder, name)
-        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+        for name in (
+            *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+            "tokenizer.json",
+        )
     )
-    known = {*found.backend_tokenizer.get_vocab(False), *added}
-    known |= {token["content"] for token in _json_of(folder, "tokenizer.json").get("added_tokens", ())}
-    known |= {token["content"] for token in config.get("added_tokens_decoder", {}).values()}
-    rows = model.get("vocab_size") or 0
-    template, encoded = str(found.chat_template), found.backend_tokenizer.encode("a").ids
-    for key, value in [*config.items(), *others.items(), *found.special_tokens_map.items()]:
-        for token in _texts_of(value) if key.endswith(("_token", "_special_tokens")) else ():
-            number = found.convert_tokens_to_ids(token)
-            if token not in known and number is not None and number >= rows:
-                named = key in config or key in others
-                if not named and not (key in _WRITTEN or key in template or token in template or number in encoded):
-                    continue
-                who = key if named else f"{key} of its class ({type(found).__name__})"
-                raise TokenizerError(
-                    f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
-                    f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
-                    "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
-                )
-
-
-_WRITTEN = ("eos_token", "pad_token")
-"""Tokens that rows may hold even if neither template nor post-processor writes them."""
-
-
-def _texts_of(value: Any) -> Iterator[str]:
-    """The tokens of a setting, whose value is a text, an object, a list, or an object by names."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict) and "content" in value:
-        yield value["content"]
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts_of(each)
+    given = [*source.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values()]
+    known = {*found.backend_tokenizer.get_vocab(False), *added, *(token["content"] for token in given)}
+    written = {*found.backend_tokenizer.encode("a").tokens, found.eos_token, found.pad_token}
+    named, template = json.dumps([config, others], ensure_ascii=False), str(found.chat_template)
+    for token, number in found.get_added_vocab().items():
+        if token in known or number < (model.get("vocab_size") or 0):
+            continue
+        keys = [key for key, value in found.special_tokens_map.items() if value == token]
+        is_named = json.dumps(token, ensure_ascii=False) in named
+        if is_named or token in written or any(each in template for each in (token, *keys)):
+            who = keys[0] if keys else "a setting"
+            who += "" if is_named else f" of its class ({type(found).__name__})"
+            raise TokenizerError(
+                f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
+                f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
+                "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
+            )
 
 
 def _json_of(folder: str, name: str) -> dict[str, Any]:
     """A JSON object of a folder that transformers has read; {} if the file is missing or holds none."""
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            read = json.load(file)
+        read = json.loads(Path(folder, name).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
 
 
-_OBJECTS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-    *("vocab.json", "tekken.json"),
-)
-"""Files of a tokenizer's folder that hold a JSON object. Some may be missing."""
-
-
-def _bad_file(folder: str) -> str | None:
-    """The first file of a folder that cannot be read, and why; None: all can be read."""
-    for name in [*_OBJECTS, *_template_files(folder)]:
-        try:
-            with open(os.path.join(folder, name), "rb") as file:
-                text = file.read().decode("utf-8")
-            read = json.loads(text) if name in _OBJECTS else {}
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-        except UnicodeDecodeError as error:
-            return f"{name} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
-        except (ValueError, RecursionError) as error:
-            return f"{name} is no JSON ({error}): copy it again, or mend it"
-        if not isinstance(read, dict):
-            return f"{name} holds {describe(read)}, wanted a JSON object"
-    return None
-
-
-def _template_files(folder: str) -> list[str]:
-    below = os.path.join(folder, tokenizer_cache.BELOW)
-    names = sorted(os.listdir(below)) if os.path.isdir(below) else []
-    return ["chat_template.jinja", *(os.path.join(tokenizer_cache.BELOW, name) for name in names)]
-
-
-def templates_with_bom(folder: str) -> list[str]:
-    """The files of a folder whose chat template begins with a byte order mark."""
-    found = []
-    for name in _template_files(folder):
-        with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
-            found += [name] if file.read(3) == codecs.BOM_UTF8 else []
-    given = _json_of(folder, "tokenizer_config.json").get("chat_template")
-    named = [each.get("template") for each in given] if isinstance(given, list) else [given]
-    if any(isinstance(text, str) and text.startswith("\ufeff") for text in named):
-        found.append("tokenizer_config.json")
-    return found
-
-
-def _what_is_missing(folder: str) -> str:
-    """What transformers needs to read a folder without a tokenizer.json; "" if unknown."""
-    names = {*os.listdir(folder)} if os.path.isdir(folder) else set()
-    for name in sorted(names):
-        if name.endswith((".model", ".tiktoken")) and "tokenizer.json" not in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                package = "tiktoken" if _TIKTOKEN_LINE.match(file.readline(_REASON)) else "sentencepiece"
-            if importlib.util.find_spec(package) is None:
-                return f"Install what reads {name}: pip install {package}"
-    if {"vocab.json", "vocab.txt"} & names and "tokenizer_class" not in _json_of(folder, "tokenizer_config.json"):
-        return 'Say in tokenizer_config.json which class reads these files: {"tokenizer_class": "GPT2Tokenizer"}'
-    return ""
-
-
-_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*\Z")
-"""A token in base64, and its id."""
-
-
-def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, special_tokens: dict[str, str]) -> None:
-    """Raises `TokenizerError` unless a copy gives transformers' ids and renderings for probes."""
+def _compare(found: Any, mine: "tokenizers.Tokenizer", special_tokens: dict[str, str]) -> None:
+    """Raises `TokenizerError` unless a Rust tokenizer gives the ids of transformers' own, `found`, for probes."""
     tokens = [*special_tokens.values(), *found.get_added_vocab()]
     tokens = [*dict.fromkeys(tokens[:_TOKENS] + tokens[-_TOKENS:])]
-    compare_ids(found, mine, [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)])
-    if template is None or not isinstance(found.chat_template, dict):
-        return
-    for conversation, tools in itertools.product(_CONVERSATIONS, (None, _TOOLS)):
-        wanted, given = (_rendered(found, conversation, tools, source) for source in (None, template))
-        if wanted != given:
+    texts = [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)]
+    for text, special in itertools.product(texts, (False, True)):
+        try:
+            wanted = found(text, add_special_tokens=special)["input_ids"]
+        except ValueError:  # CodeLlama's class refuses several <FILL_ME> in a text
+            continue
+        except Exception as error:  # the Rust library raises nothing narrower
             raise TokenizerError(
-                f"the named chat templates of this tokenizer cannot be merged: found {given!r}, wanted {wanted!r}; "
-                "name one in the config (input.chat_template)"
+                f"transformers cannot encode {text[:40]!r} with this tokenizer: {error}; mend its vocabulary, or "
+                "name a token for unknown text (unk_token)"
+            ) from None
+        ids = mine.encode(text, add_special_tokens=special).ids
+        if ids != wanted:
+            raise TokenizerError(
+                f"transformers and tokenizer.json differ on {text[:40]!r}: found {ids[:12]}, wanted {wanted[:12]}: "
+                "this tokenizer has a setting that is not known here, and cannot be used; tell us about it"
             )
-
-
-def _rendered(found: Any, conversation: Any, tools: Any, chat_template: str | None) -> str | None:
-    try:
-        text: str = found.apply_chat_template(conversation, tools=tools, chat_template=chat_template, tokenize=False)
-        return text
-    except Exception:  # a template may raise anything
-        return None
-
-
-def compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
-    """Raises `TokenizerError` unless a Rust tokenizer gives the same ids as transformers' own object, `found`."""
-    for text in texts:
-        for special in (False, True):
-            try:
-                wanted = found(text, add_special_tokens=special)["input_ids"]
-            except ValueError:  # CodeLlama's class refuses several <FILL_ME> in a text
-                continue
-            except Exception as error:  # the Rust library raises nothing narrower
-                raise TokenizerError(
-                    f"transformers cannot encode {text[:40]!r} with this tokenizer: {error}; mend its vocabulary, or "
-                    "name a token for unknown text (unk_token)"
-                ) from None
-            ids = mine.encode(text, add_special_tokens=special).ids
-            if ids != wanted:
-                pairs = itertools.zip_longest(ids, wanted)
-                at = next(place for place, (one, other) in enumerate(pairs) if one != other)
-                theirs, ours = wanted[at : at + 12], ids[at : at + 12]
-                raise TokenizerError(
-                    f"transformers and tokenizer.json differ on {text[:40]!r} from the {at + 1}. id on: found {ours}, "
-                    f"wanted {theirs}: this tokenizer has a setting that is not known here, and cannot be used; "
-                    "tell us about it"
-                )
 
 
 def _keep_offsets(part: Any) -> None:
@@ -377,16 +263,6 @@ def _keep_offsets(part: Any) -> None:
             part[key] = False
         elif isinstance(value, dict | list) and (isinstance(key, int) or key in _PARTS):
             _keep_offsets(value)
-
-
-def _found_in(folder: str) -> str:
-    """What a folder without a tokenizer holds: a subfolder with a tokenizer, or its first names."""
-    names = sorted(os.listdir(folder))
-    for name in names:
-        if os.path.isfile(os.path.join(folder, name, "tokenizer.json")):
-            return f"one in {os.path.join(folder, name)!r}: did you mean that?"
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}" if names else "nothing in it"
 
 
 def hub_answers() -> bool:

@@ -7,9 +7,7 @@ transformers. Every output keeps the folder, so that it can be decoded.
 
 import contextlib
 import functools
-import hashlib
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,20 +21,10 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens import tokenizer_cache
-from beam_prep.tokens.resolver import (
-    compare_ids,
-    expected_files,
-    resolve,
-    resolved_here,
-    rust_tokenizer,
-    templates_with_bom,
-    write,
-)
+from beam_prep.tokens.resolver import expected_files, resolve, rust_tokenizer, write
 
 if TYPE_CHECKING:
     import tokenizers
-
-log = logging.getLogger("beam_prep")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,13 +279,6 @@ class Tokenizer:
         """
         if (kept := kept_in(Path(path))) is not None:
             return kept
-
-        for name in templates_with_bom(str(path)):
-            log.warning(
-                "warning: tokenizer: the chat template in %s begins with a byte order mark (BOM), which is left out; "
-                "transformers would write it into every text",
-                name,
-            )
         return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
@@ -391,26 +372,6 @@ class Tokenizer:
     def model_max_length(self) -> int | None:
         """The most tokens that the model takes, by the tokenizer's settings; None if they do not say it."""
         return facts_of(self).settings.get("model_max_length")
-
-    @property
-    def resolved_here(self) -> bool:
-        """True if transformers loaded it in this process, and `check_texts` was not called since then."""
-        # Read the files only if there is something to compare them with.
-        return bool(resolved_here) and self._source_digest() in resolved_here
-
-    def check_texts(self, texts: Iterable[str]) -> None:
-        """Compares the ids of texts with transformers' own, if the tokenizer is `resolved_here`.
-
-        If another run resolved it, its probes and first texts had the same ids with these files and libraries.
-
-        Raises:
-            TokenizerError: the ids differ.
-        """
-        if (found := resolved_here.pop(self._source_digest(), None)) is not None:
-            compare_ids(found, self.reference, texts)
-
-    def _source_digest(self) -> str:
-        return hashlib.sha256(self.contents()["tokenizer.json"]).hexdigest()
 
     @property
     def added(self) -> tuple[AddedToken, ...]:
