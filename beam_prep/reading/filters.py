@@ -1,12 +1,11 @@
 """Rules, and functions of the user, that keep, change, drop or reject records."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from beam_prep.data.block import Reject, step
-from beam_prep.data.reasons import Reason
 from beam_prep.errors import UserFunctionError
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
@@ -55,7 +54,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
     def work(row: Record) -> Record:
         answer = _call(records, function, row)
         if isinstance(answer, str) and answer:
-            raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+            raise Reject(answer, f"{_name(function)} refused the record")
         if not isinstance(answer, (bool, np.bool_)):
             raise UserFunctionError(
                 f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
@@ -78,7 +77,7 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
     def work(row: Record) -> Record:
         answer = _call(records, function, row)
         if isinstance(answer, str) and answer:
-            raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+            raise Reject(answer, f"{_name(function)} refused the record")
         if not isinstance(answer, dict):
             raise UserFunctionError(f"{_name(function)} gave {describe(answer)}; MapRecords wants a dict or a reason")
         return answer

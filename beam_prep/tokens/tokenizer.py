@@ -459,31 +459,24 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """A text for each token; joined, they are the text of all tokens.
 
-        A character of several tokens belongs to the last of them. Bytes that never form a character stay with their
-        tokens, as U+FFFD. (A decoder with byte fallback gives up an entire run of byte tokens for one incomplete
-        character. Then the pieces show the complete characters of the run.)
+        A character of several tokens belongs to the last of them. Bytes that never form a character are U+FFFD, behind
+        at most 16 tokens without a text.
         """
         texts: list[str] = []
-        # Texts depend on neighbours, so each piece is what its token adds to the text of the last few tokens.
+        # Texts depend on neighbours, so each piece is what its tokens add to the text of the piece before.
         window: list[int] = []
-        before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
+        before, first = "", 0  # the text of the piece before, and its number of tokens
         for token in ids:
             window.append(int(token))
             text = self.decode(window)
-            complete = len(text.rstrip(_CUT))
-            if complete == len(text) and texts and text.startswith(before):
-                texts[-1] += before[shown:]  # this token did not complete these characters
-                shown = max(shown, len(before))
-            if complete < len(text) and len(window) - first < _LONGEST_CUT:
-                texts.append(text[shown:complete])
-                before, shown = text, max(shown, complete)
+            if text.endswith(_CUT) and len(window) - first < _LONGEST_CUT:
+                texts.append("")
                 continue
-            texts.append(text[shown:])
+            texts.append(text[len(before) :])
             window = window[first:]
             before, first = self.decode(window), len(window)
-            shown = len(before)
-        if texts:
-            texts[-1] += before[shown:]
+        if len(window) > first:
+            texts[-1] += self.decode(window)[len(before) :]
         return texts
 
 

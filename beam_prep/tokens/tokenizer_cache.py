@@ -81,12 +81,12 @@ def cache() -> Path:
     Raises:
         TokenizerError: neither can be written.
     """
-    return usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False))) or folder_of_process()
+    return usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)))
 
 
 @functools.cache
-def usable(folder: Path) -> Path | None:
-    """The folder, made if needed; None, with a warning, if it cannot be written, or if others can write into it."""
+def usable(folder: Path) -> Path:
+    """The folder, made if needed. If it cannot be written, or if others can write into it: a temporary folder."""
     try:
         if not folder.is_absolute():
             raise OSError(f"the user has no home folder ({folder})")
@@ -96,16 +96,10 @@ def usable(folder: Path) -> Path | None:
         found = folder.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise OSError(f"others may have written into {folder}")
+        return folder
     except OSError as error:
         advice = "set XDG_CACHE_HOME to a folder of yours"
         log.warning("resolved tokenizers are kept for this run only: %s: %s", error, advice)
-        return None
-    return folder
-
-
-@functools.cache
-def folder_of_process() -> Path:
-    """A new temporary folder, which is removed with the process."""
     try:
         made = tempfile.TemporaryDirectory(prefix="beam_prep-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -128,10 +122,6 @@ def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
     try:
         return put(bundles() / fingerprint, contents)
     except OSError as error:  # a full disk
-        log.warning("resolved tokenizers are kept for this run only: %s", error)
-    try:
-        return put(folder_of_process() / "tokenizers" / fingerprint, contents)
-    except OSError as error:
         raise _no_folder_error(error) from None
 
 
@@ -142,13 +132,8 @@ def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        try:
-            same = (folder / name).read_bytes() == content
-        except OSError:
-            same = False
-        if same:
-            continue
-        _write(folder / name, content)
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+            _write(folder / name, content)
     for name in {*FILES} - {*contents}:  # an old template
         (folder / name).unlink(missing_ok=True)
     return folder
