@@ -238,6 +238,14 @@ class Ragged:
             totals[filled] = np.add.reduceat(flat, borders[:-1][filled], dtype=np.int64)
         return totals
 
+    def common(self, other: "Ragged") -> Array:
+        """int64 [n]: length of the longest common prefix of each row of values with that of `other`."""
+        lengths = np.minimum(self.lengths, other.lengths)
+        borders = offsets_of(lengths)
+        differs = np.flatnonzero(self.cut(0, lengths).flat != other.cut(0, lengths).flat)
+        firsts = np.append(differs, borders[-1])[np.searchsorted(differs, borders[:-1])]
+        return np.asarray(np.minimum(firsts - borders[:-1], lengths))
+
     def to_lists(self) -> list[Any]:
         """Rows as lists of Python numbers; only for tests and printing."""
         if isinstance(self.values, Ragged):

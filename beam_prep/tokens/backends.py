@@ -209,8 +209,10 @@ class FastEncoder:
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
     ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
+        if not len(spans):
+            return self.encode(texts, add_special_tokens), TokenSpans(spans.start, spans.stop)
         table = token_bytes(self.tokenizer)
-        if table is None or not texts:
+        if table is None:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
         ids = self.encode(texts, False)

@@ -176,11 +176,7 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
     if mixed.any():
         batch = batch.reject(mixed, "not_prompt_first", "a token after the first trained one is not trained")
         sizes = [prompt[~mixed] for prompt in sizes]
-    prompts = [batch[side] for side in SIDES]
-    differs = sizes[0] != sizes[1]
-    for row in np.flatnonzero(~differs).tolist():
-        one, other = (np.asarray(rows[row])[: sizes[0][row]] for rows in prompts)
-        differs[row] = not np.array_equal(one, other)
+    differs = (sizes[0] != sizes[1]) | (batch[SIDES[0]].common(batch[SIDES[1]]) < sizes[0])
     if differs.any():
         batch = batch.reject(differs, "prompt_differs", "chosen and rejected do not begin with the same prompt")
         sizes = [prompt[~differs] for prompt in sizes]

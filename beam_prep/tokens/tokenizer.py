@@ -166,18 +166,21 @@ def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
     return rust_tokenizer(json.dumps(made).encode(), facts_of(tokenizer).settings)
 
 
+_NO_PREFIX: dict[Any, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+    "Prepend": {"prepend": ""},
+}
+
+
 def _without_prefix(state: Any) -> Any:
-    """The state of a normaliser or pre-tokenizer (or a list of states), changed to add no prefix to a text."""
+    """The state of a normaliser or pre-tokenizer (or a part of it), changed to add no prefix to a text."""
     if isinstance(state, list):
-        return [made for each in state if (made := _without_prefix(each)) is not None]
-    kind = None if state is None else state["type"]
-    if kind == "Sequence":
-        return {name: _without_prefix(value) if isinstance(value, list) else value for name, value in state.items()}
-    if kind == "Metaspace":
-        return {**state, "prepend_scheme": "never"}
-    if kind == "ByteLevel":
-        return {**state, "add_prefix_space": False}
-    return None if kind == "Prepend" else state
+        return [_without_prefix(each) for each in state]
+    if not isinstance(state, dict):
+        return state
+    made = {name: _without_prefix(value) for name, value in state.items()}
+    return {**made, **_NO_PREFIX.get(state.get("type"), {})}
 
 
 def state_of(part: Any) -> dict[str, Any] | None:
@@ -323,8 +326,9 @@ class Tokenizer:
             return given
         if given in self.chat_templates:
             return self.chat_templates[given]
+        names = ", ".join(map(repr, sorted(self.chat_templates))) or "nothing"
         raise TokenizerError(
-            f"input.chat_template: found {given!r}, which is no template, but {_named(self.chat_templates)} "
+            f"input.chat_template: found {given!r}, which is no template; this tokenizer's are named {names} "
             f"(a file beside the config has a dot in its path: {given}.jinja)"
         )
 
@@ -416,8 +420,10 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        rows = []
         starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        if not len(spans):
+            return self.encode(texts, add_special_tokens), TokenSpans(starts, stops)
+        rows = []
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
         for chunk in chunks(texts):
@@ -504,11 +510,6 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
     while (following := encoding.token_to_chars(last + 1)) is not None and following[0] < stop:
         last += 1
     return int(first), int(last) + 1
-
-
-def _named(templates: Iterable[str]) -> str:
-    names = ", ".join(map(repr, sorted(templates)))
-    return f"this tokenizer's chat templates are named {names}" if names else "this tokenizer has no named templates"
 
 
 def kept_in(folder: Path) -> Tokenizer | None:
