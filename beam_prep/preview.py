@@ -29,7 +29,7 @@ from beam_prep.sample.sample import Part, Sample, sample_of
 from beam_prep.shards.report import warnings
 from beam_prep.storage.splits import FIRST_BYTES, first_records
 from beam_prep.storage.tokenizers import load_tokenizer
-from beam_prep.tokens.token_roles import is_of_labels, is_role_column
+from beam_prep.tokens.batch import is_of_labels, is_role_column
 
 _BYTES = 1 << 21
 """Most bytes of records that are read: more than the rows of a page, and a few seconds of work."""

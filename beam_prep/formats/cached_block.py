@@ -26,8 +26,7 @@ from beam_prep.formats.sealed import Data, Sealed, seal_batches
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.reading.records import Drop, drops, marks
 from beam_prep.shards.row_index import RowIndex
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.segments import RoleCounts
+from beam_prep.tokens.batch import Batch, RoleCounts
 
 CACHE_VERSION = 16
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""

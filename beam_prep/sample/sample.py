@@ -23,9 +23,8 @@ from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
 from beam_prep.storage.foreign import advice_on
-from beam_prep.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
 from beam_prep.tokens.mask import trained_tokens
-from beam_prep.tokens.token_roles import with_roles, without_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
 
@@ -57,7 +56,7 @@ class Part:
         read: after the adapter and the limits of characters.
         rendered: as texts; None: the records are tokenised already.
         masked: as ids with masks, before truncation.
-        rows: as a run caches them, with the roles of their tokens, see `tokens.token_roles`.
+        rows: as a run caches them, with the roles of their tokens, see `tokens.batch.with_roles`.
     """
 
     number: int

@@ -10,8 +10,7 @@ from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.data.rendered import UNSET, Pieces, Rendered
 from beam_prep.data.schema import Column
 from beam_prep.tokens.backends import FastEncoder, encoder_of, name_of
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.segments import Segments
+from beam_prep.tokens.batch import Batch, Segments
 from beam_prep.tokens.tokenizer import CharSpans, Encoder, Tokenizer
 
 
