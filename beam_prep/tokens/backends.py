@@ -37,16 +37,18 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "transformers", "gigatoken"]
 
 
-@functools.lru_cache(maxsize=4)
-def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that the reference puts before and after a text; None if it does anything else."""
-    plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
-    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
-    return None if at is None or not plain else (full[:at], full[at + len(plain) :])
-
-
 class Unsupported(Exception):
     """A backend cannot be used; the message is a short reason."""
+
+
+@functools.lru_cache(maxsize=4)
+def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the reference puts before and after a text. Raises `Unsupported` if it does anything else."""
+    plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
+    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
+    if at is None or not plain:
+        raise Unsupported("this tokenizer does more than put special tokens around a text")
+    return full[:at], full[at + len(plain) :]
 
 
 GIGATOKEN_VERSION = "0.10.0"
@@ -67,7 +69,7 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         raise Unsupported(f"it does not take this tokenizer ({reason})") from None
     model: Any = tokenizer.reference.model
-    normalising, splitting = _normalisers(tokenizer), _pre_tokenizers(tokenizer)
+    normalising, splitting = _steps_of(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
     _check_added(tokenizer.added, bool(normalising) and not is_nfc)
     splits_words = any(step["type"] == "Split" for step in splitting)
@@ -203,7 +205,7 @@ class FastEncoder:
         if len(left):
             self.fell_back += len(left)
             ids = _replaced(ids, left, self.tokenizer.encode(take(texts, left), False))
-        return with_parts_around(ids, *self._around) if add_special_tokens else ids
+        return with_parts_around(ids, *_around_text(self.tokenizer)) if add_special_tokens else ids
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
@@ -226,7 +228,7 @@ class FastEncoder:
         lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
         tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, *_in_bytes(others, wide, spans))
         if add_special_tokens:
-            before, after = self._around
+            before, after = _around_text(self.tokenizer)
             ids = with_parts_around(ids, before, after)
             tokens = TokenSpans(tokens.start + len(before), tokens.stop + len(before))
         empty = spans.start >= spans.stop
@@ -247,12 +249,6 @@ class FastEncoder:
             return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
         self.fell_back += len(texts)
         return self.tokenizer.encode_parts(texts, add_special_tokens)
-
-    @property
-    def _around(self) -> tuple[list[int], list[int]]:
-        around = _around_text(self.tokenizer)
-        assert around is not None  # `choose` accepts no other tokenizer
-        return around
 
 
 def _replaced(ids: Ragged, places: Array, others: Ragged) -> Ragged:
@@ -360,13 +356,12 @@ class TokenBytes:
         assert self.added is not None
         ends = self.added[ids.flat]
         begins = np.zeros(len(found), bool)
-        first = ids.offsets[:-1]
-        if self.prefix == "text":
-            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
-            begins[first[(ids.lengths > 0) & ~blank]] = True
+        if self.prefix == "parts":
+            begins[1:] = ends[:-1]
+            blank = np.zeros(len(ids), bool)
         else:
-            begins[first[ids.lengths > 0]] = True
-            begins[1:] |= ends[:-1]
+            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
+        begins[ids.offsets[:-1][(ids.lengths > 0) & ~blank]] = True
         begins &= ~ends
         begins &= found > 0  # lengths must not become negative
         shorter: Array = found - begins
@@ -380,7 +375,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
     model: Any = backend.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
-    normalising, splitting = _normalisers(tokenizer), _pre_tokenizers(tokenizer)
+    normalising, splitting = _steps_of(tokenizer)
     if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in splitting):
         return None
     kinds = {step["type"] for step in splitting}
@@ -429,14 +424,10 @@ def _prefix(normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]) 
     return "none" if normalisers == [replaces] else None
 
 
-def _normalisers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps of the normaliser, as in `tokenizer.json`; [] without one."""
-    return [*_steps(state_of(tokenizer.reference.normalizer), "normalizers")]
-
-
-def _pre_tokenizers(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The steps that split a text into words, as in `tokenizer.json`; [] without any."""
-    return [*_steps(state_of(tokenizer.reference.pre_tokenizer), "pretokenizers")]
+def _steps_of(tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The steps of the normaliser, and those that split a text into words, as in `tokenizer.json`."""
+    normaliser, splitter = tokenizer.reference.normalizer, tokenizer.reference.pre_tokenizer
+    return [*_steps(state_of(normaliser), "normalizers")], [*_steps(state_of(splitter), "pretokenizers")]
 
 
 def _steps(state: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
@@ -479,9 +470,6 @@ def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
-    loaded_backend(tokenizer)
-    if _around_text(tokenizer) is None:
-        raise Unsupported("this tokenizer does more than put special tokens around a text")
     for special in (False, True):
         mine, theirs = (encoder.encode(texts, special).to_lists() for encoder in (fast, tokenizer))
         for text, one, other in zip(texts, mine, theirs, strict=True):

@@ -211,6 +211,7 @@ def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     return str(tokenizer_cache.keep(fingerprint, contents))
 
 
+@dataclass(frozen=True, repr=False)
 class Tokenizer:
     """A resolved tokenizer. Cheap to pickle (a path and two digests); each process loads it once, at first use.
 
@@ -228,20 +229,10 @@ class Tokenizer:
         source: where processes on other machines get the files from; None: from `folder`.
     """
 
-    def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
-        self._folder = folder
-        self.fingerprint = fingerprint
-        self._digest = digest
-        self._source = source
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._source)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
-
-    def __hash__(self) -> int:
-        return hash(self.__reduce__())
+    _folder: str
+    fingerprint: str
+    _digest: str
+    _source: TokenizerSource | None = None
 
     @property
     def folder(self) -> str:
