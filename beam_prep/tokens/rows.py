@@ -250,12 +250,8 @@ def truncate(
     shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
-        places = np.flatnonzero(cut)
-        ended = np.zeros(len(batch), bool)
-        for name in ids:
-            before, after = batch[name].take(places), shorter[name].take(places)
-            ended[places] |= _count(before, eos_id) > _count(after, eos_id)
-        shorter.count("truncated_eos", ended, once=True)
+        ended = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
+        shorter.count("truncated_eos", np.any(ended, axis=0), once=True)
     return shorter
 
 
