@@ -20,7 +20,7 @@ import numpy as np
 from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
-from beam_prep.tokens import tokenizer_cache
+from beam_prep.tokens import resolver
 from beam_prep.tokens.resolver import expected_files, resolve, rust_tokenizer, write
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class AddedToken(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def facts_of(tokenizer: "Tokenizer") -> _Facts:
     contents = tokenizer.contents()
-    facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
+    facts = json.loads(contents[resolver.FACTS_FILE])
     template = contents.get("chat_template.jinja")
     text = None if template is None else template.decode("utf-8")
     return _Facts(facts["special_tokens"], text, facts["max_id"], facts.get("settings", {}))
@@ -199,16 +199,16 @@ def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     # Workers have a process for each core: threads of the Rust library would outnumber the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
-    folder = tokenizer_cache.bundles() / fingerprint
+    folder = resolver.bundles() / fingerprint
     with contextlib.suppress(OSError):
-        if tokenizer_cache.digest_of(tokenizer_cache.read(folder)) == digest:
+        if resolver.digest_of(resolver.read(folder)) == digest:
             return str(folder)
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
         source.fetch(Path(made))
-        contents = tokenizer_cache.read(Path(made))
-    if tokenizer_cache.digest_of(contents) != digest:
+        contents = resolver.read(Path(made))
+    if resolver.digest_of(contents) != digest:
         raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
-    return str(tokenizer_cache.keep(fingerprint, contents))
+    return str(resolver.keep(fingerprint, contents))
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,7 +225,7 @@ class Tokenizer:
     Args:
         folder: the folder of its files.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
-        digest: of the bytes of its files: see `tokenizer_cache.digest_of`. Compared whenever the files are read.
+        digest: of the bytes of its files: see `resolver.digest_of`. Compared whenever the files are read.
         source: where processes on other machines get the files from; None: from `folder`.
     """
 
@@ -247,10 +247,10 @@ class Tokenizer:
         """
         folder = self.folder
         try:
-            found = tokenizer_cache.read(Path(folder))
+            found = resolver.read(Path(folder))
         except OSError as error:
             raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
-        if tokenizer_cache.digest_of(found) != self._digest:
+        if resolver.digest_of(found) != self._digest:
             raise TokenizerError(
                 f"the tokenizer in {folder} changed: its files are not those that were resolved "
                 f"(fingerprint {self.fingerprint}): run again"
@@ -273,16 +273,16 @@ class Tokenizer:
         """
         if (kept := kept_in(Path(path))) is not None:
             return kept
-        return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
+        return Tokenizer(*resolver.resolved(str(path), lambda: resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files to a folder, which `AutoTokenizer.from_pretrained` reads, too."""
-        target = tokenizer_cache.put(Path(folder), self.contents())
+        target = resolver.put(Path(folder), self.contents())
         return Tokenizer(str(target), self.fingerprint, self._digest)
 
     def keep(self) -> "Tokenizer":
         """Copies the files to the folder of this user's resolved tokenizers."""
-        folder = tokenizer_cache.keep(self.fingerprint, self.contents())
+        folder = resolver.keep(self.fingerprint, self.contents())
         return Tokenizer(str(folder), self.fingerprint, self._digest)
 
     def with_template(self, source: str) -> "Tokenizer":
@@ -296,11 +296,11 @@ class Tokenizer:
         """
         text = self.template_source(source)
 
-        def derive() -> tokenizer_cache.ResolvedTokenizer:
+        def derive() -> resolver.ResolvedTokenizer:
             rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
             return write(rust, self.special_tokens, text, facts_of(self).settings)
 
-        return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
+        return Tokenizer(*resolver.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
 
     def template_source(self, given: str | None) -> str | None:
         """The source of the chat template that a config names; None: the config names none, and there is none.
@@ -506,11 +506,11 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
 def kept_in(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder that `save` wrote; None for other folders, and if the files were edited."""
     try:
-        contents = tokenizer_cache.read(folder)
+        contents = resolver.read(folder)
     except OSError:
         return None
     texts = expected_files(contents)
     if texts != contents:
         return None
-    fingerprint = json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"]
-    return Tokenizer(str(folder), fingerprint, tokenizer_cache.digest_of(texts))
+    fingerprint = json.loads(texts[resolver.FACTS_FILE])["fingerprint"]
+    return Tokenizer(str(folder), fingerprint, resolver.digest_of(texts))

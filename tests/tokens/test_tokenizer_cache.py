@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from beam_prep.errors import TokenizerError
-from beam_prep.tokens import tokenizer_cache as resolve
+from beam_prep.tokens import resolver as resolve
 
 Ask = Callable[[], str]
 Said = Callable[[], list[str]]
@@ -58,7 +58,7 @@ def test_another_file_is_another_tokenizer_and_weights_are_none_of_it(folder: Pa
 
 def test_another_version_of_a_library_is_asked(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask() == "1"
-    monkeypatch.setattr("beam_prep.tokens.tokenizer_cache.version_of", lambda name: "0")
+    monkeypatch.setattr("beam_prep.tokens.resolver.version_of", lambda name: "0")
     assert ask() == "2"
 
 
@@ -205,7 +205,7 @@ def test_no_folder_at_all_is_an_error_that_says_what_to_set(
 
 def test_the_folder_of_a_process_goes_with_it(tmp_path: Path) -> None:
     code = """
-from beam_prep.tokens import tokenizer_cache as resolve
+from beam_prep.tokens import resolver as resolve
 made = resolve.cache()
 assert made.is_dir()
 print(made)
