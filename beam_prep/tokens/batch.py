@@ -160,10 +160,12 @@ class Roles:
 def _runs(rows: Ragged) -> tuple[Array, Array, Array]:
     """(row, value, length) of each run of equal values within a row."""
     flat, borders = rows.flat, rows.flat_offsets
-    starts = np.union1d(borders[:-1], np.flatnonzero(flat[1:] != flat[:-1]) + 1)
-    starts = starts[starts < len(flat)]  # rows at the end may be empty
-    row = np.searchsorted(borders, starts, side="right") - 1
-    return row, flat[starts].astype(np.int64), np.diff(starts, append=len(flat))
+    begins = np.zeros(len(flat) + 1, bool)
+    begins[1:-1] = flat[1:] != flat[:-1]
+    begins[borders] = True
+    starts = np.flatnonzero(begins)
+    row = np.searchsorted(borders, starts[:-1], side="right") - 1
+    return row, flat[starts[:-1]].astype(np.int64), np.diff(starts)
 
 
 def painted(segments: Segments, places: Array, values: Array, size: int) -> Array:

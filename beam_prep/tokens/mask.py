@@ -9,7 +9,7 @@ import numpy as np
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
-from beam_prep.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
+from beam_prep.data.schema import NO_LOSS, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, Segments, painted
 
 RowsWithoutLoss = Literal["drop", "keep", "reject"]
@@ -113,10 +113,8 @@ def trained_tokens(batch: Batch) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
     counts = {}
     for name, column in batch.schema.items():
-        if column.role == "mask":
-            counts[name] = batch[name].sums()
-        elif column.role == "labels":
-            counts[name] = batch[name].sums(batch[name].flat != IGNORE_INDEX)
+        if column.role in ("mask", "labels"):
+            counts[name] = batch[name].sums(batch[name].flat != NO_LOSS[column.role])
     return counts
 
 
