@@ -5,7 +5,7 @@ reference's on all probes, and `tokens.tokenize.tokenize` has the reference enco
 
 The fast encoder has no character offsets. If every token represents bytes of the text (byte-level vocabularies, and BPE
 of SentencePiece: see `TokenBytes`), offsets are running sums of the tokens' byte lengths. Such sums can be equal by
-chance if a normaliser changes the text. So a text that the normaliser changes is encoded by the reference.
+chance if a normaliser changes the text. So a text that is not NFC is encoded by the reference, if there is one.
 
 gigatoken has the Unicode tables of a newer version than the reference. If its steps use them, each character that
 Unicode 3.2 lacks is tried once with both libraries, and texts with a character that they treat differently are left to
@@ -217,7 +217,7 @@ class FastEncoder:
         if table is None:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
-        ids = self.encode(texts, False)
+        ids, left = loaded_backend(self.tokenizer).encode(texts)
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = take(texts, wide)
@@ -225,7 +225,9 @@ class FastEncoder:
         ends = offsets_of(lengths)
         totals = ends[ids.offsets]
         lossless = np.diff(totals) == in_bytes
-        lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
+        lossless[left] = False
+        if table.blank:
+            lossless[wide] &= np.array([_BLANK not in text for text in others], bool)
         tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, *_in_bytes(others, wide, spans))
         if add_special_tokens:
             before, after = _around_text(self.tokenizer)
@@ -329,7 +331,6 @@ class TokenBytes:
 
     Attributes:
         lengths: int32 [ids].
-        normalised: the tokenizer normalises to NFC.
         blank: the tokenizer writes `▁` for a blank, so a text must not contain `▁`.
         prefix: the texts before which it adds a blank. `parts`: each part of a text between two added tokens; `text`:
             the text, if it begins with neither a blank nor an added token; `none`.
@@ -337,16 +338,9 @@ class TokenBytes:
     """
 
     lengths: Array
-    normalised: bool = False
     blank: bool = False
     prefix: Prefix = "none"
     added: Array | None = None
-
-    def keeps(self, text: str) -> bool:
-        """True if the normaliser keeps the bytes that a text's tokens represent."""
-        if self.blank:
-            return _BLANK not in text
-        return not self.normalised or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
         """int32 [tokens]: bytes of its text that each token represents."""
@@ -402,11 +396,11 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
         vague = each.normalized and bool(normalising)
         if not in_bytes:
             if _BLANK in content and model.token_to_id(content) is not None:
-                continue  # `keeps` accepts no text that contains it; elsewhere, its id stands for blanks
+                continue  # texts that contain it are the reference's; elsewhere, its id stands for blanks
             # The token may include blanks around it, or its text the blank that is added before a text.
             vague = each.normalized or each.lstrip or each.rstrip or _BYTE.fullmatch(content) is not None
         lengths[each.id], added[each.id] = _NEVER if vague else len(content.encode()), True
-    return TokenBytes(lengths, in_bytes and bool(normalising), not in_bytes, prefix, added)
+    return TokenBytes(lengths, not in_bytes, prefix, added)
 
 
 def _prefix(normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]) -> Prefix | None:

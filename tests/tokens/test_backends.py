@@ -204,7 +204,7 @@ def test_ids_and_spans_of_any_text_are_the_references(name: str, texts: list[str
 
 
 def test_characters_that_both_know_are_not_left_to_the_reference() -> None:
-    fast = FastEncoder(normalising("ours, NFC"), "gigatoken")
+    fast = FastEncoder(normalising("ours, NFC"))
     fast.encode(["\u0416\u4f60\u597d \u00e9 \u0928\u094d \U0001f600\U0001f9d1\u200d\U0001f680 \u20bf"], False)
     assert fast.fell_back == 0
     fast.encode(["plain", "\u0628\u08d3\u0651", "plain \u4f60"], False)
