@@ -5,7 +5,7 @@ reference's on all probes, and `tokens.tokenize.tokenize` has the reference enco
 
 The fast encoder has no character offsets. If every token represents bytes of the text (byte-level vocabularies, and BPE
 of SentencePiece: see `TokenBytes`), offsets are running sums of the tokens' byte lengths. Such sums can be equal by
-chance if a normaliser changes the text. So a text that is not NFC is encoded by the reference, if there is one.
+chance if a normaliser changes the text. So with a normaliser, the reference encodes texts that are not NFC.
 
 gigatoken has the Unicode tables of a newer version than the reference. If its steps use them, each character that
 Unicode 3.2 lacks is tried once with both libraries, and texts with a character that they treat differently are left to
