@@ -128,20 +128,20 @@ def test_what_changes_a_text_in_another_way_is_left_to_the_reference(changes: di
 
 
 def test_unknown_bytes_and_blanks_that_a_token_takes_move_no_offset(tmp_path: Path) -> None:
-    """Sums of bytes may be right where two tokens are wrong: one is longer than its text, the other shorter."""
+    """Sums of bytes may be right where two tokens are wrong; gigatoken's gate is closed, so they are not used."""
     vocabulary = {token: number for token, number in SOURCE["model"]["vocab"].items() if "z" not in token}
     merges = [pair for pair in SOURCE["model"]["merges"] if "z" not in "".join(pair)]
     model = {**SOURCE["model"], "vocab": {**vocabulary, "<unk>": 5000}, "merges": merges}
     unknown = Tokenizer.load(
         copy_of(OURS, tmp_path / "unknown", model={**model, "unk_token": "<unk>", "fuse_unk": True})
     )
-    assert compare(unknown, ["azzzbcdzzzzzzzend of it", "azzzzbzzzzzzthe end", "plain"]) == 2
+    assert compare(unknown, ["azzzbcdzzzzzzzend of it", "azzzzbzzzzzzthe end", "plain"]) == 3
     tokens = [
         {**SOURCE["added_tokens"][0], "id": 5001 + at, "content": content, "rstrip": at == 0}
         for at, content in enumerate(("<t>", "  "))
     ]
     spaced = Tokenizer.load(copy_of(OURS, tmp_path / "spaced", added_tokens=[*SOURCE["added_tokens"], *tokens]))
-    assert compare(spaced, ["<t>  y", "<t>   y", "plain"]) == 2
+    assert compare(spaced, ["<t>  y", "<t>   y", "plain"]) == 3
 
 
 @pytest.mark.parametrize("flag", ["normalized", "rstrip"])
