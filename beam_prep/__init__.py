@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from beam_prep.shards.compose import Splits as Splits
     from beam_prep.shards.layout import Layout as Layout
     from beam_prep.tokens.batch import Batch as Batch
+    from beam_prep.tokens.batch import Segments as Segments
     from beam_prep.tokens.mask import RoleMask as RoleMask
     from beam_prep.tokens.rows import Padding as Padding
-    from beam_prep.tokens.segments import Segments as Segments
     from beam_prep.tokens.tokenizer import Tokenizer as Tokenizer
     from beam_prep.transforms.records import FromRecords as FromRecords
     from beam_prep.transforms.records import ReadJSONL as ReadJSONL
@@ -80,10 +80,9 @@ _NAMES_OF = {
     "shards.compose": "Compose DomainMix Splits",
     "shards.layout": "Layout",
     "testing": "testing",
-    "tokens.batch": "Batch",
+    "tokens.batch": "Batch Segments",
     "tokens.mask": "RoleMask",
     "tokens.rows": "Padding",
-    "tokens.segments": "Segments",
     "tokens.tokenizer": "Tokenizer",
     "transforms.records": "FromRecords ReadJSONL",
     "transforms.shard": "Shard",

@@ -101,14 +101,13 @@ class FirstRecords:
             return "transformers"
         if wanted == "auto" and plain_size(self.inputs) <= REFERENCE_ALONE:
             wanted = "transformers"
-        if wanted == "transformers" and not self.tokenizer.resolved_here:
+        if wanted == "transformers":
             return wanted
         texts = [
             text
             for part, file in encoded[:_GROUPS_PROBED]
             for text in _texts(file, recipe.text_steps(part, self.tokenizer, references))
         ]
-        self.tokenizer.check_texts(texts)
         chosen, problem = choose(self.tokenizer, wanted, texts)
         if problem is not None:
             log.info("%s", problem)

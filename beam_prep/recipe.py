@@ -42,7 +42,6 @@ from beam_prep.transforms.records import ByGroup
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.steps import (
     AdaptRecords,
-    AnyBackend,
     ApplyTemplate,
     BuildMask,
     CountBadAnswers,
@@ -131,7 +130,7 @@ class Prepare(beam.PTransform):
 def chain(
     config: PipelineConfig,
     tokenizer: Tokenizer,
-    backend: AnyBackend = "reference",
+    backend: Backend = "transformers",
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:
@@ -169,7 +168,7 @@ def outputs_of(config: PipelineConfig) -> tuple[Output, ...]:
 def mask_steps(
     config: PipelineConfig,
     tokenizer: Tokenizer,
-    backend: AnyBackend = "reference",
+    backend: Backend = "transformers",
     check: Check | None = None,
     references: IndexSource | None = None,
 ) -> list[BlockStep]:

@@ -30,7 +30,7 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from beam_prep.tokens.backends import FastEncoder, choose
+from beam_prep.tokens.backends import choose, encoder_of
 from beam_prep.tokens.resolver import PROBES
 from beam_prep.tokens.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ def beam_prep(folder: Path) -> Encode:
     tokenizer = Tokenizer.load(folder)
     backend, problem = choose(tokenizer, "auto")
     print(f"  beam_prep: {backend}{f' ({problem})' if problem else ''}")
-    encoder = FastEncoder(tokenizer, backend)
+    encoder = encoder_of(tokenizer, backend)
 
     def encode(texts: list[str]) -> Rows:
         found = encoder.encode(texts, False)

@@ -18,7 +18,7 @@ from beam_prep.chat.apply import apply_template
 from beam_prep.chat.chat_format import ChatFormat, template_of
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.reading.adapters import adapter
-from beam_prep.tokens.backends import FastEncoder, choose
+from beam_prep.tokens.backends import choose, encoder_of
 from beam_prep.tokens.mask import RoleMask, build_mask
 from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def records(file: str) -> list[dict[str, Any]]:
 def ours(name: str, rows: Sequence[dict[str, Any]], source: str) -> list[Row | str]:
     """What beam_prep gives for each record, or its reason for rejecting it. (`name` may be a folder of its own.)"""
     made = tokenizer(name)
-    encoder = FastEncoder(made, choose(made, "auto")[0])
+    encoder = encoder_of(made, choose(made, "auto")[0])
     tokens = made.special_tokens
     rules = TextRules(chat_template=source, tool_arguments="as_is", not_rendered="keep")
     chat_format = ChatFormat(

@@ -19,7 +19,7 @@ from beam_prep.errors import RunError, TokenizerError
 from beam_prep.pipeline import Pipeline
 from beam_prep.storage.stores import client
 from beam_prep.storage.tokenizers import TokenizerFolder, ship
-from beam_prep.tokens import tokenizer_cache as resolve
+from beam_prep.tokens import resolver as resolve
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, tree
 from tests.test_worker_processes import wait_for

@@ -13,8 +13,7 @@ from beam_prep.data.rendered import Rendered
 from beam_prep.recipe import text_rules
 from beam_prep.sample.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
-from beam_prep.tokens.ends import NEAR, Endless, endless_roles
-from beam_prep.tokens.mask import RoleMask
+from beam_prep.tokens.mask import NEAR, Endless, RoleMask, endless_roles
 from beam_prep.tokens.tokenize import tokenize
 
 _DATE = re.compile(

@@ -81,9 +81,8 @@ def chat_format_of(outputs: Sequence[Output], tokenizer: Tokenizer, rules: TextR
     if rules.eos != "never" and "eos_token" not in tokens:
         raise TokenizerError(f"preprocessing.eos is {rules.eos!r}, and this tokenizer has no eos_token: name one in it")
     if rules.fim is not None:
-        added = tokenizer.added
-        greedy = [each.content for each in added if each.lstrip or each.rstrip or each.single_word]
-        fim = rules.fim.of([each.content for each in added if each.content not in greedy], greedy)
+        added = [each for each in tokenizer.added if not (each.lstrip or each.rstrip or each.single_word)]
+        fim = rules.fim.of([each.content for each in added])
         _check_parts(tokenizer, fim.tokens[0])
         sentinels = search_of(fim.tokens, tokenizer)
     if any(output.has_template for output in outputs):

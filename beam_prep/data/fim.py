@@ -92,17 +92,17 @@ class Fim:
     sentinels: tuple[str, str, str] | None = None
     end: str | None = None
 
-    def of(self, tokens: Sequence[str], greedy: Sequence[str] = ()) -> "Fim":
+    def of(self, tokens: Sequence[str]) -> "Fim":
         """The rule with the sentinels of a tokenizer.
 
         Args:
-            tokens: texts of the tokenizer's tokens that are never split.
-            greedy: texts of tokens that take white space beside them, which would change the document.
+            tokens: texts of the tokenizer's tokens that are never split, and take no white space beside them, which
+                would change the document.
 
         Raises:
             TokenizerError: the tokenizer has no sentinels, or lacks the given ones.
         """
-        known = _known(tokens, self.sentinels, greedy)
+        known = _known(tokens, self.sentinels)
         end = known.end if known.end in tokens else None
         return replace(self, sentinels=known[:3], mode=self.mode or known.mode, end=end)
 
@@ -139,43 +139,23 @@ class Fim:
         return Parts(texts if self.end is None else (*texts, self.end), first)
 
 
-def _known(tokens: Sequence[str], given: tuple[str, str, str] | None, greedy: Sequence[str]) -> Known:
+def _known(tokens: Sequence[str], given: tuple[str, str, str] | None) -> Known:
     """The family of the given sentinels; without given ones, the first family whose sentinels are among the tokens."""
-    there = {*tokens}
-    if given is not None:
-        _check_greedy(given, greedy)
-        if missing := [token for token in given if token not in there]:
-            raise TokenizerError(
-                f"output.fim.sentinels: this tokenizer has no token {missing[0]!r} that it keeps in one piece; "
-                f"it has {', '.join(map(repr, tokens[:20])) or 'none'}"
-            )
-        if len({*given}) < len(given):
-            wanted = "wanted [prefix, middle, suffix]"
-            raise TokenizerError(f"output.fim.sentinels: {[*given]} are not three different tokens, {wanted}")
-        family = next((known for known in KNOWN if {*known[:3]} == {*given}), Known(*given))
-        if family[:3] != given:
-            raise TokenizerError(
-                f"output.fim.sentinels: {[*given]} are sentinels of a known family in another order: "
-                f"wanted {[*family[:3]]}, which stand before prefix, middle and suffix"
-            )
-        return family
-    found = [known for known in KNOWN if there.issuperset(known[:3])]
-    if not found:
-        for known in KNOWN:
-            if there.union(greedy).issuperset(known[:3]):
-                _check_greedy(known[:3], greedy)
+    rule = "without white space beside them (lstrip, rstrip and single_word false)"
+    if given is None:
+        if found := next((known for known in KNOWN if {*tokens}.issuperset(known[:3])), None):
+            return found
         raise TokenizerError(
-            "output.fim: this tokenizer has none of the known sentinels "
-            f"({', '.join(known.prefix for known in KNOWN)} ...): add three tokens to it, and name them in "
+            f"output.fim: this tokenizer has none of the known sentinels {rule}: "
+            f"{', '.join(known.prefix for known in KNOWN)} ...; add three tokens to it, and name them in "
             '"sentinels": [prefix, middle, suffix]'
         )
-    return found[0]
-
-
-def _check_greedy(sentinels: Sequence[str], greedy: Sequence[str]) -> None:
-    for token in sentinels:
-        if token in greedy:
-            raise TokenizerError(
-                f"output.fim: this tokenizer's sentinel {token!r} takes white space beside it, which would change "
-                "documents: set its lstrip, rstrip and single_word to false"
-            )
+    family = next((known for known in KNOWN if {*known[:3]} == {*given}), Known(*given))
+    if family[:3] != given or len({*given}) < len(given) or not {*tokens}.issuperset(given):
+        raise TokenizerError(
+            f"output.fim.sentinels: found {[*given]}, wanted [prefix, middle, suffix], three different tokens that "
+            f"this tokenizer keeps in one piece, {rule}"
+            + ("" if family[:3] == given else f", in the order {[*family[:3]]}")
+            + f"; it has {', '.join(map(repr, tokens[:20])) or 'none'}"
+        )
+    return family

@@ -162,11 +162,14 @@ class Ragged:
         return 1 + self.values.depth if isinstance(self.values, Ragged) else 1
 
     @property
+    def flat_offsets(self) -> Array:
+        """int64 [n + 1]: the borders of rows in the innermost values."""
+        return self.values.flat_offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
+
+    @property
     def flat_lengths(self) -> Array:
         """int64 [n]: number of innermost values of each row."""
-        if isinstance(self.values, Ragged):
-            return np.diff(self.values.offsets[self.offsets])
-        return self.lengths
+        return np.diff(self.flat_offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -227,13 +230,21 @@ class Ragged:
     def sums(self, flat: Array | None = None) -> Array:
         """int64 [n]: the sum of each row's innermost values (or of `flat`, aligned with them); 0 for an empty row."""
         flat = self.flat if flat is None else flat
-        borders = self.values.offsets[self.offsets] if isinstance(self.values, Ragged) else self.offsets
+        borders = self.flat_offsets
         filled = borders[1:] > borders[:-1]
         totals = np.zeros(len(self), np.int64)
         if filled.any():
             # `reduceat` sums from each border to the next, so empty rows are skipped.
             totals[filled] = np.add.reduceat(flat, borders[:-1][filled], dtype=np.int64)
         return totals
+
+    def common(self, other: "Ragged") -> Array:
+        """int64 [n]: length of the longest common prefix of each row of values with that of `other`."""
+        lengths = np.minimum(self.lengths, other.lengths)
+        borders = offsets_of(lengths)
+        differs = np.flatnonzero(self.cut(0, lengths).flat != other.cut(0, lengths).flat)
+        firsts = np.append(differs, borders[-1])[np.searchsorted(differs, borders[:-1])]
+        return np.asarray(np.minimum(firsts - borders[:-1], lengths))
 
     def to_lists(self) -> list[Any]:
         """Rows as lists of Python numbers; only for tests and printing."""

@@ -3,18 +3,8 @@
 `python -m tools.config_page` writes these tables into docs/formats.md; a test compares them with the code.
 """
 
-from typing import Literal
-
-Reason = Literal[
-    "bad_arguments", "bad_id", "bad_json", "bad_kwargs", "bad_message", "bad_number", "bad_text", "bad_tools",
-    "bad_weight", "control_token", "count_mismatch", "duplicate_key", "equal_sides", "field_taken", "invalid_utf8",
-    "keep_fields", "labels_differ", "last_not_assistant", "line_too_long", "missing_field", "missing_source",
-    "no_answer", "no_key", "no_place", "no_prompt", "no_split_key", "not_an_object", "not_json", "not_prompt_first",
-    "not_rendered", "not_text", "padded", "prompt_differs", "rows_without_loss", "template_error", "template_limit",
-    "too_deep", "too_short_to_shift", "turn_apart", "turn_begin", "turn_end", "turn_unplaced", "unknown_role",
-    "unsupported_part", "wrong_type",
-]  # fmt: skip
-"""The reasons to reject a record."""
+Reason = str
+"""A key of `REJECTED`; or, of a filter or map of a user, anything."""
 
 REJECTED: dict[Reason, str] = {
     "bad_json": "is not JSON",

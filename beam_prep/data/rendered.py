@@ -1,14 +1,14 @@
 """`Rendered`: the texts of a block, ready to encode, each with its roles and actions."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from beam_prep.data.block import Block
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, take
 from beam_prep.data.schema import Output
 
 DEFAULT_DOMAIN = "__default__"
@@ -94,21 +94,19 @@ class Pieces:
         """Some of the pieces, each as a row by itself."""
         segments = Ragged(np.arange(len(self.segments)), self.borders).take(places)
         each = np.arange(len(places) + 1)
-        return Pieces(
-            [self.texts[place] for place in places.tolist()],
-            self.special[places],
-            {new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
-            self.prompt_end[places],
-            self.segments[segments.flat],
-            segments.offsets,
-            self.roles,
-            each,
-            each,
-            np.zeros(len(places), bool),
-            self.message_roles.take(places),
-            self.weights,
-            self.reasons,
-            {new: self.parts[old] for new, old in enumerate(places.tolist()) if old in self.parts},
+        return replace(
+            self,
+            texts=take(self.texts, places),
+            special=self.special[places],
+            prompts={new: self.prompts[old] for new, old in enumerate(places.tolist()) if old in self.prompts},
+            prompt_end=self.prompt_end[places],
+            segments=self.segments[segments.flat],
+            borders=segments.offsets,
+            sequences=each,
+            rows=each,
+            bos=np.zeros(len(places), bool),
+            message_roles=self.message_roles.take(places),
+            parts={new: self.parts[old] for new, old in enumerate(places.tolist()) if old in self.parts},
         )
 
 

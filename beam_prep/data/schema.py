@@ -197,6 +197,12 @@ class TextRules:
     not_text: Literal["reject", "drop_parts"] = "reject"
 
 
+ColumnRole = Literal[
+    "ids", "mask", "labels", "weights", "token_value", "value", "text", "attention", "position", "lengths",
+    "string", "number", "file", "offset", "rows",
+]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a shard.
@@ -220,23 +226,7 @@ class Column:
     name: str
     dtype: str
     depth: int
-    role: Literal[
-        "ids",
-        "mask",
-        "labels",
-        "weights",
-        "token_value",
-        "value",
-        "text",
-        "attention",
-        "position",
-        "lengths",
-        "string",
-        "number",
-        "file",
-        "offset",
-        "rows",
-    ]
+    role: ColumnRole
     of: str | None = None
     shifted: bool = False
 

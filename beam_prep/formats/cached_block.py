@@ -29,8 +29,7 @@ from beam_prep.formats.batches import array_of, rows_of
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import Drop, drops, marks
 from beam_prep.shards.row_index import RowIndex
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.segments import RoleCounts
+from beam_prep.tokens.batch import Batch, RoleCounts
 
 CACHE_VERSION = 17
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""
@@ -165,7 +164,7 @@ def encode_block(
     names = list(dict.fromkeys(batch.domain))
     code = {name: index for index, name in enumerate(names)}
     domain = np.array([code[name] for name in batch.domain], np.int32)
-    ledger, roles = batch.ledger, batch.roles.count(batch.line, len(batch.ledger.status))
+    ledger, roles = batch.ledger, batch.roles.count(batch.line)
     row_index = RowIndex(
         batch.line, domain, tokens, ledger.status, ledger.outcomes, batch.counters, roles, length=batch.lengths
     )

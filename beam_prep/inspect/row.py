@@ -19,7 +19,7 @@ from beam_prep.hints import shortened
 from beam_prep.readers.source import InputLines
 from beam_prep.reading.sources import place_in
 from beam_prep.shards.pack import STRATEGIES, cuts_rows
-from beam_prep.tokens.token_roles import is_role_column, is_role_of
+from beam_prep.tokens.batch import is_role_column, is_role_of
 from beam_prep.tokens.tokenizer import Tokenizer
 
 VISIBLE = (
@@ -157,7 +157,7 @@ class ShownRow:
 
     Attributes:
         kind: what it has in common with other rows.
-        row: column -> values; a preview adds the roles of tokens, see `tokens.token_roles`.
+        row: column -> values; a preview adds the roles of tokens, see `tokens.batch.with_roles`.
         title, notes: the beginning and the end of its header.
         domain: its domain.
         role_names: names of roles; the first has number 1.

@@ -1,12 +1,11 @@
 """Rules, and functions of the user, that keep, change, drop or reject records."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from beam_prep.data.block import Reject, step
-from beam_prep.data.reasons import Reason
 from beam_prep.errors import UserFunctionError
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
@@ -26,7 +25,7 @@ def filter_by_chars(records: Records, min_chars: int, max_chars: int, fields: tu
         if not outside:
             return row
         if len(outside) == len(texts) and all(row.get(name) is None for name in fields if name not in texts):
-            raise _Drop(_why([*texts.values()], min_chars))
+            raise LeftOut(_why([*texts.values()], min_chars))
         return {name: value for name, value in row.items() if name not in outside}
 
     return work_on_each(records, work)
@@ -40,7 +39,7 @@ def _why(texts: list[str], min_chars: int) -> str:
     return "too_short" if any(len(text) < min_chars for text in filled) else "too_long"
 
 
-class _Drop(Exception):
+class LeftOut(Exception):
     """A rule drops the record."""
 
 
@@ -59,7 +58,7 @@ def filter_records(records: Records, function: Callable[[Record], bool | str]) -
                 f"{_name(function)} gave {describe(answer)}; FilterRecords wants True, False or a reason (a string)"
             )
         if not answer:
-            raise _Drop("filtered")
+            raise LeftOut("filtered")
         return row
 
     return work_on_each(records, work)
@@ -83,14 +82,14 @@ def map_records(records: Records, function: Callable[[Record], Record | str]) ->
 
 
 def work_on_each(records: Records, work: Callable[[Record], Any]) -> Records:
-    """Applies `work` to every row. If it raises Reject or _Drop, the row leaves the block."""
+    """Applies `work` to every row. If it raises Reject or LeftOut, the row leaves the block."""
     rows, kept, ledger = [], [], records.ledger.copy()
     for index, (line, row) in enumerate(zip(records.line.tolist(), records.rows, strict=True)):
         try:
             row = work(row)
         except Reject as reject:
             ledger.reject(line, reject.reason, reject.message)
-        except _Drop as drop:
+        except LeftOut as drop:
             ledger.drop(line, drop.args[0])
         except UserFunctionError as error:
             raise UserFunctionError(f"{error}, at {records.where(index)}") from error.__cause__
@@ -110,7 +109,7 @@ def _call(function: Callable[[Record], Any], row: Record) -> Any:
         message = " ".join(str(error).split())  # one line, so that logs do not separate the text behind it
         raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
     if isinstance(answer, str) and answer:
-        raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+        raise Reject(answer, f"{_name(function)} refused the record")
     return answer
 
 

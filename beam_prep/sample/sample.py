@@ -18,18 +18,16 @@ from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
 from beam_prep.hints import shortened
 from beam_prep.reading.records import Record, Records
-from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps
+from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps, run_steps
 from beam_prep.sample.draw import Drawn
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
 from beam_prep.storage.foreign import advice_on
-from beam_prep.tokens.batch import CUT_TOKENS, Batch
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
 from beam_prep.tokens.mask import trained_tokens
-from beam_prep.tokens.token_roles import followed, with_roles, without_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
 TEXT_LIMIT = 160
 """Most characters of an example."""
@@ -59,7 +57,7 @@ class Part:
         read: after the adapter and the limits of characters.
         rendered: as texts; None: the records are tokenised already.
         masked: as ids with masks, before truncation.
-        rows: as a run caches them, with the roles of their tokens, see `tokens.token_roles`.
+        rows: as a run caches them, with the roles of their tokens, see `tokens.batch.with_roles`.
     """
 
     number: int
@@ -133,10 +131,9 @@ class Sample:
         for number, records in enumerate(drawn.blocks):
             before, after = steps(records.origin.source.group)
             read, rendered, masked = _masked(records, before)
-            rows = packing.cached(
-                _with_roles(masked, after), eos_id, config.preprocessing.rows_without_loss, config.columns()
-            )
-            parts.append(Part(number, records, read, rendered, without_roles(masked), rows))
+            rows = with_roles(run_steps(after, masked))
+            rows = packing.cached(rows, eos_id, config.preprocessing.rows_without_loss, config.columns())
+            parts.append(Part(number, records, read, rendered, masked, rows))
         return cls(config, tokenizer, files, drawn, tuple(parts))
 
     @property
@@ -226,7 +223,7 @@ class Sample:
         """role -> {"messages": n, "tokens": n, "trained": n}, of kept rows, as in the manifest."""
         found: dict[str, Counter[str]] = {}
         for part in self.parts:
-            counts = part.rows.roles.count(part.rows.line, len(part.rows.ledger.status))
+            counts = part.rows.roles.count(part.rows.line)
             for role, said in counts.sums().items():
                 found.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
         return {role: dict(counts) for role, counts in found.items()}
@@ -437,29 +434,16 @@ def _steps(
 
 
 def _masked(records: Records, steps: Sequence[BlockStep]) -> tuple[Records, Rendered | None, Batch]:
-    """(the records as sections read them, as texts, as ids with masks and roles)."""
+    """(the records as sections read them, as texts, as ids with masks)."""
     block: Any = records
     read, rendered = records, None
     for step in steps:
-        before, block = block, step.step()(block)
-        if isinstance(step, BuildMask):
-            block = with_roles(before, block)
+        block = step.step()(block)
         if isinstance(block, Records):
             read = block
         elif isinstance(block, Rendered):
             rendered = block
     return read, rendered, block
-
-
-def _with_roles(masked: Batch, steps: Sequence[BlockStep]) -> Batch:
-    """The rows after the steps that follow the mask, with roles."""
-    block = masked
-    for step in steps:
-        if isinstance(step, (Labels, Shift, SplitPrompt)):
-            block = followed(block, step.step()(without_roles(block)))
-        else:
-            block = step.step()(block)
-    return block
 
 
 def sample_of(

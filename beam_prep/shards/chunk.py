@@ -136,6 +136,7 @@ def join_rows(batch: Batch) -> Batch:
         columns=columns,
         schema={**batch.schema, ROW_LENGTHS.name: ROW_LENGTHS},
         counters={name: np.diff(offsets_of(counts)[borders]) for name, counts in batch.counters.items()},
+        roles=batch.roles.mapped(lambda rows: Ragged(rows.flat, rows.offsets[borders])),
         row=None,
     )
 

@@ -12,8 +12,7 @@ from beam_prep.data.ragged import Aligned, Array
 from beam_prep.data.receipts import ROLE_COUNTS, counts_list, histogram
 from beam_prep.reading.records import Drop
 from beam_prep.shards.receipts import Receipts
-from beam_prep.tokens.batch import CUT_TOKENS
-from beam_prep.tokens.segments import RoleCounts
+from beam_prep.tokens.batch import CUT_TOKENS, RoleCounts
 
 
 def _none() -> Array:

@@ -10,7 +10,7 @@ from beam_prep.storage.files import join, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes, read_shared
-from beam_prep.tokens import tokenizer_cache
+from beam_prep.tokens import resolver
 from beam_prep.tokens.tokenizer import Tokenizer
 
 
@@ -26,8 +26,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return Tokenizer.load(given)
     base = given.rstrip("/") + "/"
     names = [each.path[len(base) :] for each in objects.listed(base)]
-    names = [name for name in names if name.rpartition("/")[0] in ("", tokenizer_cache.BELOW)]
-    names = [name for name in names if name and Path(name).suffix not in tokenizer_cache.WEIGHTS]
+    names = [name for name in names if name.rpartition("/")[0] in ("", resolver.BELOW)]
+    names = [name for name in names if name and Path(name).suffix not in resolver.WEIGHTS]
     if not names:
         raise TokenizerError(f"no tokenizer folder {given!r}: wanted one with tokenizer.json; check bucket and path")
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as copied:

@@ -4,8 +4,8 @@ The reference is `Tokenizer`: the Rust library that transformers uses. `FastEnco
 reference's on all probes, and `tokens.tokenize.tokenize` has the reference encode a sample of every block, too.
 
 The fast encoder has no character offsets. If every token represents bytes of the text (byte-level vocabularies, and BPE
-of SentencePiece: see `token_bytes`), offsets are running sums of the tokens' byte lengths. Such sums can be equal by
-chance if a normaliser changes the text. So a text that the normaliser changes is encoded by the reference.
+of SentencePiece: see `TokenBytes`), offsets are running sums of the tokens' byte lengths. Such sums can be equal by
+chance if a normaliser changes the text. So with a normaliser, the reference encodes texts that are not NFC.
 
 gigatoken has the Unicode tables of a newer version than the reference. If its steps use them, each character that
 Unicode 3.2 lacks is tried once with both libraries, and texts with a character that they treat differently are left to
@@ -13,12 +13,15 @@ the reference. With a normaliser, so are texts with newer letters and marks, bec
 neighbours.
 """
 
+import contextlib
 import functools
 import importlib.metadata
+import re
+import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,31 +29,26 @@ from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, sizes, take
 from beam_prep.errors import TokenizerError
 from beam_prep.tokens.resolver import PROBES
-from beam_prep.tokens.token_bytes import normalisers, pre_tokenizers, token_bytes
-from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, TokenSpans
+from beam_prep.tokens.tokenizer import AddedToken, CharSpans, Tokenizer, TokenSpans, state_of
 
 if TYPE_CHECKING:
     import gigatoken
 
-Used = Literal["transformers", "gigatoken"]
 Backend = Literal["auto", "transformers", "gigatoken"]
-
-
-@functools.lru_cache(maxsize=4)
-def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that the reference puts before and after a text; None if it does anything else."""
-    plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
-    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
-    return None if at is None or not plain else (full[:at], full[at + len(plain) :])
 
 
 class Unsupported(Exception):
     """A backend cannot be used; the message is a short reason."""
 
 
-def _first_line(error: Exception) -> str:
-    """The first line of an error's message, at most 200 characters."""
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+@functools.lru_cache(maxsize=4)
+def _around_text(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the reference puts before and after a text. Raises `Unsupported` if it does anything else."""
+    plain, full = (tokenizer.encode(["a"], special).flat.tolist() for special in (False, True))
+    at = next((at for at in range(len(full) + 1) if full[at : at + len(plain)] == plain), None)
+    if at is None or not plain:
+        raise Unsupported("this tokenizer does more than put special tokens around a text")
+    return full[:at], full[at + len(plain) :]
 
 
 GIGATOKEN_VERSION = "0.10.0"
@@ -68,11 +66,12 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
     try:
         loaded = gigatoken.Tokenizer.from_json(tokenizer.contents()["tokenizer.json"])
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-        raise Unsupported(f"it does not take this tokenizer ({_first_line(error)})") from None
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        raise Unsupported(f"it does not take this tokenizer ({reason})") from None
     model: Any = tokenizer.reference.model
-    normalising, splitting = normalisers(tokenizer), pre_tokenizers(tokenizer)
+    normalising, splitting = _steps_of(tokenizer)
     is_nfc = [step["type"] for step in normalising] == ["NFC"]
-    _check_added(tokenizer.added, is_nfc, bool(normalising))
+    _check_added(tokenizer.added, bool(normalising) and not is_nfc)
     splits_words = any(step["type"] == "Split" for step in splitting)
     if any(step.get("use_regex") is False for step in splitting) and not splits_words:
         raise Unsupported("a byte-level tokenizer that splits no words")
@@ -82,38 +81,39 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalising, splitting)
     )
-    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added)
-    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
+    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises)
 
 
-def _check_added(added: Sequence[AddedToken], is_nfc: bool, normalises: bool) -> None:
+def _check_added(added: Sequence[AddedToken], rewrites: bool) -> None:
     """Raises `Unsupported` for added tokens that gigatoken finds in other places than the reference.
 
     The reference looks first for tokens that are not `normalized`, in the original text, and then for the others in the
     normalised rest. gigatoken looks for all at once.
+
+    Args:
+        added: the tokens.
+        rewrites: the normaliser does more than NFC.
     """
-    if word := next((token.content for token in added if token.single_word), None):
-        raise Unsupported(f"the added token {word!r} is matched as a word")
-    if normalises and not is_nfc and any(token.normalized and not token.special for token in added):
-        raise Unsupported("an added token is matched in normalised text")
-    if other := next((token.content for token in added if not unicodedata.is_normalized("NFC", token.content)), None):
-        raise Unsupported(f"the added token {other!r} is not NFC")
-    blank = next((token.content for token in added if token.content != token.content.strip()), None)
-    taking = next((token.content for token in added if token.lstrip or token.rstrip), None)
-    if blank is not None and taking is not None:
-        raise Unsupported(f"the added token {taking!r} takes blanks beside it, and {blank!r} has blanks at its ends")
+    blank = any(token.content != token.content.strip() for token in added)
     late = [token.content for token in added if token.normalized]
-    early = [token.content for token in added if not token.normalized]
-    if (token := sharing(early, late)) is not None:
-        raise Unsupported(f"the added token {token!r} overlaps one that is matched in normalised text")
+    for token in added:
+        text = token.content
+        for refused, why in (
+            (token.single_word, "is matched as a word"),
+            (rewrites and token.normalized and not token.special, "is matched in normalised text"),
+            (not unicodedata.is_normalized("NFC", text), "is not NFC"),
+            (blank and (token.lstrip or token.rstrip), "takes blanks beside it, and another has blanks at its ends"),
+            (
+                not token.normalized and any(overlap(text, other) for other in late),
+                "overlaps one that is matched in normalised text",
+            ),
+        ):
+            if refused:
+                raise Unsupported(f"the added token {text!r} {why}")
 
 
-def sharing(texts: Sequence[str], others: Sequence[str]) -> str | None:
-    """The first text that has a part in common with one of the others, so that both may match at one place."""
-    return next((text for text in texts if any(_overlap(text, other) for other in others)), None)
-
-
-def _overlap(one: str, other: str) -> bool:
+def overlap(one: str, other: str) -> bool:
+    """True if two texts have a part in common, so that both may match at one place."""
     ends = range(1, min(len(one), len(other)) + 1)
     beside = any(one[-size:] == other[:size] or other[-size:] == one[:size] for size in ends)
     return beside or one in other or other in one
@@ -134,15 +134,12 @@ class WithGigatoken:
         tokenizer: the reference.
         loaded: the same tokenizer in gigatoken.
         looks: its steps use Unicode tables.
-        normalises: its normaliser uses them.
-        vague: added tokens may match only after NFC.
+        normalises: its normaliser uses them; then added tokens may match only after NFC.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
-    ) -> None:
-        self._tokenizer, self.loaded_backend = tokenizer, loaded
-        self._looks, self._normalises, self._vague = looks, normalises, vague
+    def __init__(self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool) -> None:
+        self._tokenizer, self._loaded = tokenizer, loaded
+        self._looks, self._normalises = looks, normalises
         self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # by code point
         self._tried[:0x80] = _SAME
 
@@ -154,17 +151,18 @@ class WithGigatoken:
             whose ids may differ from the reference's.
         """
         left = np.zeros(0, np.int64)
-        if self._looks and len(wide := _wide(texts)):
-            picked = take(texts, wide)
-            left = wide[self._with_others(picked)]
-            if self._vague:
-                found = (not unicodedata.is_normalized("NFC", text) for text in picked)
-                left = np.union1d(left, wide[np.fromiter(found, bool, len(wide))])
+        wide = [place for place, text in enumerate(texts) if self._looks and not text.isascii()]
+        if wide:
+            picked = [texts[place] for place in wide]
+            left = np.array(wide)[self._with_others(picked)]
+            if self._normalises:
+                changed = [place for place in wide if not unicodedata.is_normalized("NFC", texts[place])]
+                left = np.union1d(left, np.array(changed, np.int64))
         return self._encode(texts), left
 
     def _encode(self, texts: Sequence[str]) -> Ragged:
         # One by one, as numpy arrays: a batch is an awkward array, whose import takes 0.3 s.
-        rows = [self.loaded_backend.encode(text) for text in texts]
+        rows = [self._loaded.encode(text) for text in texts]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
         return Ragged.from_lengths(flat.view(np.int32), [*map(len, rows)])
 
@@ -187,46 +185,39 @@ class WithGigatoken:
         return self._encode(texts).to_lists() == self._tokenizer.encode(texts, False).to_lists()
 
 
-def _wide(texts: Sequence[str]) -> Array:
-    """int64: the texts that are not ASCII."""
-    return np.flatnonzero(np.fromiter((not text.isascii() for text in texts), bool, len(texts)))
-
-
 @dataclass
 class FastEncoder:
     """An `Encoder` with the results of `Tokenizer`, but faster.
 
     Attributes:
         tokenizer: the reference.
-        backend: makes the ids; with `transformers`, only offsets are made in the fast way.
         fell_back: number of texts that the reference had to encode, because the fast result may be wrong.
     """
 
     tokenizer: Tokenizer
-    backend: Used
     fell_back: int = 0
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> Ragged:
         """Ids of each text, int32, without truncation or padding."""
-        if self.backend == "transformers":
-            return self.tokenizer.encode(texts, add_special_tokens)
         if not texts:
             return Ragged.from_lists([])
         ids, left = loaded_backend(self.tokenizer).encode(texts)
         if len(left):
             self.fell_back += len(left)
             ids = _replaced(ids, left, self.tokenizer.encode(take(texts, left), False))
-        return self.with_special_tokens(ids) if add_special_tokens else ids
+        return with_parts_around(ids, *_around_text(self.tokenizer)) if add_special_tokens else ids
 
     def encode_spans(
         self, texts: Sequence[str], add_special_tokens: bool, spans: CharSpans
     ) -> tuple[Ragged, TokenSpans]:
         """Ids of each text, and the tokens that overlap each character span: see `Encoder`."""
+        if not len(spans):
+            return self.encode(texts, add_special_tokens), TokenSpans(spans.start, spans.stop)
         table = token_bytes(self.tokenizer)
-        if table is None or not texts or (add_special_tokens and _around_text(self.tokenizer) is None):
+        if table is None:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
-        ids = self.encode(texts, False)
+        ids, left = loaded_backend(self.tokenizer).encode(texts)
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = take(texts, wide)
@@ -234,17 +225,25 @@ class FastEncoder:
         ends = offsets_of(lengths)
         totals = ends[ids.offsets]
         lossless = np.diff(totals) == in_bytes
-        lossless[wide] &= np.fromiter(map(table.keeps, others), bool, len(others))
-        tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, *_in_bytes(texts, wide, spans))
+        lossless[left] = False
+        if table.blank:
+            lossless[wide] &= np.array([_BLANK not in text for text in others], bool)
+        tokens = _overlapping(ids, lengths, ends[1:], totals, spans.text, *_in_bytes(others, wide, spans))
         if add_special_tokens:
-            ids = self.with_special_tokens(ids)
-            before = len((_around_text(self.tokenizer) or ([], []))[0])
-            tokens = TokenSpans(tokens.start + before, tokens.stop + before)
+            before, after = _around_text(self.tokenizer)
+            ids = with_parts_around(ids, before, after)
+            tokens = TokenSpans(tokens.start + len(before), tokens.stop + len(before))
         empty = spans.start >= spans.stop
         tokens.start[empty] = tokens.stop[empty] = 0
         if lossless.all():
             return ids, tokens
-        return self._with_reference(texts, add_special_tokens, spans, ids, tokens, ~lossless)
+        places = np.flatnonzero(~lossless)
+        self.fell_back += len(places)
+        mine = ~lossless[spans.text]
+        theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
+        found, encoded = self.tokenizer.encode_spans(take(texts, places), add_special_tokens, theirs)
+        tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
+        return _replaced(ids, places, found), tokens
 
     def encode_parts(self, texts: Sequence[Parts], add_special_tokens: bool) -> Ragged:
         """Ids of each text; each part of a text is encoded alone: see `Encoder`."""
@@ -252,24 +251,6 @@ class FastEncoder:
             return self.encode(["".join(text.texts) for text in texts], add_special_tokens)
         self.fell_back += len(texts)
         return self.tokenizer.encode_parts(texts, add_special_tokens)
-
-    def with_special_tokens(self, ids: Ragged) -> Ragged:
-        """Ids of texts, with the tokenizer's special tokens added."""
-        around = _around_text(self.tokenizer)
-        assert around is not None  # `choose` accepts no other tokenizer
-        return with_parts_around(ids, *around)
-
-    def _with_reference(
-        self, texts: Sequence[str], special: bool, spans: CharSpans, ids: Ragged, tokens: TokenSpans, lossy: Array
-    ) -> tuple[Ragged, TokenSpans]:
-        """Replaces ids and tokens by the reference's, for the texts of a bool mask."""
-        places = np.flatnonzero(lossy)
-        self.fell_back += len(places)
-        mine = lossy[spans.text]
-        theirs = CharSpans(np.searchsorted(places, spans.text[mine]), spans.start[mine], spans.stop[mine])
-        found, encoded = self.tokenizer.encode_spans(take(texts, places), special, theirs)
-        tokens.start[mine], tokens.stop[mine] = encoded.start, encoded.stop
-        return _replaced(ids, places, found), tokens
 
 
 def _replaced(ids: Ragged, places: Array, others: Ragged) -> Ragged:
@@ -289,33 +270,24 @@ def with_parts_around(ids: Ragged, before: list[int], after: list[int]) -> Ragge
     return Ragged.from_lengths(flat, ids.lengths + len(before) + len(after))
 
 
-def _in_bytes(texts: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
+def _in_bytes(others: Sequence[str], places: Array, spans: CharSpans) -> tuple[Array, Array]:
     """Spans of characters -> (first byte, one past the last byte), in UTF-8.
 
     Args:
-        texts: the texts.
-        places: int64, ascending: the numbers of the texts that are not ASCII.
+        others: the texts that are not ASCII.
+        places: int64, ascending: their numbers.
         spans: of all texts.
     """
-    is_wide = np.zeros(len(texts), bool)
-    is_wide[places] = True
-    mine = np.flatnonzero(is_wide[spans.text])
-    if not len(mine):
-        return spans.start, spans.stop
     start, stop = spans.start.copy(), spans.stop.copy()
-    numbers = np.tile(spans.text[mine], 2)
-    characters_before = np.concatenate((start[mine], stop[mine]))
-    found = np.empty(len(numbers), np.int64)
-    order = np.lexsort((characters_before, numbers))
-    text, at, size, last = "", 0, 0, -1
-    borders = zip(order.tolist(), numbers[order].tolist(), characters_before[order].tolist(), strict=True)
-    for place, number, character in borders:  # piece by piece: positions of all characters take 8 bytes each
-        if number != last:
-            text, at, size, last = texts[number], 0, 0, number
-        size += len(text[at:character].encode())
-        at = character
-        found[place] = size
-    start[mine], stop[mine] = np.split(found, 2)
+    firsts, lasts = (np.searchsorted(spans.text, places, side).tolist() for side in ("left", "right"))
+    for text, first, last in zip(others, firsts, lasts, strict=True):
+        begins, ends = start[first:last].tolist(), stop[first:last].tolist()
+        in_bytes, at, size = dict[int, int](), 0, 0
+        for character in sorted({*begins, *ends}):  # positions of all characters would take 8 bytes each
+            size += len(text[at:character].encode())
+            at, in_bytes[character] = character, size
+        start[first:last] = [in_bytes[character] for character in begins]
+        stop[first:last] = [in_bytes[character] for character in ends]
     return start, stop
 
 
@@ -340,7 +312,126 @@ def _overlapping(
     return TokenSpans(first - ids.offsets[text], last - ids.offsets[text])
 
 
-def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()) -> tuple[Used, str | None]:
+# Offsets: the number of bytes of a text that each of its tokens represents, if the vocabulary determines it. There are
+# two families. In a byte-level vocabulary, each character of a token is one byte. In a SentencePiece vocabulary, `▁` is
+# a blank and `<0x0A>` one byte, and the tokenizer may add a blank before a text.
+
+_BLANK = "\u2581"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NEVER = 1 << 20
+"""Bytes of a token whose text is unknown: with it, no sum is right."""
+_OF_BYTES = {"Split", "Digits", "Punctuation", "ByteLevel"}
+
+Prefix = Literal["none", "parts", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """Number of bytes of a text that each token represents.
+
+    Attributes:
+        lengths: int32 [ids].
+        blank: the tokenizer writes `▁` for a blank, so a text must not contain `▁`.
+        prefix: the texts before which it adds a blank. `parts`: each part of a text between two added tokens; `text`:
+            the text, if it begins with neither a blank nor an added token; `none`.
+        added: bool [ids]: added tokens, which end such a part.
+    """
+
+    lengths: Array
+    blank: bool = False
+    prefix: Prefix = "none"
+    added: Array | None = None
+
+    def of(self, ids: Ragged, texts: Sequence[str]) -> Array:
+        """int32 [tokens]: bytes of its text that each token represents."""
+        found: Array = self.lengths[ids.flat]
+        if self.prefix == "none" or not len(found):
+            return found
+        assert self.added is not None
+        ends = self.added[ids.flat]
+        begins = np.zeros(len(found), bool)
+        if self.prefix == "parts":
+            begins[1:] = ends[:-1]
+            blank = np.zeros(len(ids), bool)
+        else:
+            blank = np.fromiter((text.startswith(" ") for text in texts), bool, len(texts))
+        begins[ids.offsets[:-1][(ids.lengths > 0) & ~blank]] = True
+        begins &= ~ends
+        begins &= found > 0  # lengths must not become negative
+        shorter: Array = found - begins
+        return shorter
+
+
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes | None:
+    """The byte lengths of tokens; None if the vocabulary may lose bytes: then the reference makes the offsets."""
+    backend = tokenizer.reference
+    model: Any = backend.model
+    if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    normalising, splitting = _steps_of(tokenizer)
+    if any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in splitting):
+        return None
+    kinds = {step["type"] for step in splitting}
+    in_bytes = "ByteLevel" in kinds
+    prefix: Prefix | None = None
+    if in_bytes and kinds <= _OF_BYTES and normalising in ([], [{"type": "NFC"}]) and not model.byte_fallback:
+        prefix = "none"
+    elif model.byte_fallback and all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256)):
+        prefix = _prefix(normalising, splitting)
+    if prefix is None:
+        return None
+    lengths, added = np.zeros(tokenizer.max_id + 1, np.int32), np.zeros(tokenizer.max_id + 1, bool)
+    # Token by token: a dict of all tokens would take longer, and 20 MB.
+    for number in range(len(lengths)):
+        token = backend.id_to_token(number) or ""
+        if in_bytes:
+            lengths[number] = len(token)
+        else:
+            lengths[number] = 1 if _BYTE.fullmatch(token) else len(token.encode()) - 2 * token.count(_BLANK)
+    if in_bytes and model.unk_token is not None and (unknown := backend.token_to_id(model.unk_token)) is not None:
+        lengths[unknown] = _NEVER
+    for each in tokenizer.added:
+        content = each.content
+        vague = each.normalized and bool(normalising)
+        if not in_bytes:
+            if _BLANK in content and model.token_to_id(content) is not None:
+                continue  # texts that contain it are the reference's; elsewhere, its id stands for blanks
+            # The token may include blanks around it, or its text the blank that is added before a text.
+            vague = each.normalized or each.lstrip or each.rstrip or _BYTE.fullmatch(content) is not None
+        lengths[each.id], added[each.id] = _NEVER if vague else len(content.encode()), True
+    return TokenBytes(lengths, not in_bytes, prefix, added)
+
+
+def _prefix(normalisers: list[dict[str, Any]], splitters: list[dict[str, Any]]) -> Prefix | None:
+    """`TokenBytes.prefix`, if the tokenizer only writes `▁` for blanks; None for other tokenizers."""
+    if any(step["type"] not in ("Split", "Digits", "Metaspace") for step in splitters):
+        return None
+    replaces = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
+    if any(step["type"] == "Metaspace" for step in splitters):
+        # `always` depends on the first byte of each part, so it is not supported.
+        schemes: dict[str, Prefix] = {"first": "text", "never": "none"}
+        alone = not normalisers and len(splitters) == 1 and splitters[0]["replacement"] == _BLANK
+        return schemes.get(splitters[0]["prepend_scheme"]) if alone else None
+    if normalisers == [{"type": "Prepend", "prepend": _BLANK}, replaces]:
+        return "parts"
+    return "none" if normalisers == [replaces] else None
+
+
+def _steps_of(tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The steps of the normaliser, and those that split a text into words, as in `tokenizer.json`."""
+    normaliser, splitter = tokenizer.reference.normalizer, tokenizer.reference.pre_tokenizer
+    return [*_steps(state_of(normaliser), "normalizers")], [*_steps(state_of(splitter), "pretokenizers")]
+
+
+def _steps(state: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
+    if state is not None and name not in state:
+        yield state
+    for step in (state or {}).get(name, ()):
+        yield from _steps(step, name)
+
+
+def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = ()) -> tuple[Backend, str | None]:
     """Chooses the backend that encodes, when a pipeline is built.
 
     Args:
@@ -369,13 +460,10 @@ def choose(tokenizer: Tokenizer, backend: Backend, first_texts: Sequence[str] = 
 
 def _probe(tokenizer: Tokenizer, first_texts: Sequence[str]) -> None:
     """Raises `Unsupported` unless gigatoken gives the reference's ids on all probes."""
-    fast = FastEncoder(tokenizer, "gigatoken")
+    fast = FastEncoder(tokenizer)
     tokens = [*tokenizer.controls, *tokenizer.special_tokens.values()]
     between = [f"{token}{probe}{token} {token}\n{token}" for token in tokens[:32] for probe in PROBES[2:4]]
     texts = [*PROBES, *between, "".join(tokens), *first_texts]
-    loaded_backend(tokenizer)
-    if _around_text(tokenizer) is None:
-        raise Unsupported("this tokenizer does more than put special tokens around a text")
     for special in (False, True):
         mine, theirs = (encoder.encode(texts, special).to_lists() for encoder in (fast, tokenizer))
         for text, one, other in zip(texts, mine, theirs, strict=True):
@@ -390,12 +478,10 @@ def name_of(backend: str) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def encoder_of(tokenizer: Tokenizer, backend: str) -> FastEncoder:
-    """The encoder of a worker; it uses the reference if this machine lacks the backend."""
-    used = cast(Used, backend)
-    if used == "gigatoken":
-        try:
+def encoder_of(tokenizer: Tokenizer, backend: str) -> Tokenizer | FastEncoder:
+    """The encoder of a worker: the reference, unless this machine has the backend."""
+    if backend == "gigatoken":
+        with contextlib.suppress(Unsupported):
             loaded_backend(tokenizer)
-        except Unsupported:
-            used = "transformers"
-    return FastEncoder(tokenizer, used)
+            return FastEncoder(tokenizer)
+    return tokenizer

@@ -1,15 +1,232 @@
-"""`Batch`: rows of tokens as named ragged columns."""
+"""`Batch`: rows of tokens as named ragged columns. `Segments`: where each message stands in them. `Roles`: messages and
+tokens by role, only for reports and pages."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from beam_prep.data.block import Block, step
-from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import Column, Output
-from beam_prep.tokens.segments import Roles, Segments
+from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.rendered import UNSET
+from beam_prep.data.schema import PROMPT_COMPLETION, Column, Output
+
+NAME_LIMIT = 64
+"""Most characters of a role's name in a receipt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The place of each piece of an output in its tokens, for mask policies. Each array has one entry for each segment.
+
+    A mask policy is a function of these segments. This one trains the last answer of each conversation:
+
+    >>> def last_answer(segments):
+    ...     return segments.is_role("assistant") & segments.is_last_of_role()
+    >>> step = bp.BuildMask(last_answer)
+
+    A message may be several segments, with the same sequence, turn and role: in a template with several
+    `{% generation %}` blocks, each block is one. A policy on the length of a message adds them up: see
+    docs/extending.md.
+
+    Attributes:
+        start, stop: int64, in the output's flat tokens. Segments may share a token.
+        sequence: int64, the sequence of the segment.
+        action: int8, see `MASK`, `TRAIN` and `BY_ROLE` of `data.rendered`.
+        role: int32, index into `roles`; -1 for text sections.
+        turn: int32, index of the message in its list; -1 for text sections.
+        own: int8, the message's own `train` or `weight` key: 1: train, 0: do not train, -1: no key.
+        refused: int64: 0; or, if the span of the message is uncertain, 1 + its index in `reasons`.
+        roles: names of the roles.
+        reasons: (reason, message) of refused segments.
+        weight: float64, the loss weight of its tokens, if they are trained; None: the output has no weights.
+        kind: int8, the kind of text, see `PART_KINDS`: 0 content, 1 reasoning, 2 tool calls, 3 generation prompt, 4 end
+            tokens; only with `TextRules.mask_options`. None: all text is content.
+    """
+
+    start: Array
+    stop: Array
+    sequence: Array
+    action: Array
+    role: Array
+    turn: Array
+    own: Array
+    refused: Array
+    roles: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...] = ()
+    weight: Array | None = None
+    kind: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def of_rows(self, rows: Ragged, kept: Array) -> "Segments":
+        """The segments of some rows, with places in the tokens of these rows.
+
+        Args:
+            rows: the output's rows.
+            kept: bool [rows].
+        """
+        sequences = rows.values if isinstance(rows.values, Ragged) else rows
+        here = np.repeat(kept, rows.lengths) if isinstance(rows.values, Ragged) else kept
+        before = offsets_of(np.where(here, 0, sequences.lengths))
+        columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray):
+                columns[name] = values[here[self.sequence]]
+        sequence = columns["sequence"]
+        for name in ("start", "stop"):
+            columns[name] = columns[name] - before[sequence]
+        return Segments(**{**columns, "sequence": offsets_of(here)[sequence]})
+
+    def is_role(self, name: str) -> Array:
+        """bool [segments]: the segments of that role."""
+        code = self.roles.index(name) if name in self.roles else len(self.roles)
+        return np.asarray(self.role == code)
+
+    def is_last_of_role(self) -> Array:
+        """bool [segments]: True for segments of the last message of their role in their sequence."""
+        key = self.sequence * (len(self.roles) + 1) + self.role
+        _, group = np.unique(key, return_inverse=True)
+        last = np.full(group.max(initial=-1) + 1, UNSET)
+        np.maximum.at(last, group, self.turn)
+        return np.asarray((self.turn == last[group]) & (self.role != UNSET))
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The messages of a block, and the role of each of its tokens.
+
+    Attributes:
+        names: names of the roles.
+        line, role: int64 [messages]: of every rendered message, also of rows that are later dropped or rejected; a
+            message of two outputs counts in both.
+        tokens: output name -> its rows, with a number for each token: `role + trained * (len(names) + 1)`. Both are 1 +
+            the index of a role, or 0: the role of the first segment that covers the token, and of the first trained
+            one.
+    """
+
+    names: tuple[str, ...] = ()
+    line: Array = field(default_factory=_none)
+    role: Array = field(default_factory=_none)
+    tokens: Mapping[str, Ragged] = field(default_factory=dict)
+
+    def with_messages(self, names: tuple[str, ...], line: Array, messages: Ragged) -> "Roles":
+        """Adds the messages of another output.
+
+        Args:
+            names: names of the roles, which all outputs share.
+            line: int64 [rows].
+            messages: int64, the role of every message, by row.
+        """
+        lines = np.concatenate([self.line, np.repeat(line, messages.lengths)])
+        return replace(self, names=names, line=lines, role=np.concatenate([self.role, messages.flat]))
+
+    def with_tokens(self, name: str, rows: Ragged, segments: Segments, trained: Array) -> "Roles":
+        """Adds the tokens of another output; `trained`: bool [segments]."""
+        known = segments.role != UNSET
+        if not known.any():
+            return self
+        size = len(segments.roles) + 1
+        numbers = (segments.role + 1).astype(np.min_scalar_type(size * size))
+        flat = painted(segments, np.flatnonzero(known), numbers, len(rows.flat))
+        flat += painted(segments, np.flatnonzero(known & trained), numbers * numbers.dtype.type(size), len(rows.flat))
+        return replace(self, tokens={**self.tokens, name: rows.with_flat(flat)})
+
+    def mapped(self, change: Callable[[Ragged], Ragged]) -> "Roles":
+        """The roles of other rows: `change` makes them of the rows of each output."""
+        return replace(self, tokens={name: change(rows) for name, rows in self.tokens.items()})
+
+    def count(self, line: Array) -> "RoleCounts":
+        """Counts the messages of all lines, and the tokens of the rows; `line`: int32 [rows]."""
+        size = len(self.names) + 1
+        found, messages = np.unique(self.line * size + self.role, return_inverse=True)
+        counts = np.zeros((3, len(found)), np.int64)
+        counts[0] = np.bincount(messages, minlength=len(found))
+        for rows in self.tokens.values():
+            row, numbers, lengths = _runs(rows)
+            for place, role in ((1, numbers % size - 1), (2, numbers // size - 1)):
+                known = role >= 0
+                entries = np.searchsorted(found, line[row[known]] * size + role[known])
+                counts[place] += np.bincount(entries, lengths[known], len(found)).astype(np.int64)
+        return RoleCounts(_short(self.names), *np.divmod(found, size), counts)
+
+
+def _runs(rows: Ragged) -> tuple[Array, Array, Array]:
+    """(row, value, length) of each run of equal values within a row."""
+    flat, borders = rows.flat, rows.flat_offsets
+    begins = np.zeros(len(flat) + 1, bool)
+    begins[1:-1] = flat[1:] != flat[:-1]
+    begins[borders] = True
+    starts = np.flatnonzero(begins)
+    row = np.searchsorted(borders, starts[:-1], side="right") - 1
+    return row, flat[starts[:-1]].astype(np.int64), np.diff(starts)
+
+
+def painted(segments: Segments, places: Array, values: Array, size: int) -> Array:
+    """The values of some segments on each of their tokens, 0 on other tokens.
+
+    Args:
+        segments: the segments of an output.
+        places: int64, ascending: the chosen segments. A token that several have gets the value of the first.
+        values: one for each of all segments; the result has their dtype.
+        size: number of tokens of the output.
+    """
+    places = places[np.argsort(segments.start[places], kind="stable")]
+    start, stop = segments.start[places], segments.stop[places]
+    start = np.maximum(start, np.maximum.accumulate(np.append(0, stop))[:-1])
+    filled = start < stop
+    places, start, stop = places[filled], start[filled], stop[filled]
+    found = np.zeros(2 * len(places) + 1, values.dtype)
+    found[1::2] = values[places]
+    borders = np.concatenate([[0], np.column_stack([start, stop]).ravel(), [size]])
+    return np.repeat(found, np.diff(borders))
+
+
+def _short(names: Sequence[str]) -> tuple[str, ...]:
+    """Names for a receipt: cut to `NAME_LIMIT`, and valid UTF-8."""
+    return tuple(name[:NAME_LIMIT].encode("utf-8", "backslashreplace").decode() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCounts:
+    """Messages and tokens of each role in each line of a block.
+
+    Attributes:
+        names: names of the roles.
+        line, role: int64 [entries], ascending by line.
+        counts: int64 [3, entries]: messages; tokens; trained tokens.
+    """
+
+    names: tuple[str, ...] = ()
+    line: Array = field(default_factory=_none)
+    role: Array = field(default_factory=_none)
+    counts: Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+
+    def without(self, lines: Array) -> "RoleCounts":
+        """The counts without the tokens of these lines. Their messages stay counted."""
+        counts = self.counts.copy()
+        counts[1:, np.isin(self.line, lines)] = 0
+        return replace(self, counts=counts)
+
+    def sums(self, lines: int | None = None) -> dict[str, tuple[int, int, int]]:
+        """Role -> (messages, tokens, trained tokens), of the first `lines` lines, or of all."""
+        stop = len(self.line) if lines is None else int(np.searchsorted(self.line, lines))
+        sums = np.zeros((len(self.names), 3), np.int64)
+        for place, counts in enumerate(self.counts):
+            sums[:, place] = np.bincount(self.role[:stop], counts[:stop], len(self.names))
+        totals: dict[str, tuple[int, int, int]] = {}
+        for name, (messages, tokens, trained) in zip(self.names, sums.tolist(), strict=True):
+            if messages:
+                had = totals.get(name, (0, 0, 0))
+                totals[name] = (had[0] + messages, had[1] + tokens, had[2] + trained)
+        return totals
+
 
 CUT_TOKENS = "truncated_tokens"
 """The counter of tokens that rows lost because they were too long."""
@@ -36,7 +253,7 @@ class Batch(Block):
         schema: column name -> its description. (`dtype` is the final dtype.)
         segments: output name -> its segments; empty after BuildMask.
         counters: name -> int64 [rows], counts of events in kept rows.
-        roles: the messages and tokens of each role, also of dropped or rejected rows.
+        roles: the messages of each role, and the role of each token.
     """
 
     outputs: tuple[Output, ...] = ()
@@ -73,6 +290,7 @@ class Batch(Block):
         yield "domains", len(self.domain)
         yield from ((f"column {name!r}", len(rows)) for name, rows in self.columns.items())
         yield from ((f"counter {name!r}", len(counts)) for name, counts in self.counters.items())
+        yield from ((f"the roles of {name!r}", len(rows)) for name, rows in self.roles.tokens.items())
 
     def assign(self, column: Column, rows: Ragged) -> "Batch":
         """The batch with a column added or replaced."""
@@ -92,6 +310,7 @@ class Batch(Block):
             columns={name: column.take(rows) for name, column in self.columns.items()},
             counters={name: counts[rows] for name, counts in self.counters.items()},
             segments={name: found.of_rows(self.columns[name], rows) for name, found in self.segments.items()},
+            roles=self.roles.mapped(lambda roles: roles.take(picked)),
         )
 
     def count(self, name: str, per_row: Array, once: bool = False) -> None:
@@ -110,7 +329,6 @@ class Batch(Block):
             lines = self.line[rows]
             left.ledger.drop(np.setdiff1d(lines, left.line), reason)
             if self.row is not None:
-                left.roles = self.roles.without(lines, self.row[rows])
                 first = np.append(True, np.diff(left.line) > 0)[: len(left)]
                 lost = np.bincount(lines, minlength=len(left.ledger.status))[left.line]
                 left.count("rows_dropped", np.where(first, lost, 0))
@@ -150,3 +368,49 @@ class Batch(Block):
 def in_domain(batch: Batch, domain: str) -> Batch:
     """Puts all rows into this domain, whatever their records say."""
     return replace(batch, domain=[domain] * len(batch))
+
+
+# The role of every token, as columns of a block, for pages that show them. A run does not make these columns.
+
+_ROLES, _LABEL_ROLES = "\0roles", "\0label roles"  # no user's column has such a name
+
+
+def is_role_column(column: Column) -> bool:
+    """True for the columns that `with_roles` adds."""
+    return column.name.endswith((_ROLES, _LABEL_ROLES))
+
+
+def is_role_of(column: Column, ids: str, labels: bool = False) -> bool:
+    """True for the roles of a column of ids; `labels`: of its shifted labels, whose last token is not among the ids."""
+    return column.of == ids and column.name.endswith(_LABEL_ROLES if labels else _ROLES)
+
+
+def with_roles(batch: Batch) -> Batch:
+    """The rows after all steps, with a column of roles for each output of ids that has messages, and for labels.
+
+    A value is 1 + the index of the role in `batch.roles.names`; 0 if the token belongs to no message. A token that two
+    messages share belongs to the first one.
+    """
+    made, size = batch, len(batch.roles.names) + 1
+    sources = dict(zip(PROMPT_COMPLETION, ("chosen", "rejected", "chosen"), strict=True))
+    if "labels" in batch.schema:
+        sources |= dict.fromkeys(("input_ids", "labels"), batch.outputs[0].name)
+    for name, column in batch.schema.items():
+        of_labels = column.role == "labels" and column.shifted
+        source = sources.get(name, name)
+        if source not in batch.roles.tokens or not (column.role == "ids" or of_labels):
+            continue
+        rows, lengths = batch.roles.tokens[source], batch[name].lengths
+        # Completions, and shifted labels, are the last tokens of a row.
+        at_end = of_labels or name in PROMPT_COMPLETION[:2]
+        roles = rows.with_flat(rows.flat % size).cut(rows.lengths - lengths if at_end else 0, lengths)
+        of = column.of or name
+        ending = _LABEL_ROLES if of_labels else _ROLES
+        made = made.assign(Column(f"{of}{ending}", "int32", roles.depth, "token_value", of), roles)
+    return made
+
+
+def without_roles(batch: Batch) -> Batch:
+    """The batch without the columns that `with_roles` adds."""
+    kept = {name: column for name, column in batch.schema.items() if not is_role_column(column)}
+    return batch._with(columns={name: batch.columns[name] for name in kept}, schema=kept)

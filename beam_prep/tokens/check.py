@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -34,12 +34,8 @@ class CachePolicy:
         Args:
             made: see `Block`.
         """
-        if IN_FULL in made:
-            return True
-        others: set[str] = set()
-        if self.backend == "transformers":
-            others |= {name for name in made if name.startswith("encoded_by_")} - {"encoded_by_transformers"}
-        return self.check == "sample" and not others
+        fast = self.backend == "transformers" and "encoded_by_gigatoken" in made
+        return IN_FULL in made or (self.check == "sample" and not fast)
 
 
 def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
@@ -51,50 +47,38 @@ def first_difference(batch: Batch, reference: Batch) -> tuple[int, str] | None:
     if len(batch) and len(reference) and batch.schema != reference.schema:
         return int(batch.line[0]), f"found the columns {batch.schema}, wanted {reference.schema}"
     metadata = batch.ledger.metadata is not None and reference.ledger.metadata is not None
-    lines = zip_longest(_lines(batch, metadata), _lines(reference, metadata), fillvalue={"": "no line"})
+    lines = zip_longest(_lines(batch, metadata), _lines(reference, metadata), fillvalue={"outcome": "no line"})
     for line, (mine, theirs) in enumerate(lines):
         for what in dict.fromkeys([*mine, *theirs]):
-            if how := _how(mine.get(what), theirs.get(what)):
-                return line, f"{what}: {how}" if what else how
+            one, other = mine.get(what, "nothing"), theirs.get(what, "nothing")
+            if one != other:
+                pairs = enumerate(zip_longest(one, other))
+                at = max(0, next(place for place, (a, b) in pairs if a != b) - _BEFORE)
+                return line, f"{what}: found {one[at : at + _SHOWN]!r}, wanted {other[at : at + _SHOWN]!r}"
     return None
 
 
-def _lines(batch: Batch, metadata: bool) -> list[dict[str, Any]]:
-    """For each line: its outcome, under the name ""; and the values of its rows, by name."""
+_BEFORE, _SHOWN = 20, 80  # characters
+
+
+def _lines(batch: Batch, metadata: bool) -> list[dict[str, str]]:
+    """For each line: its outcome, and the values of its rows, by name."""
     ledger = batch.ledger
     rows = np.bincount(batch.line, minlength=len(ledger.status)).tolist()
     words = [f"{kind} ({reason})" for kind, reason in ledger.outcomes]
-    found: list[dict[str, Any]] = [
-        {"": words[code - 1] if code else {0: "no row", 1: "a row"}.get(count, f"{count} rows")}
-        for code, count in zip(ledger.status.tolist(), rows, strict=True)
-    ]
+    codes = zip(ledger.status.tolist(), rows, strict=True)
+    found = [{"outcome": words[code - 1] if code else f"rows: {count}"} for code, count in codes]
     for line, message in ledger.messages.items():
-        found[line][""] += f": {message}"
+        found[line]["outcome"] += f": {message}"
     kept = ledger.metadata.values if metadata and ledger.metadata is not None else {}
     for row, line in enumerate(batch.line.tolist()):
         of = "" if batch.row is None else f"row {batch.row[row]}, "
         found[line][f"{of}domain"] = batch.domain[row]
-        found[line] |= {f"{of}counter {name!r}": int(counts[row]) for name, counts in batch.counters.items()}
-        found[line] |= {f"{of}metadata {name!r}": values[line : line + 1] for name, values in kept.items()}
-        found[line] |= {f"{of}column {name!r}": values[row : row + 1] for name, values in batch.columns.items()}
+        found[line] |= {f"{of}counter {name!r}": str(each[row]) for name, each in batch.counters.items() if each[row]}
+        found[line] |= {f"{of}metadata {name!r}": _shown(values, line) for name, values in kept.items()}
+        found[line] |= {f"{of}column {name!r}": _shown(values, row) for name, values in batch.columns.items()}
     return found
 
 
-def _how(one: Any, other: Any) -> str | None:
-    """How two values differ; None if they are equal. Ids are shown from the first difference on."""
-    if not isinstance(one, Ragged) or not isinstance(other, Ragged):
-        mine, theirs = one or 0, other or 0  # a missing counter is 0
-        return None if mine == theirs else f"found {mine!r}, wanted {theirs!r}"
-    ids, wanted = one.flat, other.flat
-    if ids.dtype != wanted.dtype:
-        return f"found {ids.dtype}, wanted {wanted.dtype}"
-    if ids.tobytes() == wanted.tobytes():  # a NaN equals itself
-        sizes = [row.values.lengths.tolist() if isinstance(row.values, Ragged) else [] for row in (one, other)]
-        return None if sizes[0] == sizes[1] else f"found lists of {sizes[0]}, wanted {sizes[1]}"
-    size = min(len(ids), len(wanted))
-    at = int(np.append(np.flatnonzero(ids[:size] != wanted[:size]), size)[0])
-    near = slice(at, at + 5)
-    return (
-        f"found {ids[near].tolist()} from token {at} on, wanted {wanted[near].tolist()} "
-        f"({len(ids)} and {len(wanted)} in all)"
-    )
+def _shown(rows: Ragged, row: int) -> str:
+    return f"{rows.flat.dtype} {rows[row : row + 1].to_lists()[0]}"

@@ -1,17 +1,16 @@
 """Loss masks: decided for each segment, written for each token, without a Python loop over either."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, UNSET
-from beam_prep.data.schema import IGNORE_INDEX, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
-from beam_prep.tokens.batch import CUT_TOKENS, Batch
-from beam_prep.tokens.segments import Segments, painted
+from beam_prep.data.schema import NO_LOSS, PART_KINDS, Column, DefaultRule, MaskOptions, RoleRule
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, Segments, painted
 
 RowsWithoutLoss = Literal["drop", "keep", "reject"]
 MaskPolicy = Callable[[Segments], Array]
@@ -76,7 +75,8 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
         output = next(output for output in batch.outputs if output.name == name)
         if output.mask_name is None:
             if name in batch.segments:
-                roles = roles.with_tokens(batch.line, rows, batch.segments[name], None, batch.row)
+                untrained = np.zeros(len(batch.segments[name]), bool)
+                roles = roles.with_tokens(name, rows, batch.segments[name], untrained)
             continue
         if name not in batch.segments:
             raise ValueError(f"no segments for {name!r}: BuildMask comes once, directly after Tokenize")
@@ -89,7 +89,7 @@ def build_mask(batch: Batch, policy: MaskPolicy) -> Batch:
             )
         if segments.weight is not None:
             trained = trained & (segments.weight > 0)
-        roles = roles.with_tokens(batch.line, rows, segments, trained, batch.row)
+        roles = roles.with_tokens(name, rows, segments, trained)
         places = np.flatnonzero(trained)
         ones = np.ones(len(segments), np.uint8)
         columns[output.mask_name] = rows.with_flat(painted(segments, places, ones, len(rows.flat)))
@@ -113,10 +113,8 @@ def trained_tokens(batch: Batch) -> dict[str, Array]:
     """Column of masks or labels -> int64 [rows]: trained tokens of each row."""
     counts = {}
     for name, column in batch.schema.items():
-        if column.role == "mask":
-            counts[name] = batch[name].sums()
-        elif column.role == "labels":
-            counts[name] = batch[name].sums(batch[name].flat != IGNORE_INDEX)
+        if column.role in ("mask", "labels"):
+            counts[name] = batch[name].sums(batch[name].flat != NO_LOSS[column.role])
     return counts
 
 
@@ -128,9 +126,7 @@ def reject_equal_sides(batch: Batch) -> Batch:
     one, other = (batch.columns.get(name) for name in ("chosen", "rejected"))
     if one is None or other is None or one.depth != 1 or other.depth != 1:
         return batch
-    equal = one.lengths == other.lengths
-    for row in np.flatnonzero(equal).tolist():
-        equal[row] = np.array_equal(np.asarray(one[row]), np.asarray(other[row]))
+    equal = (one.lengths == other.lengths) & (one.common(other) == one.lengths)
     lost = batch.counters.get(CUT_TOKENS, np.zeros(len(batch), np.int64))
     why = "wanted a difference", "all that differs is cut off: wanted a larger max_seq_len"
     return batch.reject_each(
@@ -153,3 +149,52 @@ def drop_rows_without_loss(batch: Batch, rows_without_loss: RowsWithoutLoss) -> 
     if rows_without_loss == "drop":
         return batch.drop(bare, "rows_without_loss")
     return batch.reject(bare, "rows_without_loss", "nothing of the record is trained (after cutting)")
+
+
+# Without a trained end token, a model does not learn to stop.
+
+NEAR = 3
+"""The end token is among this many last tokens of a turn: ChatML writes a line end after it."""
+_SHOWN = 16
+
+
+class Endless(NamedTuple):
+    """A trained turn without an end token.
+
+    Attributes:
+        tail: its last ids.
+        followed: True: an end token stands behind it, but is not trained.
+    """
+
+    tail: list[int]
+    followed: bool
+
+
+def endless_roles(
+    batches: Iterable[Batch], policy: MaskPolicy, ends: Collection[int], decode: Callable[[list[int]], str]
+) -> dict[str, Endless]:
+    """Role -> its first trained turn, for the trained roles of which no turn ends with an end token.
+
+    Args:
+        batches: results of `tokenize`, with their segments.
+        policy: decides what is trained.
+        ends: ids of tokens that may end a turn, if only blanks stand behind them in the turn.
+        decode: ids -> text.
+    """
+    found, known, wanted = dict[str, Endless](), set[str](), np.array(sorted(ends), np.int64)
+    for batch, output in ((each, output) for each in batches for output in each.outputs):
+        if output.mask_name is None or output.name not in batch.segments:
+            continue
+        segments, flat = batch.segments[output.name], batch[output.name].flat
+        trained = np.asarray(policy(segments)) & (segments.stop > segments.start) & (segments.role >= 0)
+        is_end = np.isin(flat, wanted)
+        for place in np.flatnonzero(trained).tolist():
+            role = segments.roles[segments.role[place]]
+            start, stop = int(segments.start[place]), int(segments.stop[place])
+            near = np.flatnonzero(is_end[max(start, stop - NEAR) : stop][::-1])  # tokens behind each end token
+            if len(near) and not decode(flat[stop - near[0] : stop].tolist()).strip():
+                known.add(role)
+            elif role not in found:
+                tail = flat[max(start, stop - _SHOWN) : stop].tolist()
+                found[role] = Endless(tail, bool(is_end[stop : stop + NEAR].any()))
+    return {role: each for role, each in found.items() if role not in known}

@@ -1,41 +1,40 @@
 """Resolves a tokenizer with transformers, and writes the files of the resolved tokenizer."""
 
-import codecs
+import atexit
 import contextlib
+import functools
 import hashlib
-import importlib.util
+import importlib.metadata
 import itertools
 import json
+import logging
 import os
 import re
 import socket
+import sys
+import tempfile
 import textwrap
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import platformdirs
 
 from beam_prep.errors import TokenizerError
-from beam_prep.reading.json_line import describe
-from beam_prep.tokens import tokenizer_cache
 
 if TYPE_CHECKING:
     import tokenizers
+
+log = logging.getLogger("beam_prep")
 
 # Parts of a tokenizer.json with settings of offsets.
 _PARTS = ("post_processor", "pre_tokenizer", "pretokenizers", "processors")
 
 
-_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-)
-"""The folder of a tokenizer has one of these files."""
-_REASON = 300  # characters
+_FILES = ("tokenizer", "vocab", "spiece", "tekken")
+"""The folder of a tokenizer has a file whose name begins so."""
 _SHOWN = 6
 _NO_LENGTH = 10**20  # transformers' value for "no limit" is larger
 _SAVE_FAST = (
@@ -43,11 +42,6 @@ _SAVE_FAST = (
     "(one with tokenizer.json)"
 )
 _TOKENS = 64
-_CONVERSATIONS = (
-    [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  What?\n"}],
-)
-_TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
 
 
 PROBES = (
@@ -71,7 +65,21 @@ PROBES = (
 """Scripts, code, white space, emoji, control characters, long words. Control tokens come in between."""
 
 
-def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
+class ResolvedTokenizer(NamedTuple):
+    """A resolved tokenizer.
+
+    Attributes:
+        folder: the folder of its files.
+        fingerprint: of the contents: see `Tokenizer`.
+        digest: of the bytes: see `digest_of`.
+    """
+
+    folder: str
+    fingerprint: str
+    digest: str
+
+
+def resolve(path: str) -> ResolvedTokenizer:
     """Loads a tokenizer with transformers, and writes its files.
 
     Args:
@@ -92,26 +100,12 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
     try:
         found = AutoTokenizer.from_pretrained(path, local_files_only=offline, trust_remote_code=False)
     except Exception as error:  # transformers and the Rust library raise exceptions of all kinds for other files
-        hint = "a folder with tokenizer.json"
+        wanted = "a folder with tokenizer.json"
         if not looks_local:
-            hint += ", or a name on the Hugging Face Hub"
+            wanted += ", or a name on the Hugging Face Hub"
         if offline:
-            hint += " (which does not answer, and the name is not in the local cache)"
-        if looks_local and not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-            # The message of transformers is long, and about other kinds of tokenizers.
-            raise TokenizerError(f"no tokenizer in {path!r}: wanted {hint}; found {_found_in(path)}") from None
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        if "trust_remote_code" in reason:
-            raise TokenizerError(
-                f"the tokenizer in {path!r} has code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
-            ) from None
-        if looks_local and (bad := _bad_file(path)) is not None:
-            raise TokenizerError(f"no tokenizer in {path!r}: {bad}") from None
-        known = _what_is_missing(path) if looks_local else ""
-        raise TokenizerError(
-            f"no tokenizer in {path!r}: wanted {hint}. "
-            + (known or f"transformers says: {textwrap.shorten(reason, _REASON)}")
-        ) from None
+            wanted += " (which does not answer, and the name is not in the local cache)"
+        raise TokenizerError(f"no tokenizer in {path!r}: wanted {wanted}; {_what_is_wrong(path, error)}") from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(
@@ -138,23 +132,44 @@ def resolve(path: str) -> tokenizer_cache.ResolvedTokenizer:
             f"the tokenizer in {path!r}: tokenizer.json has model.dropout {source['model']['dropout']}, so a text "
             "would get other ids each time: set it to null"
         )
-    # transformers would write a file's BOM into the text of every row.
     template, settings = found.chat_template, _settings(found)
+    named_templates = template if isinstance(template, dict) else {"chat_template": template or ""}
+    for name, text in named_templates.items():
+        if text.startswith("\ufeff"):
+            raise TokenizerError(
+                f"the tokenizer in {path!r}: the chat template {name!r} begins with a byte order mark (BOM), which "
+                "transformers would write into every text: save it as UTF-8 without one"
+            )
     if isinstance(template, dict):
-        found.chat_template = {name: text.removeprefix("\ufeff") for name, text in template.items()}
-        template, settings = one_template(found.chat_template), {**settings, "chat_templates": found.chat_template}
-    elif template is not None:
-        template = template.removeprefix("\ufeff")
+        template, settings = one_template(template), {**settings, "chat_templates": template}
     written = json.dumps(source, ensure_ascii=False)
-    copy = written.encode("utf-8", "surrogatepass")
-    _compare(found, rust_tokenizer(copy, settings), template, special_tokens)
-    resolved_here.clear()
-    resolved_here[hashlib.sha256(copy).hexdigest()] = found
+    _compare(found, rust_tokenizer(written.encode("utf-8", "surrogatepass"), settings), special_tokens)
     return write(written, special_tokens, template, settings)
 
 
-resolved_here: dict[str, Any] = {}
-"""sha256 of tokenizer.json -> transformers' own object of the tokenizer that this process resolved last."""
+def _what_is_wrong(path: str, error: Exception) -> str:
+    """Why transformers does not load a tokenizer, and what to do."""
+    if "trust_remote_code" in str(error):
+        return f"this one has code of its own (`auto_map`), which is never run here: {_SAVE_FAST}"
+    says = f"transformers says: {textwrap.shorten(f'{type(error).__name__}: {error}', 300)}"
+    if not os.path.isdir(path):
+        return says
+    names = sorted(os.listdir(path))
+    if not any(name.startswith(_FILES) and os.path.isfile(os.path.join(path, name)) for name in names):
+        # The message of transformers is long, and about other kinds of tokenizers.
+        below = next(Path(path).glob("*/tokenizer.json"), None)
+        if below is not None:
+            return f"found one in {os.path.join(path, below.parent.name)!r}: did you mean that?"
+        return f"found {', '.join(map(repr, names[:_SHOWN])) or 'nothing in it'}"
+    for file in sorted([*Path(path).glob("*.json"), *Path(path).glob("**/*.jinja")]):
+        try:
+            text = file.read_text("utf-8")
+            if file.suffix == ".json":
+                json.loads(text)
+        except (OSError, ValueError, RecursionError) as problem:
+            return f"{file.name} cannot be read ({problem}): copy it again, or mend it"
+    more = "pip install sentencepiece tiktoken, or " if any(name.endswith(".model") for name in names) else ""
+    return f"{says}; {more}{_SAVE_FAST}"
 
 
 def _settings(found: Any) -> dict[str, Any]:
@@ -208,166 +223,62 @@ def _check_named(folder: str, found: Any) -> None:
     transformers gives such a token an id behind the last one, for which a model has no row. A token that only a class
     adds (GemmaTokenizer's pad_token) is ignored if nothing writes it.
     """
-    config, others, added, model = (
+    config, others, added, model, source = (
         _json_of(folder, name)
-        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+        for name in (
+            *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+            "tokenizer.json",
+        )
     )
-    known = {*found.backend_tokenizer.get_vocab(False), *added}
-    known |= {token["content"] for token in _json_of(folder, "tokenizer.json").get("added_tokens", ())}
-    known |= {token["content"] for token in config.get("added_tokens_decoder", {}).values()}
-    rows = model.get("vocab_size") or 0
-    template, encoded = str(found.chat_template), found.backend_tokenizer.encode("a").ids
-    for key, value in [*config.items(), *others.items(), *found.special_tokens_map.items()]:
-        for token in _texts_of(value) if key.endswith(("_token", "_special_tokens")) else ():
-            number = found.convert_tokens_to_ids(token)
-            if token not in known and number is not None and number >= rows:
-                named = key in config or key in others
-                if not named and not (key in _WRITTEN or key in template or token in template or number in encoded):
-                    continue
-                who = key if named else f"{key} of its class ({type(found).__name__})"
-                raise TokenizerError(
-                    f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
-                    f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
-                    "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
-                )
-
-
-_WRITTEN = ("eos_token", "pad_token")
-"""Tokens that rows may hold even if neither template nor post-processor writes them."""
-
-
-def _texts_of(value: Any) -> Iterator[str]:
-    """The tokens of a setting, whose value is a text, an object, a list, or an object by names."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict) and "content" in value:
-        yield value["content"]
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts_of(each)
+    given = [*source.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values()]
+    known = {*found.backend_tokenizer.get_vocab(False), *added, *(token["content"] for token in given)}
+    written = {*found.backend_tokenizer.encode("a").tokens, found.eos_token, found.pad_token}
+    named, template = json.dumps([config, others], ensure_ascii=False), str(found.chat_template)
+    for token, number in found.get_added_vocab().items():
+        if token in known or number < (model.get("vocab_size") or 0):
+            continue
+        keys = [key for key, value in found.special_tokens_map.items() if value == token]
+        is_named = json.dumps(token, ensure_ascii=False) in named
+        if is_named or token in written or any(each in template for each in (token, *keys)):
+            who = keys[0] if keys else "a setting"
+            who += "" if is_named else f" of its class ({type(found).__name__})"
+            raise TokenizerError(
+                f"the tokenizer in {folder!r}: {who} names {token!r}, which the vocabulary lacks; transformers "
+                f"gives it the new id {number}, past the last row of the model. Name a token of the vocabulary; or "
+                "add it to tokenizer and model (add_tokens, resize_token_embeddings), and save both"
+            )
 
 
 def _json_of(folder: str, name: str) -> dict[str, Any]:
     """A JSON object of a folder that transformers has read; {} if the file is missing or holds none."""
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            read = json.load(file)
+        read = json.loads(Path(folder, name).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
 
 
-_OBJECTS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-    *("vocab.json", "tekken.json"),
-)
-"""Files of a tokenizer's folder that hold a JSON object. Some may be missing."""
-
-
-def _bad_file(folder: str) -> str | None:
-    """The first file of a folder that cannot be read, and why; None: all can be read."""
-    for name in [*_OBJECTS, *_template_files(folder)]:
-        try:
-            with open(os.path.join(folder, name), "rb") as file:
-                text = file.read().decode("utf-8")
-            read = json.loads(text) if name in _OBJECTS else {}
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-        except UnicodeDecodeError as error:
-            return f"{name} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
-        except (ValueError, RecursionError) as error:
-            return f"{name} is no JSON ({error}): copy it again, or mend it"
-        if not isinstance(read, dict):
-            return f"{name} holds {describe(read)}, wanted a JSON object"
-    return None
-
-
-def _template_files(folder: str) -> list[str]:
-    below = os.path.join(folder, tokenizer_cache.BELOW)
-    names = sorted(os.listdir(below)) if os.path.isdir(below) else []
-    return ["chat_template.jinja", *(os.path.join(tokenizer_cache.BELOW, name) for name in names)]
-
-
-def templates_with_bom(folder: str) -> list[str]:
-    """The files of a folder whose chat template begins with a byte order mark."""
-    found = []
-    for name in _template_files(folder):
-        with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
-            found += [name] if file.read(3) == codecs.BOM_UTF8 else []
-    given = _json_of(folder, "tokenizer_config.json").get("chat_template")
-    named = [each.get("template") for each in given] if isinstance(given, list) else [given]
-    if any(isinstance(text, str) and text.startswith("\ufeff") for text in named):
-        found.append("tokenizer_config.json")
-    return found
-
-
-def _what_is_missing(folder: str) -> str:
-    """What transformers needs to read a folder without a tokenizer.json; "" if unknown."""
-    names = {*os.listdir(folder)} if os.path.isdir(folder) else set()
-    for name in sorted(names):
-        if name.endswith((".model", ".tiktoken")) and "tokenizer.json" not in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                package = "tiktoken" if _TIKTOKEN_LINE.match(file.readline(_REASON)) else "sentencepiece"
-            if importlib.util.find_spec(package) is None:
-                return f"Install what reads {name}: pip install {package}"
-    if {"vocab.json", "vocab.txt"} & names and "tokenizer_class" not in _json_of(folder, "tokenizer_config.json"):
-        return 'Say in tokenizer_config.json which class reads these files: {"tokenizer_class": "GPT2Tokenizer"}'
-    return ""
-
-
-_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*\Z")
-"""A token in base64, and its id."""
-
-
-def _compare(found: Any, mine: "tokenizers.Tokenizer", template: str | None, special_tokens: dict[str, str]) -> None:
-    """Raises `TokenizerError` unless a copy gives transformers' ids and renderings for probes."""
+def _compare(found: Any, mine: "tokenizers.Tokenizer", special_tokens: dict[str, str]) -> None:
+    """Raises `TokenizerError` unless a Rust tokenizer gives the ids of transformers' own, `found`, for probes."""
     tokens = [*special_tokens.values(), *found.get_added_vocab()]
     tokens = [*dict.fromkeys(tokens[:_TOKENS] + tokens[-_TOKENS:])]
-    compare_ids(found, mine, [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)])
-    if template is None or not isinstance(found.chat_template, dict):
-        return
-    for conversation, tools in itertools.product(_CONVERSATIONS, (None, _TOOLS)):
-        wanted, given = (_rendered(found, conversation, tools, source) for source in (None, template))
-        if wanted != given:
+    texts = [*PROBES, *(f"{each}a {each} b\n{each}{each}" for each in tokens)]
+    for text, special in itertools.product(texts, (False, True)):
+        try:
+            wanted = found(text, add_special_tokens=special)["input_ids"]
+        except ValueError:  # CodeLlama's class refuses several <FILL_ME> in a text
+            continue
+        except Exception as error:  # the Rust library raises nothing narrower
             raise TokenizerError(
-                f"the named chat templates of this tokenizer cannot be merged: found {given!r}, wanted {wanted!r}; "
-                "name one in the config (input.chat_template)"
+                f"transformers cannot encode {text[:40]!r} with this tokenizer: {error}; mend its vocabulary, or "
+                "name a token for unknown text (unk_token)"
+            ) from None
+        ids = mine.encode(text, add_special_tokens=special).ids
+        if ids != wanted:
+            raise TokenizerError(
+                f"transformers and tokenizer.json differ on {text[:40]!r}: found {ids[:12]}, wanted {wanted[:12]}: "
+                "this tokenizer has a setting that is not known here, and cannot be used; tell us about it"
             )
-
-
-def _rendered(found: Any, conversation: Any, tools: Any, chat_template: str | None) -> str | None:
-    try:
-        text: str = found.apply_chat_template(conversation, tools=tools, chat_template=chat_template, tokenize=False)
-        return text
-    except Exception:  # a template may raise anything
-        return None
-
-
-def compare_ids(found: Any, mine: "tokenizers.Tokenizer", texts: Iterable[str]) -> None:
-    """Raises `TokenizerError` unless a Rust tokenizer gives the same ids as transformers' own object, `found`."""
-    for text in texts:
-        for special in (False, True):
-            try:
-                wanted = found(text, add_special_tokens=special)["input_ids"]
-            except ValueError:  # CodeLlama's class refuses several <FILL_ME> in a text
-                continue
-            except Exception as error:  # the Rust library raises nothing narrower
-                raise TokenizerError(
-                    f"transformers cannot encode {text[:40]!r} with this tokenizer: {error}; mend its vocabulary, or "
-                    "name a token for unknown text (unk_token)"
-                ) from None
-            ids = mine.encode(text, add_special_tokens=special).ids
-            if ids != wanted:
-                pairs = itertools.zip_longest(ids, wanted)
-                at = next(place for place, (one, other) in enumerate(pairs) if one != other)
-                theirs, ours = wanted[at : at + 12], ids[at : at + 12]
-                raise TokenizerError(
-                    f"transformers and tokenizer.json differ on {text[:40]!r} from the {at + 1}. id on: found {ours}, "
-                    f"wanted {theirs}: this tokenizer has a setting that is not known here, and cannot be used; "
-                    "tell us about it"
-                )
 
 
 def _keep_offsets(part: Any) -> None:
@@ -377,16 +288,6 @@ def _keep_offsets(part: Any) -> None:
             part[key] = False
         elif isinstance(value, dict | list) and (isinstance(key, int) or key in _PARTS):
             _keep_offsets(value)
-
-
-def _found_in(folder: str) -> str:
-    """What a folder without a tokenizer holds: a subfolder with a tokenizer, or its first names."""
-    names = sorted(os.listdir(folder))
-    for name in names:
-        if os.path.isfile(os.path.join(folder, name, "tokenizer.json")):
-            return f"one in {os.path.join(folder, name)!r}: did you mean that?"
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}" if names else "nothing in it"
 
 
 def hub_answers() -> bool:
@@ -400,13 +301,11 @@ def hub_answers() -> bool:
 
 def write(
     source: str, special_tokens: dict[str, str], template: str | None, settings: Mapping[str, Any]
-) -> tokenizer_cache.ResolvedTokenizer:
+) -> ResolvedTokenizer:
     """Writes the files of a resolved tokenizer to a folder that every process of this machine finds."""
     texts = _files_of(source, special_tokens, template, settings)
-    fingerprint: str = json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"]
-    return tokenizer_cache.ResolvedTokenizer(
-        str(tokenizer_cache.keep(fingerprint, texts)), fingerprint, tokenizer_cache.digest_of(texts)
-    )
+    fingerprint: str = json.loads(texts[FACTS_FILE])["fingerprint"]
+    return ResolvedTokenizer(str(keep(fingerprint, texts)), fingerprint, digest_of(texts))
 
 
 def _files_of(
@@ -425,7 +324,7 @@ def _files_of(
     texts = {"tokenizer.json": source, "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=1) + "\n"}
     if template is not None:
         texts["chat_template.jinja"] = template
-    texts[tokenizer_cache.FACTS_FILE] = json.dumps(facts, ensure_ascii=False, indent=1) + "\n"
+    texts[FACTS_FILE] = json.dumps(facts, ensure_ascii=False, indent=1) + "\n"
     return {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
 
 
@@ -439,7 +338,7 @@ def _largest_id(source: Any) -> int:
 def expected_files(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
     """The files as `write` would write them; None if they are not the files of a resolved tokenizer."""
     try:
-        template, facts = contents.get("chat_template.jinja"), json.loads(contents[tokenizer_cache.FACTS_FILE])
+        template, facts = contents.get("chat_template.jinja"), json.loads(contents[FACTS_FILE])
         return _files_of(
             contents["tokenizer.json"].decode("utf-8", "surrogatepass"),
             facts["special_tokens"],
@@ -447,4 +346,197 @@ def expected_files(contents: Mapping[str, bytes]) -> dict[str, bytes] | None:
             facts.get("settings", {}),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+# The cache of this user's resolved tokenizers: to resolve one with transformers takes two seconds.
+#
+# A cached tokenizer is used only if everything that it depends on is unchanged: the bytes of the folder's files, the
+# versions of the libraries that read them, and our own code. The digest of all this names a note in the user's cache
+# folder, and the note names the resolved files. Their digest is checked whenever they are read.
+
+FACTS_FILE = "beam_prep.json"
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", FACTS_FILE)
+"""The files of a resolved tokenizer. The template may be missing."""
+
+_LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf", "mistral-common", "jinja2")
+# The only subfolder of a tokenizer's folder that transformers reads.
+BELOW = "additional_chat_templates"
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_MOST_BYTES = 256 << 20
+
+
+def digest_of(contents: Mapping[str, bytes]) -> str:
+    """sha256 of files: their names, sizes and bytes. Far faster to compute than the fingerprint."""
+    found = hashlib.sha256()
+    for name, content in sorted(contents.items()):
+        found.update(f"{name} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """The files of `FILES` in a folder, by name.
+
+    Raises:
+        OSError: a file exists, but cannot be read.
+    """
+    found = {}
+    for name in FILES:
+        try:
+            found[name] = (folder / name).read_bytes()
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def cache() -> Path:
+    """This user's cache folder; if it cannot be used, a temporary folder of this process.
+
+    Raises:
+        TokenizerError: neither can be written.
+    """
+    return usable(Path(platformdirs.user_cache_dir("beam_prep", appauthor=False)))
+
+
+@functools.cache
+def usable(folder: Path) -> Path:
+    """The folder, made if needed. If it cannot be written, or if others can write into it: a temporary folder."""
+    try:
+        if not folder.is_absolute():
+            raise OSError(f"the user has no home folder ({folder})")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise OSError(f"{folder} cannot be written")
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise OSError(f"others may have written into {folder}")
+        return folder
+    except OSError as error:
+        advice = "set XDG_CACHE_HOME to a folder of yours"
+        log.warning("resolved tokenizers are kept for this run only: %s: %s", error, advice)
+    try:
+        made = tempfile.TemporaryDirectory(prefix="beam_prep-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _no_folder_error(error) from None
+    atexit.register(made.cleanup)
+    return Path(made.name)
+
+
+def bundles() -> Path:
+    """The folder of this user's resolved tokenizers: a subfolder for each, named by its fingerprint."""
+    return cache() / "tokenizers"
+
+
+def keep(fingerprint: str, contents: Mapping[str, bytes]) -> Path:
+    """Writes a resolved tokenizer's files to a folder that every process of this machine finds, unless they exist.
+
+    Raises:
+        TokenizerError: they cannot be written.
+    """
+    try:
+        return put(bundles() / fingerprint, contents)
+    except OSError as error:  # a full disk
+        raise _no_folder_error(error) from None
+
+
+def put(folder: Path, contents: Mapping[str, bytes]) -> Path:
+    """Writes a tokenizer's files into a folder, and removes other files of `FILES`. Makes the folder if needed.
+
+    A file gets its name only when it is complete, because another process may write the same files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+            _write(folder / name, content)
+    for name in {*FILES} - {*contents}:  # an old template
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file. It gets its name only when it is complete."""
+    made = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        made.write_bytes(content)
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _no_folder_error(error: OSError) -> TokenizerError:
+    return TokenizerError(f"no folder for resolved tokenizers ({error}): set XDG_CACHE_HOME to one that can be written")
+
+
+def resolved(folder: str, resolve: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """A folder's resolved tokenizer: from the cache, otherwise from `resolve`.
+
+    Args:
+        folder: the tokenizer's folder, or a name on the Hub, which is never cached.
+        resolve: resolves it, and writes the files into their folder.
+    """
+    # No cache if transformers is imported: other classes may be registered, and the import is the slow part.
+    if "transformers" in sys.modules:
+        return resolve()
+    return _remembered(lambda: _state_of(folder), resolve)
+
+
+def derived(key: str, derive: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """A tokenizer made from a resolved one: from the cache, otherwise from `derive`.
+
+    Args:
+        key: identifies the tokenizer and the change.
+        derive: makes it, and writes the files into their folder.
+    """
+    return _remembered(lambda: [key], derive)
+
+
+def _remembered(depends_on: Callable[[], list[str] | None], make: Callable[[], ResolvedTokenizer]) -> ResolvedTokenizer:
+    """The tokenizer that a note names; otherwise makes it.
+
+    Args:
+        depends_on: what the result depends on, apart from our own code; None: on more than can be compared.
+        make: makes it, and writes its files.
+    """
+    before = depends_on()
+    if before is None:
+        return make()
+    state = hashlib.sha256(Path(__file__).read_bytes())
+    state.update("\0".join([sys.version, *before]).encode("utf-8", "surrogatepass"))
+    note = cache() / "resolved" / f"{state.hexdigest()}.json"
+    try:
+        kept = json.loads(note.read_bytes())
+        known = ResolvedTokenizer(str(bundles() / kept["fingerprint"]), kept["fingerprint"], kept["digest"])
+        if digest_of(read(Path(known.folder))) == known.digest:
+            return known
+    except (OSError, ValueError, KeyError, TypeError):  # there is no note, or it is damaged
+        pass
+    known = make()
+    if before == depends_on():  # no file was changed meanwhile
+        with contextlib.suppress(OSError):  # a full disk: the next run resolves again
+            note.parent.mkdir(parents=True, exist_ok=True)
+            _write(note, json.dumps({"fingerprint": known.fingerprint, "digest": known.digest}).encode())
+    return known
+
+
+def _state_of(folder: str) -> list[str] | None:
+    """Versions of libraries, and a digest of a folder's files; None if the result may depend on more."""
+    if not os.path.isdir(folder):
+        return None  # a name on the Hub may be another tokenizer tomorrow
+    try:
+        places = [place for place in (Path(folder), Path(folder, BELOW)) if place.is_dir()]
+        files = sorted(path for place in places for path in place.iterdir() if path.is_file())
+        files = [path for path in files if path.suffix not in WEIGHTS]
+        if sum(path.stat().st_size for path in files) > _MOST_BYTES:
+            return None  # reading them takes longer than resolving
+        contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    except OSError:
+        return None
+    return [*(f"{name} {version_of(name)}" for name in _LIBRARIES), digest_of(contents)]
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         return None

@@ -176,11 +176,7 @@ def split_prompt(batch: Batch, rows_without_loss: RowsWithoutLoss = "drop") -> B
     if mixed.any():
         batch = batch.reject(mixed, "not_prompt_first", "a token after the first trained one is not trained")
         sizes = [prompt[~mixed] for prompt in sizes]
-    prompts = [batch[side] for side in SIDES]
-    differs = sizes[0] != sizes[1]
-    for row in np.flatnonzero(~differs).tolist():
-        one, other = (np.asarray(rows[row])[: sizes[0][row]] for rows in prompts)
-        differs[row] = not np.array_equal(one, other)
+    differs = (sizes[0] != sizes[1]) | (batch[SIDES[0]].common(batch[SIDES[1]]) < sizes[0])
     if differs.any():
         batch = batch.reject(differs, "prompt_differs", "chosen and rejected do not begin with the same prompt")
         sizes = [prompt[~differs] for prompt in sizes]
@@ -249,17 +245,13 @@ def truncate(
         name: rows if batch.schema[name].role in OF_RECORDS else _cut(rows, max_seq_len, mode)
         for name, rows in batch.columns.items()
     }
-    shorter = batch._with(columns=columns, roles=batch.roles.cut(max_seq_len, keep_end=mode == "keep_end"))
+    shorter = batch._with(columns=columns, roles=batch.roles.mapped(lambda rows: _cut(rows, max_seq_len, mode)))
     shorter.count(CUT_TOKENS, lost)
     shorter.count("truncated_rows", cut, once=True)
     if mode == "keep_start" and eos_id is not None:
         ids = [name for name in batch.columns if batch.schema[name].role == "ids"]
-        places = np.flatnonzero(cut)
-        ended = np.zeros(len(batch), bool)
-        for name in ids:
-            before, after = batch[name].take(places), shorter[name].take(places)
-            ended[places] |= _count(before, eos_id) > _count(after, eos_id)
-        shorter.count("truncated_eos", ended, once=True)
+        ended = [_count(batch[name], eos_id) > _count(shorter[name], eos_id) for name in ids]
+        shorter.count("truncated_eos", np.any(ended, axis=0), once=True)
     return shorter
 
 

@@ -1,5 +1,6 @@
 """`tokenize`: encodes pieces of text into a `Batch`."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,9 +9,8 @@ from beam_prep.data.block import sample, step
 from beam_prep.data.ragged import Array, Ragged, characters, offsets_of, take
 from beam_prep.data.rendered import UNSET, Pieces, Rendered
 from beam_prep.data.schema import Column
-from beam_prep.tokens.backends import encoder_of, name_of
-from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.segments import Segments
+from beam_prep.tokens.backends import FastEncoder, encoder_of, name_of
+from beam_prep.tokens.batch import Batch, Segments
 from beam_prep.tokens.tokenizer import CharSpans, Encoder, Tokenizer
 
 
@@ -127,7 +127,7 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
     border = np.full(len(batch), np.iinfo(np.int64).max)
     for name, each in encoded.items():
         if len(each.prompted):
-            row = _row_of_piece(rendered.pieces[name])
+            row = _sequence_of_piece(rendered.pieces[name])  # prompts are in rows of one sequence
             short[row[each.prompted[~each.is_prefix[each.prompted]]]] = 1
             texts = sorted(rendered.pieces[name].prompts)
             np.minimum.at(border, row[texts], each.border[texts])
@@ -142,13 +142,9 @@ def _begin_after_prompts(batch: Batch, rendered: Rendered, encoded: dict[str, _E
         batch.segments[name] = replace(segments, start=np.minimum(start, segments.stop))
 
 
-def _row_of_piece(pieces: Pieces) -> Array:
-    """int64 [pieces]: the row of each piece, if every row is one sequence."""
+def _sequence_of_piece(pieces: Pieces) -> Array:
+    """int64 [pieces]: the sequence of each piece."""
     return np.repeat(np.arange(len(pieces.sequences) - 1), np.diff(pieces.sequences))
-
-
-_WHOLE, _SPANS, _PARTS = range(3)
-"""Ways to encode a piece: as a whole, with spans of characters, or each part alone."""
 
 
 def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
@@ -162,27 +158,23 @@ def _encode(pieces: Pieces, encoder: Encoder) -> _Encoded:
     to_char = np.concatenate([pieces.segments["stop"][bounded], ends])
     from_token, to_token = np.zeros(len(piece), np.int64), np.zeros(len(piece), np.int64)
     by_piece = np.argsort(piece, kind="stable")
-    way = np.full(len(pieces.texts), _WHOLE)
-    way[piece] = _SPANS
-    way[[*pieces.parts]] = _PARTS
+    apart = np.zeros(len(pieces.texts), bool)
+    apart[[*pieces.parts]] = True
     parts, order = [], []
-    for special in (False, True):
-        for how in (_WHOLE, _SPANS, _PARTS):
-            members = np.flatnonzero((pieces.special == special) & (way == how))
-            if len(members) == 0:
-                continue
-            texts = pieces.texts if len(members) == len(pieces.texts) else take(pieces.texts, members)
-            if how == _PARTS:
-                ids = encoder.encode_parts([pieces.parts[place] for place in members.tolist()], special)
-            elif how == _SPANS:
-                mine = by_piece[pieces.special[piece[by_piece]] == special]
-                wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
-                ids, tokens = encoder.encode_spans(texts, special, wanted)
-                from_token[mine], to_token[mine] = tokens.start, tokens.stop
-            else:
-                ids = encoder.encode(texts, special)
-            parts.append(ids)
-            order.append(members)
+    for special, in_parts in itertools.product((False, True), repeat=2):
+        chosen = (pieces.special == special) & (apart == in_parts)
+        members = np.flatnonzero(chosen)
+        if len(members) == 0:
+            continue
+        if in_parts:
+            ids = encoder.encode_parts([pieces.parts[place] for place in members.tolist()], special)
+        else:
+            mine = by_piece[chosen[piece[by_piece]]]
+            wanted = CharSpans(np.searchsorted(members, piece[mine]), from_char[mine], to_char[mine])
+            ids, tokens = encoder.encode_spans(take(pieces.texts, members), special, wanted)
+            from_token[mine], to_token[mine] = tokens.start, tokens.stop
+        parts.append(ids)
+        order.append(members)
     encoded = Ragged.concat(parts or [Ragged.from_lists([])])
     if len(parts) > 1:
         encoded = encoded.take(np.argsort(np.concatenate(order), kind="stable"))
@@ -208,21 +200,11 @@ def _borders(pieces: Pieces, encoded: Ragged, encoder: Encoder) -> tuple[Array, 
         chosen = owners[pieces.special[owners] == special]
         if len(chosen):
             prompts = encoder.encode([pieces.prompts[place] for place in chosen.tolist()], special)
-            border[chosen] = _common(prompts, encoded.take(chosen))
+            border[chosen] = prompts.common(encoded.take(chosen))
             is_prefix[chosen] = border[chosen] == prompts.lengths
     has = pieces.prompt_end >= -1
     has[owners] = True
     return np.flatnonzero(has), border, is_prefix
-
-
-def _common(one: Ragged, other: Ragged) -> Array:
-    """int64 [rows]: length of the longest common prefix."""
-    sizes = np.minimum(one.lengths, other.lengths)
-    rows = offsets_of(sizes)
-    inside = np.arange(rows[-1]) - np.repeat(rows[:-1], sizes)
-    values = [ids.flat[inside + np.repeat(ids.offsets[:-1], sizes)] for ids in (one, other)]
-    differs = np.append(np.flatnonzero(values[0] != values[1]), rows[-1])
-    return np.asarray(np.minimum(differs[np.searchsorted(differs, rows[:-1])] - rows[:-1], sizes))
 
 
 def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged, Segments]:
@@ -232,8 +214,7 @@ def _join(pieces: Pieces, encoded: _Encoded, bos_id: int | None) -> tuple[Ragged
     piece_borders = ids.offsets
     borders = piece_borders[pieces.sequences]
     part = _piece_of_segment(pieces)
-    sequence_of_piece = np.repeat(np.arange(len(borders) - 1), np.diff(pieces.sequences))
-    sequence = sequence_of_piece[part]
+    sequence = _sequence_of_piece(pieces)[part]
     added = np.zeros(len(borders) - 1, bool)
     if bos_id is not None and pieces.bos.any():
         added = pieces.bos & ~_brings_bos(pieces, values, piece_borders, borders, bos_id)
@@ -293,18 +274,15 @@ def _drop_empty(batch: Batch, enough: Array) -> Batch:
     )
 
 
-REFERENCE = "reference"
-
-
 def tokenize_with(rendered: Rendered, tokenizer: Tokenizer, backend: str, sampled: bool) -> Batch:
     """Encodes the texts of a block with a backend; `sampled`: the reference encodes a sample, too."""
-    if backend == REFERENCE:
-        return tokenize(rendered, tokenizer, tokenizer.bos_id)
     encoder = encoder_of(tokenizer, backend)
-    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference=tokenizer if sampled else None)
-    again = "blocks_encoded_again" in batch.made
-    theirs = len(batch) if again or encoder.backend == "transformers" else min(encoder.fell_back, len(batch))
-    for name, records in ((encoder.backend, len(batch) - theirs), ("transformers", theirs)):
+    reference = tokenizer if sampled and encoder is not tokenizer else None
+    batch = tokenize(rendered, encoder, tokenizer.bos_id, reference)
+    theirs = len(batch)
+    if isinstance(encoder, FastEncoder) and "blocks_encoded_again" not in batch.made:
+        theirs = min(encoder.fell_back, len(batch))
+    for name, records in (("gigatoken", len(batch) - theirs), ("transformers", theirs)):
         if records:
             batch.made[f"encoded_by_{name}"] = records
             batch.made[f"encoder: {name_of(name)}"] = records

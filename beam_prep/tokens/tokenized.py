@@ -1,14 +1,15 @@
 """Makes a `Batch` of records that are tokenised already, without a tokenizer."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from beam_prep.data.block import Reject, step
+from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, Output, Section
 from beam_prep.reading.adapters import record_domain, record_weight
+from beam_prep.reading.filters import LeftOut, work_on_each
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout, token_weights, tokenized
 from beam_prep.tokens.batch import Batch
@@ -57,25 +58,18 @@ def _read(
     records: Records, outputs: tuple[Output, ...], domain_key: str | None, read: Callable[[Record], _Read | None]
 ) -> tuple[Batch, list[_Read]]:
     """(a batch without columns, the values that `read` returned). Records for which it returns None are dropped."""
-    found: list[_Read] = []
-    kept, domain = [], []
-    ledger = records.ledger.copy()
-    for line, record in zip(records.line.tolist(), records.rows, strict=True):
-        try:
-            each = read(record)
-            named = record_domain(record, domain_key)
-        except Reject as reject:
-            ledger.reject(line, reject.reason, reject.message)
-            continue
+
+    def work(record: Record) -> tuple[_Read, str]:
+        each, domain = read(record), record_domain(record, domain_key)
         if each is None:
-            ledger.drop(line, "empty")
-            continue
-        found.append(each)
-        kept.append(line)
-        domain.append(named)
-    batch = Batch(records.origin, ledger, np.asarray(kept, np.int32), records.receipt, outputs, domain)
-    batch.made = dict(records.made)
-    return batch, found
+            raise LeftOut("empty")
+        return each, domain
+
+    left = work_on_each(records, work)
+    found: Any = left.rows
+    domains = [domain for _, domain in found]
+    batch = Batch(left.origin, left.ledger, left.line, left.receipt, outputs, domains, made=dict(left.made))
+    return batch, [each for each, _ in found]
 
 
 def _outputs(fields: RolloutFields) -> tuple[Output, ...]:

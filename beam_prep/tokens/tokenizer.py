@@ -7,9 +7,7 @@ transformers. Every output keeps the folder, so that it can be decoded.
 
 import contextlib
 import functools
-import hashlib
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,21 +20,11 @@ import numpy as np
 from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.errors import TokenizerError
-from beam_prep.tokens import tokenizer_cache
-from beam_prep.tokens.resolver import (
-    compare_ids,
-    expected_files,
-    resolve,
-    resolved_here,
-    rust_tokenizer,
-    templates_with_bom,
-    write,
-)
+from beam_prep.tokens import resolver
+from beam_prep.tokens.resolver import expected_files, resolve, rust_tokenizer, write
 
 if TYPE_CHECKING:
     import tokenizers
-
-log = logging.getLogger("beam_prep")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +135,7 @@ class AddedToken(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def facts_of(tokenizer: "Tokenizer") -> _Facts:
     contents = tokenizer.contents()
-    facts = json.loads(contents[tokenizer_cache.FACTS_FILE])
+    facts = json.loads(contents[resolver.FACTS_FILE])
     template = contents.get("chat_template.jinja")
     text = None if template is None else template.decode("utf-8")
     return _Facts(facts["special_tokens"], text, facts["max_id"], facts.get("settings", {}))
@@ -178,18 +166,21 @@ def _inside(tokenizer: "Tokenizer") -> "tokenizers.Tokenizer":
     return rust_tokenizer(json.dumps(made).encode(), facts_of(tokenizer).settings)
 
 
+_NO_PREFIX: dict[Any, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+    "Prepend": {"prepend": ""},
+}
+
+
 def _without_prefix(state: Any) -> Any:
-    """The state of a normaliser or pre-tokenizer (or a list of states), changed to add no prefix to a text."""
+    """The state of a normaliser or pre-tokenizer (or a part of it), changed to add no prefix to a text."""
     if isinstance(state, list):
-        return [made for each in state if (made := _without_prefix(each)) is not None]
-    kind = None if state is None else state["type"]
-    if kind == "Sequence":
-        return {name: _without_prefix(value) if isinstance(value, list) else value for name, value in state.items()}
-    if kind == "Metaspace":
-        return {**state, "prepend_scheme": "never"}
-    if kind == "ByteLevel":
-        return {**state, "add_prefix_space": False}
-    return None if kind == "Prepend" else state
+        return [_without_prefix(each) for each in state]
+    if not isinstance(state, dict):
+        return state
+    made = {name: _without_prefix(value) for name, value in state.items()}
+    return {**made, **_NO_PREFIX.get(state.get("type"), {})}
 
 
 def state_of(part: Any) -> dict[str, Any] | None:
@@ -208,18 +199,19 @@ def _fetched(fingerprint: str, digest: str, source: TokenizerSource) -> str:
     # Workers have a process for each core: threads of the Rust library would outnumber the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
-    folder = tokenizer_cache.bundles() / fingerprint
+    folder = resolver.bundles() / fingerprint
     with contextlib.suppress(OSError):
-        if tokenizer_cache.digest_of(tokenizer_cache.read(folder)) == digest:
+        if resolver.digest_of(resolver.read(folder)) == digest:
             return str(folder)
     with tempfile.TemporaryDirectory(prefix="beam_prep-tokenizer-") as made:
         source.fetch(Path(made))
-        contents = tokenizer_cache.read(Path(made))
-    if tokenizer_cache.digest_of(contents) != digest:
+        contents = resolver.read(Path(made))
+    if resolver.digest_of(contents) != digest:
         raise TokenizerError(f"the tokenizer in {source} is not the launcher's ({fingerprint}): launch again")
-    return str(tokenizer_cache.keep(fingerprint, contents))
+    return str(resolver.keep(fingerprint, contents))
 
 
+@dataclass(frozen=True, repr=False)
 class Tokenizer:
     """A resolved tokenizer. Cheap to pickle (a path and two digests); each process loads it once, at first use.
 
@@ -233,24 +225,14 @@ class Tokenizer:
     Args:
         folder: the folder of its files.
         fingerprint: sha256 of its `tokenizer.json` (in canonical form), chat template and special tokens.
-        digest: of the bytes of its files: see `tokenizer_cache.digest_of`. Compared whenever the files are read.
+        digest: of the bytes of its files: see `resolver.digest_of`. Compared whenever the files are read.
         source: where processes on other machines get the files from; None: from `folder`.
     """
 
-    def __init__(self, folder: str, fingerprint: str, digest: str, source: TokenizerSource | None = None) -> None:
-        self._folder = folder
-        self.fingerprint = fingerprint
-        self._digest = digest
-        self._source = source
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self._folder, self.fingerprint, self._digest, self._source)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self.__reduce__() == other.__reduce__()
-
-    def __hash__(self) -> int:
-        return hash(self.__reduce__())
+    _folder: str
+    fingerprint: str
+    _digest: str
+    _source: TokenizerSource | None = None
 
     @property
     def folder(self) -> str:
@@ -265,10 +247,10 @@ class Tokenizer:
         """
         folder = self.folder
         try:
-            found = tokenizer_cache.read(Path(folder))
+            found = resolver.read(Path(folder))
         except OSError as error:
             raise TokenizerError(f"the tokenizer in {folder} cannot be read ({error}): run again") from None
-        if tokenizer_cache.digest_of(found) != self._digest:
+        if resolver.digest_of(found) != self._digest:
             raise TokenizerError(
                 f"the tokenizer in {folder} changed: its files are not those that were resolved "
                 f"(fingerprint {self.fingerprint}): run again"
@@ -291,23 +273,16 @@ class Tokenizer:
         """
         if (kept := kept_in(Path(path))) is not None:
             return kept
-
-        for name in templates_with_bom(str(path)):
-            log.warning(
-                "warning: tokenizer: the chat template in %s begins with a byte order mark (BOM), which is left out; "
-                "transformers would write it into every text",
-                name,
-            )
-        return Tokenizer(*tokenizer_cache.resolved(str(path), lambda: resolve(str(path))))
+        return Tokenizer(*resolver.resolved(str(path), lambda: resolve(str(path))))
 
     def save(self, folder: str | os.PathLike[str]) -> "Tokenizer":
         """Copies the tokenizer's files to a folder, which `AutoTokenizer.from_pretrained` reads, too."""
-        target = tokenizer_cache.put(Path(folder), self.contents())
+        target = resolver.put(Path(folder), self.contents())
         return Tokenizer(str(target), self.fingerprint, self._digest)
 
     def keep(self) -> "Tokenizer":
         """Copies the files to the folder of this user's resolved tokenizers."""
-        folder = tokenizer_cache.keep(self.fingerprint, self.contents())
+        folder = resolver.keep(self.fingerprint, self.contents())
         return Tokenizer(str(folder), self.fingerprint, self._digest)
 
     def with_template(self, source: str) -> "Tokenizer":
@@ -321,11 +296,11 @@ class Tokenizer:
         """
         text = self.template_source(source)
 
-        def derive() -> tokenizer_cache.ResolvedTokenizer:
+        def derive() -> resolver.ResolvedTokenizer:
             rust = self.contents()["tokenizer.json"].decode("utf-8", "surrogatepass")
             return write(rust, self.special_tokens, text, facts_of(self).settings)
 
-        return Tokenizer(*tokenizer_cache.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
+        return Tokenizer(*resolver.derived(f"{self.fingerprint}\0{self._digest}\0{text}", derive))
 
     def template_source(self, given: str | None) -> str | None:
         """The source of the chat template that a config names; None: the config names none, and there is none.
@@ -342,8 +317,9 @@ class Tokenizer:
             return given
         if given in self.chat_templates:
             return self.chat_templates[given]
+        names = ", ".join(map(repr, sorted(self.chat_templates))) or "nothing"
         raise TokenizerError(
-            f"input.chat_template: found {given!r}, which is no template, but {_named(self.chat_templates)} "
+            f"input.chat_template: found {given!r}, which is no template; this tokenizer's are named {names} "
             f"(a file beside the config has a dot in its path: {given}.jinja)"
         )
 
@@ -393,26 +369,6 @@ class Tokenizer:
         return facts_of(self).settings.get("model_max_length")
 
     @property
-    def resolved_here(self) -> bool:
-        """True if transformers loaded it in this process, and `check_texts` was not called since then."""
-        # Read the files only if there is something to compare them with.
-        return bool(resolved_here) and self._source_digest() in resolved_here
-
-    def check_texts(self, texts: Iterable[str]) -> None:
-        """Compares the ids of texts with transformers' own, if the tokenizer is `resolved_here`.
-
-        If another run resolved it, its probes and first texts had the same ids with these files and libraries.
-
-        Raises:
-            TokenizerError: the ids differ.
-        """
-        if (found := resolved_here.pop(self._source_digest(), None)) is not None:
-            compare_ids(found, self.reference, texts)
-
-    def _source_digest(self) -> str:
-        return hashlib.sha256(self.contents()["tokenizer.json"]).hexdigest()
-
-    @property
     def added(self) -> tuple[AddedToken, ...]:
         """The tokens that were added to the vocabulary, ordered by id."""
         return _added(self)
@@ -455,8 +411,10 @@ class Tokenizer:
 
         See `Encoder`.
         """
-        rows = []
         starts, stops = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        if not len(spans):
+            return self.encode(texts, add_special_tokens), TokenSpans(starts, stops)
+        rows = []
         borders = np.searchsorted(spans.text, np.arange(len(texts) + 1))
         text = 0
         for chunk in chunks(texts):
@@ -498,31 +456,24 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """A text for each token; joined, they are the text of all tokens.
 
-        A character of several tokens belongs to the last of them. Bytes that never form a character stay with their
-        tokens, as U+FFFD. (A decoder with byte fallback gives up an entire run of byte tokens for one incomplete
-        character. Then the pieces show the complete characters of the run.)
+        A character of several tokens belongs to the last of them. Bytes that never form a character are U+FFFD, behind
+        at most 16 tokens without a text.
         """
         texts: list[str] = []
-        # Texts depend on neighbours, so each piece is what its token adds to the text of the last few tokens.
+        # Texts depend on neighbours, so each piece is what its tokens add to the text of the piece before.
         window: list[int] = []
-        before, shown, first = "", 0, 0  # text of the window, its characters that have a token, its first new token
+        before, first = "", 0  # the text of the piece before, and its number of tokens
         for token in ids:
             window.append(int(token))
             text = self.decode(window)
-            complete = len(text.rstrip(_CUT))
-            if complete == len(text) and texts and text.startswith(before):
-                texts[-1] += before[shown:]  # this token did not complete these characters
-                shown = max(shown, len(before))
-            if complete < len(text) and len(window) - first < _LONGEST_CUT:
-                texts.append(text[shown:complete])
-                before, shown = text, max(shown, complete)
+            if text.endswith(_CUT) and len(window) - first < _LONGEST_CUT:
+                texts.append("")
                 continue
-            texts.append(text[shown:])
+            texts.append(text[len(before) :])
             window = window[first:]
             before, first = self.decode(window), len(window)
-            shown = len(before)
-        if texts:
-            texts[-1] += before[shown:]
+        if len(window) > first:
+            texts[-1] += self.decode(window)[len(before) :]
         return texts
 
 
@@ -552,19 +503,14 @@ def _token_span(encoding: Any, start: int, stop: int) -> tuple[int, int]:
     return int(first), int(last) + 1
 
 
-def _named(templates: Iterable[str]) -> str:
-    names = ", ".join(map(repr, sorted(templates)))
-    return f"this tokenizer's chat templates are named {names}" if names else "this tokenizer has no named templates"
-
-
 def kept_in(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder that `save` wrote; None for other folders, and if the files were edited."""
     try:
-        contents = tokenizer_cache.read(folder)
+        contents = resolver.read(folder)
     except OSError:
         return None
     texts = expected_files(contents)
     if texts != contents:
         return None
-    fingerprint = json.loads(texts[tokenizer_cache.FACTS_FILE])["fingerprint"]
-    return Tokenizer(str(folder), fingerprint, tokenizer_cache.digest_of(texts))
+    fingerprint = json.loads(texts[resolver.FACTS_FILE])["fingerprint"]
+    return Tokenizer(str(folder), fingerprint, resolver.digest_of(texts))

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from beam_prep.chat.apply import COMPARED, render_records
 from beam_prep.chat.chat_format import chat_format_of
@@ -24,12 +24,10 @@ from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.batch import Batch, in_domain
 from beam_prep.tokens.mask import MaskPolicy, RoleMask, RowsWithoutLoss, build_mask
 from beam_prep.tokens.rows import Padding, TruncationMode, pad, split_prompt, to_labels, truncate
-from beam_prep.tokens.tokenize import REFERENCE, tokenize_with
+from beam_prep.tokens.tokenize import tokenize_with
 from beam_prep.tokens.tokenized import from_rollouts, from_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
-
-AnyBackend = Backend | Literal["reference"]
 
 log = logging.getLogger("beam_prep")
 
@@ -40,8 +38,7 @@ class Tokenize(BlockStep):
     Attributes:
         tokenizer: the tokenizer. Each process loads it once, at its first block.
         backend: `auto`: gigatoken, many times faster, if it gives the same ids as transformers (see `tokens.backends`);
-            `transformers`: always the reference; `gigatoken`: gigatoken, or an error. `reference`, for checks: only the
-            ids and offsets of the library that transformers uses.
+            `transformers`: always the reference; `gigatoken`: gigatoken, or an error.
         sampled: the reference encodes a sample of each block, too, and the entire block if one text differs. A
             difference outside the sample goes unnoticed: `Pipeline(check="full")` compares all texts instead.
 
@@ -56,18 +53,15 @@ class Tokenize(BlockStep):
     """
 
     tokenizer: Tokenizer
-    backend: AnyBackend = "auto"
+    backend: Backend = "auto"
     sampled: bool = True
 
     work, gives = tokenize_with, Batch
 
     def check(self) -> None:
-        self.chosen: str = self.backend
-        if self.backend == REFERENCE:
-            return
         if self.backend not in get_args(Backend):
             raise ValueError(f"backend is {self.backend!r}, wanted one of {', '.join(get_args(Backend))}")
-        self.chosen, problem = choose(self.tokenizer, cast(Backend, self.backend))
+        self.chosen, problem = choose(self.tokenizer, self.backend)
         if problem is not None:
             log.info("%s", problem)
 

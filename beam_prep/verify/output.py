@@ -28,7 +28,7 @@ from beam_prep.formats.manifest import (
     receipts_of,
     sum_problems,
 )
-from beam_prep.tokens import tokenizer_cache
+from beam_prep.tokens import resolver
 from beam_prep.tokens.resolver import expected_files
 from beam_prep.verify.files import LocalFiles, OutputFiles, file_is_listed
 from beam_prep.verify.rows import (
@@ -211,12 +211,12 @@ def _shard(output: Output, shard: ShardReceipt, shards: int, limits: Limits) -> 
 
 def _tokenizer_facts(files: OutputFiles) -> dict[str, Any]:
     """The facts of the tokenizer, computed from its files without `beam_prep.json`."""
-    with files.local([f"{TOKENIZER}/{name}" for name in tokenizer_cache.FILES]) as folder:
+    with files.local([f"{TOKENIZER}/{name}" for name in resolver.FILES]) as folder:
         try:
-            found = expected_files(tokenizer_cache.read(folder / TOKENIZER))
+            found = expected_files(resolver.read(folder / TOKENIZER))
         except OSError:  # `file_is_listed` reports listed files that cannot be read
             found = None
-    facts: dict[str, Any] = {} if found is None else json.loads(found[tokenizer_cache.FACTS_FILE])
+    facts: dict[str, Any] = {} if found is None else json.loads(found[resolver.FACTS_FILE])
     return facts
 
 

@@ -38,7 +38,6 @@ CHATML = (
 )
 ROW = (Output("sequence", "ids", (Section("messages", "$role", "conversation"),), "loss_mask"),)
 NOT_FOR_GIGATOKEN = {"t5-small": "Unigram"}
-LOSSY = {"t5-small"}
 
 
 @pytest.fixture(scope="module", params=_folders())
@@ -72,11 +71,10 @@ def test_every_tokenizer_takes_the_gate_or_is_refused_with_a_reason(folder: Path
         assert choose(loaded(folder), "auto", ["first record"]) == ("gigatoken", None)
 
 
-@pytest.mark.parametrize("backend", ["gigatoken", "transformers"])
-def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
-    if backend == "gigatoken" and folder.name in NOT_FOR_GIGATOKEN:
+def test_ids_and_spans_are_the_references(folder: Path) -> None:
+    if folder.name in NOT_FOR_GIGATOKEN:
         pytest.skip("not a tokenizer for gigatoken")
-    tokenizer, fast = loaded(folder), FastEncoder(loaded(folder), backend)
+    tokenizer, fast = loaded(folder), FastEncoder(loaded(folder))
     texts = [text[:400] for text in [*PROBES, *verify_texts()]] + list(tokenizer.controls) + [""]
     spans = spans_of(texts)
     for special in (False, True):
@@ -84,7 +82,7 @@ def test_ids_and_spans_are_the_references(folder: Path, backend: Any) -> None:
         mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (fast, tokenizer))
         assert mine[0].to_lists() == theirs[0].to_lists()
         assert mine[1].to_list() == theirs[1].to_list()
-    assert (fast.fell_back == 2 * len(texts)) == (folder.name in LOSSY)
+    assert fast.fell_back < 2 * len(texts)
     assert mine[0].flat.dtype == np.int32
 
 
@@ -107,7 +105,7 @@ def test_a_missing_wheel_means_the_reference(monkeypatch: pytest.MonkeyPatch, fr
     backend, problem = choose(ours(), "auto")
     assert backend == "transformers"
     assert "not installed" in str(problem)
-    assert encoder_of(ours(), "gigatoken").backend == "transformers"  # a worker without the launcher's wheel
+    assert encoder_of(ours(), "gigatoken") is ours()  # a worker without the launcher's wheel
 
 
 def test_another_version_means_the_reference(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
@@ -155,7 +153,7 @@ def same(one: Batch, other: Batch) -> bool:
 def test_a_block_whose_sample_differs_is_the_references(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     block = rendered(*texts)
     wanted = tokenize(block, ours(), None)
-    right = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
+    right = tokenize(block, FastEncoder(ours()), None, reference=ours())
     assert same(right, wanted)
     assert "blocks_encoded_again" not in right.made
     wrong = FastEncoder.encode_spans
@@ -166,14 +164,14 @@ def test_a_block_whose_sample_differs_is_the_references(texts: list[str], monkey
         return ids, TokenSpans(tokens.start + late, tokens.stop + late)
 
     monkeypatch.setattr(FastEncoder, "encode_spans", late)
-    again = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours())
+    again = tokenize(block, FastEncoder(ours()), None, reference=ours())
     assert same(again, wanted)
     assert again.made["blocks_encoded_again"] == 1
 
 
 def test_the_sample_is_a_small_part() -> None:
     block = rendered(*(f"words of {place}" for place in range(500)))
-    made = tokenize(block, FastEncoder(ours(), "gigatoken"), None, reference=ours()).made
+    made = tokenize(block, FastEncoder(ours()), None, reference=ours()).made
     assert made["compared_with_transformers"] == 16
 
 
@@ -199,14 +197,14 @@ ANY = st.text(max_size=30) | st.text(st.characters(min_codepoint=0x80, exclude_c
 @example(["\u0628\u08d3\u0651", "\u09b9\u09fe\u09cd", "\U00011935\U00011930", "\u0c5c's \U000323b0's"], 1, True)
 def test_ids_and_spans_of_any_text_are_the_references(name: str, texts: list[str], seed: int, special: bool) -> None:
     spans, tokenizer = spans_of(texts, seed), normalising(name)
-    fast = FastEncoder(tokenizer, "gigatoken")
+    fast = FastEncoder(tokenizer)
     mine, theirs = (encoder.encode_spans(texts, special, spans) for encoder in (fast, tokenizer))
     assert mine[0].to_lists() == theirs[0].to_lists() == fast.encode(texts, special).to_lists()
     assert mine[1].to_list() == theirs[1].to_list()
 
 
 def test_characters_that_both_know_are_not_left_to_the_reference() -> None:
-    fast = FastEncoder(normalising("ours, NFC"), "gigatoken")
+    fast = FastEncoder(normalising("ours, NFC"))
     fast.encode(["\u0416\u4f60\u597d \u00e9 \u0928\u094d \U0001f600\U0001f9d1\u200d\U0001f680 \u20bf"], False)
     assert fast.fell_back == 0
     fast.encode(["plain", "\u0628\u08d3\u0651", "plain \u4f60"], False)
@@ -261,7 +259,7 @@ def test_a_token_that_is_found_in_normalised_text_is_the_references(
 ) -> None:
     tokenizer = with_added(tmp_path / "t", {"content": content, "normalized": True}, normalizer=NFC)
     assert choose(tokenizer, "auto")[0] == "gigatoken"
-    fast = FastEncoder(tokenizer, "gigatoken")
+    fast = FastEncoder(tokenizer)
     assert fast.encode(texts, False).to_lists() == tokenizer.encode(texts, False).to_lists()
     assert fast.fell_back == fell_back
 
@@ -286,7 +284,7 @@ def test_with_any_added_tokens_ids_are_the_references_or_the_gate_is_closed(
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = with_added(Path(folder, "t"), *added, **({"normalizer": NFC} if nfc else {}))
         if choose(tokenizer, "auto")[0] == "gigatoken":
-            found = FastEncoder(tokenizer, "gigatoken").encode(texts, False)
+            found = FastEncoder(tokenizer).encode(texts, False)
             assert found.to_lists() == tokenizer.encode(texts, False).to_lists()
 
 
@@ -299,4 +297,4 @@ def test_tokens_overlap_if_a_text_can_hold_a_part_of_both(some: list[str], other
         return other in one or any(one.endswith(other[:size]) for size in range(1, len(other)))
 
     wanted = [one for one in some if any(overlap(one, other) or overlap(other, one) for other in others)]
-    assert module.sharing(some, others) == (wanted[0] if wanted else None)
+    assert [one for one in some if any(module.overlap(one, other) for other in others)] == wanted

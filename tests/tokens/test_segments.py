@@ -6,10 +6,9 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from beam_prep.tokens.batch import Batch
+from beam_prep.tokens.batch import NAME_LIMIT, Batch, RoleCounts, Roles
 from beam_prep.tokens.mask import RoleMask, build_mask, drop_rows_without_loss
 from beam_prep.tokens.rows import truncate
-from beam_prep.tokens.segments import NAME_LIMIT, RoleCounts, Roles
 from beam_prep.tokens.tokenize import tokenize
 from tests.chars import Chars, messages, render, row
 
@@ -66,11 +65,12 @@ def _is_rendered(record: Any, outputs: list[Any]) -> bool:
 def test_counts_are_those_of_every_message_and_token(rows: list[Any], outputs: int, length: int, mode: str) -> None:
     made = [row(messages(name), name=name, mask=f"{name}_mask") for name in ("one", "other")[:outputs]]
     left = counted(rows, made, length, mode)
-    counts = left.roles.count(left.line, len(rows))
+    counts = left.roles.count(left.line)
     assert counts.sums() == by_hand(rows, made, left, length, mode)
     # What a cut at any line counts is what the lines before it have.
     for cut in range(len(rows) + 1):
-        few = left.roles.count(left.line[left.line < cut], len(rows))
+        head = left.take(left.line < cut)
+        few = head.roles.count(head.line)
         inside = few.line < cut
         assert (
             counts.sums(cut) == RoleCounts(few.names, few.line[inside], few.role[inside], few.counts[:, inside]).sums()
@@ -83,14 +83,14 @@ def test_a_block_in_which_every_message_has_a_role_of_its_own_is_counted_too() -
     count = 3_000
     line = np.arange(count)
     roles = Roles(tuple(map(str, line)), line, line)
-    sums = roles.count(line[:0].astype(np.int32), count).sums()
+    sums = roles.count(line[:0].astype(np.int32)).sums()
     assert sums == {str(place): (1, 0, 0) for place in line}
 
 
 def test_names_fit_a_receipt() -> None:
     rows = [{"m": [{"role": "x" * 1000 + end, "content": ""}]} for end in "ab"]
     batch = tokenize(render(rows, row(messages("m")), template="{{ messages[0].content }}!"), Chars(), None)
-    assert batch.roles.count(batch.line, 2).sums() == {"x" * NAME_LIMIT: (2, 0, 0)}
+    assert batch.roles.count(batch.line).sums() == {"x" * NAME_LIMIT: (2, 0, 0)}
     place = np.zeros(1, np.int64)
     half = Roles(("\ud800",), place, place)  # a step of the user's own may make it
-    assert half.count(batch.line, 2).sums() == {"\\ud800": (1, 0, 0)}
+    assert half.count(batch.line).sums() == {"\\ud800": (1, 0, 0)}

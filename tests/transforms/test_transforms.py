@@ -10,7 +10,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 import beam_prep as bp
 from beam_prep.reading.records import Records
-from beam_prep.tokens.segments import Segments
+from beam_prep.tokens.batch import Segments
 from tests.conftest import ROOT
 
 TOKENIZER = bp.Tokenizer.load(ROOT / "examples" / "tokenizer")
