@@ -295,7 +295,8 @@ def check_kinds(format: Format, columns: Sequence[Column]) -> None:
     for column in columns:
         held = format.strings == "lists" or (format.strings == "single" and column.depth == 0)
         if column.role == "string" and not held:
-            raise ValueError(f"column {column.name!r}: the format {format.name} has no strings like these")
+            lists = "lists of " if column.depth else ""
+            raise ValueError(f"column {column.name!r}: the format {format.name} has no {lists}strings")
         if column.dtype in format.unknown_dtypes:
             raise ValueError(f"column {column.name!r}: the format {format.name} has no {column.dtype}")
 

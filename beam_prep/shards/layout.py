@@ -235,25 +235,21 @@ class Layout:
             parts: the shard's rows in order, and int64 [rows], the tokens that `fit` cut from each (None: none).
             columns: the columns to write, see `columns`.
         """
+        schema = {column.name: column for column in columns}
         stats: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for own in self._filled(self._cut(parts, columns, stats), columns, stats):
-            rows = {self._name(column): values for column, values in own.items()}
+        for found in self._filled(self._cut(parts, schema, stats), schema, stats):
+            rows = {self._name(name): values for name, values in found.items()}
             if self.packing != "none":
                 stats["packing"]["packs_untrained"] += _untrained(columns, rows)
             yield rows, dict(stats)
             stats.clear()
 
-    def _schema(self, rows: Rows, columns: Sequence[Column]) -> dict[str, Column]:
-        """The columns of rows that have their names before renaming."""
-        written = {column.name: column for column in columns}
-        return {name: written[self._name(name)] for name in rows if name != ROW_LENGTHS.name}
-
     def _cut(
-        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column], stats: Stats
+        self, parts: Iterable[tuple[Rows, Array | None]], schema: Mapping[str, Column], stats: Stats
     ) -> Iterator[tuple[Rows, Array | None]]:
-        """Splits records into their rows (turns apart), and rows into chunks."""
-        for rows, cut in parts:
-            schema = self._schema(rows, columns)
+        """Splits records into their rows (turns apart), and rows into chunks. Columns get their new names."""
+        for part, cut in parts:
+            rows: Rows = {self._name(name): values for name, values in part.items()}
             if ROW_LENGTHS.name in rows:
                 records = len(rows[ROW_LENGTHS.name])
                 rows, cut = split_rows(rows, schema, cut)
@@ -264,18 +260,17 @@ class Layout:
             yield rows, cut
 
     def _filled(
-        self, parts: Iterable[tuple[Rows, Array | None]], columns: Sequence[Column], stats: Stats
+        self, parts: Iterable[tuple[Rows, Array | None]], schema: Mapping[str, Column], stats: Stats
     ) -> Iterator[Rows]:
-        """Packs or pads rows."""
+        """Packs or pads rows. Columns that are added have the names before renaming."""
         if self.packing != "none":
             for rows, cut in _groups(parts, self.group):
                 plan = pack.plan_packs(next(iter(rows.values())).lengths, self.packing, self.capacity, cut)
                 stats["packing"].update(plan.stats)
-                metadata = [name for name, column in self._schema(rows, columns).items() if column.metadata]
-                yield pack.pack_columns(rows, plan, self.position_ids, metadata)
+                yield pack.pack_columns(rows, plan, self.position_ids, [name for name in rows if schema[name].metadata])
             return
         for rows, _ in parts:
-            padded = [rows] if self.padding is None else self.padding.in_parts(rows, self._schema(rows, columns))
+            padded = [rows] if self.padding is None else self.padding.in_parts(rows, schema)
             yield from padded if self.position_ids == "none" else map(_with_positions, padded)
 
 
