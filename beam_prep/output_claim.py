@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,8 @@ from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join
 from beam_prep.storage.input_digests import first_changed
-from beam_prep.storage.output import output_at, put_back
+from beam_prep.storage.output import Staging, output_at, put_back
 from beam_prep.storage.publish import up_to_date
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
@@ -101,29 +100,21 @@ class OutputClaim:
         return first_changed(self.inputs, listed, lambda: json.loads(read_bytes(join(output, RUN)))) is None
 
     def finish_for_others(self, output: str) -> None:
-        """Finishes what a launch left undone that was killed after it had published an output."""
-        is_claimed = self.claims.holder() is not None
-        if is_claimed:
-            try:
-                self.take(here=True, wait=True)
-            except LockedError:
-                return  # another job is running
-            output_at(output, self.staging).remove_replaced(manifest_of(output))
-        if is_claimed or is_local(self.root):
-            self._remove_others()  # files of launches that were killed before they had a claim
-            if self.options.cache_dir is None:
-                self.staging.remove_kept()
-        if is_claimed:
-            self.claims.release()
+        """Finishes what earlier launches left undone, for instance one that was killed after it had published."""
+        if not is_local(self.root) and self.claims.holder() is None:
+            return
+        try:
+            self.take(here=True, wait=True)
+        except LockedError:
+            return  # another job is running
+        output_at(output, self.staging).remove_replaced(manifest_of(output))
+        self.staging.remove()
+        self.release(here=True)
 
     def choose_version(self) -> str:
-        """Chooses the path of the output. The version of a launch that failed keeps its name.
-
-        Raises:
-            LockedError: another launch holds the output.
-        """
+        """Chooses the path of the output. The version of a launch that failed keeps its name."""
         if self.options.keep_versions is not None:
-            made, other = Versions(self.root), self.claims.ended()
+            made, other = Versions(self.root), self.claims.holder()
             unfinished = None if other is None or made.has(other.version_name or "") else other.version_name
             self.output = made.path(self.options.version_name or unfinished or new_name())
         return self.output
@@ -152,10 +143,9 @@ class OutputClaim:
 
     def _remove_others(self) -> None:
         """Removes the unfinished files of all other launches, because none of them has the claim."""
-        for root in {self.staging.root, self.staging.home}:  # copies of another disk's staging are next to the output
-            if is_local(root):
-                put_back(self.output, root)
-            replace(self.staging, root=root).remove_others()
+        if is_local(self.root):
+            put_back(self.output, self.staging.home)
+        self.staging.remove_others()
 
     def _clear_up(self, version_name: str) -> None:
         """Removes what a failed launch left of its version, or finishes the version if it was published."""
@@ -172,8 +162,11 @@ class OutputClaim:
         output_at(self.output, self.staging).check_claim()
 
     def fails(self) -> None:
-        """Ends the claim of a job that has failed."""
-        output_at(self.output, self.staging).fails()
+        """Ends the claim of a job that has failed. In a store its file stays: the output holds files of this job."""
+        if is_local(self.root):
+            self.claims.release()
+        else:
+            self.claims.end()
 
     def release(self, here: bool) -> None:
         """Ends the claim of a finished job, and removes its blocks unless they are kept."""

@@ -42,10 +42,9 @@ from beam_prep.runners import (
 from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
 from beam_prep.storage.input_digests import stores_checksum
-from beam_prep.storage.output import normalise_path
+from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
@@ -363,9 +362,7 @@ class Pipeline:
         runs = 0.0 if fewer or self.compose.shuffle is None else cached
         freed = output if single_use else 0.0  # blocks are removed as their rows are written
         cached = 0.0 if os.path.isdir(cache_folder) else max(0.0, cached - freed)
-        needs = [(cache_folder, "the token cache", cached), (root, "sorted runs", runs), (root, "the output", output)]
-        # An output that is built on another disk is copied into place.
-        needs.append((home, "the output", output))
+        needs = [(cache_folder, "the token cache", cached), (root, "sorted runs", runs), (home, "the output", output)]
         return lacks_room((folder, what, size * total) for folder, what, size in needs if is_local(folder))
 
 

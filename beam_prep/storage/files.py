@@ -4,6 +4,7 @@ import bz2
 import errno
 import glob
 import gzip
+import io
 import itertools
 import json
 import os
@@ -11,8 +12,9 @@ import shutil
 import stat
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,56 +30,6 @@ from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes
-
-STATE, SPLITS = "state.json", "dataset_dict.json"
-
-
-def rows_files(folder: str, read: Callable[[str], bytes]) -> list[str]:
-    """The names of the Arrow files of a folder with a `state.json`, in the order of their rows.
-
-    Args:
-        folder: the folder's path, for errors.
-        read: reads a file of the folder by its name.
-
-    Raises:
-        InputError: the dataset has no rows, or rows in another order than its files; or `state.json` cannot be read.
-    """
-    state = _parsed(folder, STATE, read)
-    # Earlier versions of datasets store a selection or an order of rows in a separate file of indices.
-    if any(value for name, value in state.items() if "indices" in name):
-        raise InputError(
-            f"{folder!r} is a dataset whose rows are selected or ordered by a file of indices: load it with datasets, "
-            "and save it again: dataset.flatten_indices().save_to_disk(...)"
-        )
-    try:
-        names = [each["filename"] for each in state["_data_files"]]
-        good = all(name == os.path.basename(name) and name.endswith(".arrow") for name in names)
-    except (KeyError, TypeError, AttributeError):
-        good = False
-    if not good:
-        raise InputError(f"{folder}/{STATE} does not name the dataset's .arrow files: save it again with datasets")
-    if not names:
-        raise InputError(f"{folder!r} is a dataset without rows: leave it out")
-    return names
-
-
-def splits_problem(folder: str, read: Callable[[str], bytes]) -> InputError:
-    """The error for a folder with a `dataset_dict.json`, which holds several datasets."""
-    splits = _parsed(folder, SPLITS, read).get("splits")
-    names = [str(name) for name in splits] if isinstance(splits, list) else []
-    one = f"{folder.rstrip('/')}/{names[0] if names else 'train'}"
-    return InputError(f"{folder!r} is a dataset with the splits {', '.join(names)}: name one, for instance {one!r}")
-
-
-def _parsed(folder: str, name: str, read: Callable[[str], bytes]) -> dict[str, Any]:
-    try:
-        found = json.loads(read(name))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}/{name} cannot be read ({error}): save the dataset again with datasets") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{folder}/{name} is no JSON object: save the dataset again with datasets")
-    return found
-
 
 _PACKED_BYTES = 256 * 1024
 
@@ -108,16 +60,13 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
             place = os.path.realpath(file.path) if is_local(file.path) else file.path
             if place in seen:
                 raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
+            if file.compression is not None and not file.size:
+                raise InputError(
+                    f"{file.path!r} has 0 bytes, which no compressed file has: writing or uploading it has failed; "
+                    "make it again, or leave it out"
+                )
             seen[place] = file.path
             files.append(file)
-    # Even without content a compressed file has a header.
-    cut = [file.path for file in files if file.compression is not None and not file.size]
-    if cut:
-        more = f" (and {len(cut) - 1:,} more such inputs)" if len(cut) > 1 else ""
-        raise InputError(
-            f"{cut[0]!r} has 0 bytes, which no compressed file has{more}: writing or uploading it has failed; "
-            "make it again, or leave it out"
-        )
     if not files:
         raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
     return files
@@ -170,22 +119,32 @@ def _match(pattern: str) -> list[InputFile]:
 
 
 def _files_of_folder(folder: str) -> list[str] | None:
-    """The paths of the Arrow files of a folder that `datasets` saved; None for other folders.
+    """The paths of the Arrow files of a folder that `datasets` saved, in the order of their rows; None: another folder.
 
     Raises:
-        InputError: see `rows_files` and `splits_problem`.
+        InputError: the folder holds several datasets, or does not name files with all rows in order.
     """
     if is_local(folder) and not os.path.isdir(folder):
         return None
-
-    def read(name: str) -> bytes:
-        return read_bytes(join(folder, name))
-
-    if exists(join(folder, STATE)):
-        return [join(folder, name) for name in rows_files(folder, read)]
-    if exists(join(folder, SPLITS)):
-        raise splits_problem(folder, read)
-    return None
+    if exists(join(folder, "dataset_dict.json")):
+        one = join(folder, "train")
+        raise InputError(f"{folder!r} is a dataset with splits: name the folder of one, for instance {one!r}")
+    if not exists(join(folder, "state.json")):
+        return None
+    try:
+        state = json.loads(read_bytes(join(folder, "state.json")))
+        names = [each["filename"] for each in state["_data_files"]]
+        # Earlier versions of datasets store a selection or an order of rows in a separate file of indices.
+        good = bool(names) and not any(value for name, value in state.items() if "indices" in name)
+        good = good and all(name == os.path.basename(name) and name.endswith(".arrow") for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise InputError(
+            f"{folder!r} is a dataset whose state.json does not name .arrow files with all its rows in order: load it "
+            "with datasets, and save it again: dataset.flatten_indices().save_to_disk(...)"
+        )
+    return [join(folder, name) for name in names]
 
 
 def compression_of(path: str) -> str | None:
@@ -264,11 +223,12 @@ def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
     else:
         stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated), ahead)
     try:
-        yield stream
-        # The file may have been overwritten during the read: some stores ignore the version in a request.
-        _check_unchanged(source)
-    finally:
-        stream.close()
+        with stream:
+            yield stream
+    except (Changed, FileNotFoundError):
+        raise _changed(source) from None
+    # The file may have been overwritten during the read: some stores ignore the version in a request.
+    _check_unchanged(source)
 
 
 @contextmanager
@@ -281,8 +241,6 @@ def open_table(source: InputFile) -> Iterator[Any]:
     try:
         with _stream(source, _BEYOND) as stream:
             yield stream
-    except (Changed, FileNotFoundError):
-        raise _changed(source) from None
     # Column names that are not UTF-8, and sizes beyond the memory, raise no Arrow error.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise InputError(_damaged(source, error)) from None
@@ -336,18 +294,12 @@ class Input:
         source = self._source
         try:
             data: bytes = self._stream.read(size)
-        except Changed:
-            raise _changed(source) from None
-        except FileNotFoundError as error:
-            raise (
-                InputError(f"cannot read {source.path!r}: {error}") if is_local(source.path) else _changed(source)
-            ) from None
+        except FileNotFoundError:
+            raise  # see `_stream`
         except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-            if source.compression is None:
-                raise InputError(f"cannot read {source.path!r}: {error}") from error
+            kind = source.compression or "text"
             raise InputError(
-                f"{source.path!r} cannot be read as {source.compression} ({error}): "
-                "repair it, rename it, or leave it out"
+                f"{source.path!r} cannot be read as {kind} ({error}): repair it, rename it, or leave it out"
             ) from None
         if self._position is not None:
             self._position.stored = self._packed.tell()
@@ -401,7 +353,16 @@ def read_file(path: str) -> Any:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path, _END_BYTES), mode="r")
+    if is_local(path):
+        return pa.memory_map(path)
+    found = objects.find(path)
+    if found is None:
+        raise FileNotFoundError(path)
+    # Token cache objects are written once, so any version is right.
+    reader = Reader(replace(found, version=""), 0)
+    reader.seek(-_END_BYTES, io.SEEK_END)
+    reader.read()
+    return pa.PythonFile(reader, mode="r")
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
@@ -464,7 +425,7 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
     """
     if not is_local(path):
         try:
-            objects.put_if(path, data, version)
+            objects.put(path, data, version)
         except PreconditionFailed:
             return False
         return True

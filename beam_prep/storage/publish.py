@@ -37,7 +37,7 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.output import OutputTarget, failed_at, is_manifest, output_at
+from beam_prep.storage.output import OutputTarget, Staging, failed_at, is_manifest, output_at, reuse
 from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
@@ -47,7 +47,6 @@ from beam_prep.storage.reuse import (
     numbers,
     slices_text,
 )
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -81,7 +80,7 @@ def write_shard(
     how = "written"
     if shard.earlier is not None:
         try:
-            if (receipt := output.reuse(shard.earlier)) is not None:
+            if (receipt := reuse(output, shard.earlier)) is not None:
                 tell(shard.plan.rows)
                 return WrittenShard(receipt, shard.key, "linked")
         except Damaged as error:

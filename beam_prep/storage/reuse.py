@@ -5,14 +5,12 @@ its manifest. Two shards with the same key have the same bytes. A linked file is
 manifest, so a damaged file is never reused.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,9 +37,6 @@ from beam_prep.shards.layout import Layout
 from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.files import join
-from beam_prep.storage.staging import unfinished_file
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
@@ -259,74 +254,6 @@ def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
 
 class Damaged(Exception):
     """A file of the earlier output is not what its manifest says."""
-
-
-def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
-    """Links the files of a shard into a local folder. False if a link cannot be made, for instance to another disk.
-
-    Args:
-        earlier: the shard.
-        folder: the folder of the new output.
-        unfinished: a folder on the same disk that holds a link until it is checked.
-
-    Raises:
-        Damaged: a file's bytes are not what the earlier manifest lists.
-    """
-    if not is_local(earlier.folder):
-        return False
-    for file, name in earlier.files:
-        target = os.path.join(folder, name)
-        linked = unfinished_file(unfinished)
-        try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.link(os.path.join(earlier.folder, file.path), linked)
-        except FileNotFoundError:
-            raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
-        except OSError:
-            return False
-        try:
-            _check(linked, file)  # checks the link, as the other path may have been replaced since
-            os.replace(linked, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(linked)  # it is left by an error, or by a rename onto itself, which does nothing
-    return True
-
-
-def _check(path: str, file: WrittenFile) -> None:
-    try:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise Damaged(f"{file.path} cannot be read: {error}") from None
-    if digest != file.sha256:
-        raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
-
-
-def copy_objects(earlier: EarlierShard, output: str) -> bool:
-    """Copies the files of a shard to a path of the same store. The server copies them.
-
-    No file is read: the store keeps our digests, and checks its own.
-
-    Returns:
-        False if the output is in another store, or a file is not as the earlier manifest lists it: a new shard may
-        already have replaced it.
-    """
-    if is_local(output) or earlier.folder.partition("://")[0] != output.partition("://")[0]:
-        return False
-    found = objects.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
-    for (file, name), here in zip(earlier.files, found, strict=True):
-        if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
-            return False
-        target = join(output, name)
-        there = here if here.path == target else objects.find(target)
-        if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
-            continue
-        try:
-            objects.copy(here, target, file.sha256)
-        except (Changed, FileNotFoundError):
-            return False
-    return True
 
 
 def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:

@@ -26,10 +26,9 @@ from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.storage.output import normalise_path
+from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
 from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss

@@ -26,10 +26,6 @@ class MemoryStore:
             raise Changed(path)
         return self._objects[path][0][start:stop]
 
-    def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        whole = self.find(path).size
-        return self.get(path, max(0, whole - size), whole, None), whole
-
     def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         if version not in (ANY, self.find(path).version if path in self._objects else None):
             raise PreconditionFailed(path)

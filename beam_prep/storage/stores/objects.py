@@ -7,12 +7,13 @@ repeated for `RETRY_SECONDS`.
 """
 
 import functools
+import hashlib
 import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,6 @@ from beam_prep.storage.stores.client import (
     StoreClient,
     StoreUnavailable,
     T,
-    incomplete,
     is_local,
     options_here,
     with_retries,
@@ -88,36 +88,14 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     def all_of_it() -> bytes:
         data = client_of(path).get(path, start, stop, version)
         if len(data) < stop - start:
-            raise incomplete(path)
+            raise StoreUnavailable(f"its answer about {path} is incomplete")
         return data
 
     return with_retries(all_of_it, path)
 
 
-def tail(path: str, size: int) -> tuple[bytes, int]:
-    """The last bytes of an object, at most `size`, and the object's size.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-    """
-
-    def all_of_it() -> tuple[bytes, int]:
-        data, total = client_of(path).tail(path, size)
-        if len(data) != min(size, total):
-            raise incomplete(path)
-        return data, total
-
-    return with_retries(all_of_it, path)
-
-
-def put(path: str, data: bytes, sha256: str | None = None) -> None:
-    """Writes an object, completely or not at all."""
-    with _bucket_is_there(path):
-        with_retries(lambda: client_of(path).put(path, data, ANY, sha256), path)
-
-
-def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
-    """Writes an object if it has `version`, as `find` gave it; None: if there is no object.
+def put(path: str, data: bytes, version: str | None = ANY) -> None:
+    """Writes an object, completely or not at all, if it has `version`, as `find` gave it; None: if there is no object.
 
     A request whose answer was lost is repeated, and fails because the first request succeeded. So after a failure the
     caller must read the object to know who wrote it.
@@ -125,12 +103,13 @@ def put_if(path: str, data: bytes, version: str | None, sha256: str | None = Non
     Raises:
         PreconditionFailed: the object has another version, exists, or no longer exists.
     """
+    sha256 = hashlib.sha256(data).hexdigest()
     with _bucket_is_there(path):
         with_retries(lambda: client_of(path).put(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
-    """Writes an object from a local file, completely or not at all. For `version` see `put_if`.
+    """Writes an object from a local file, completely or not at all. For `version` see `put`.
 
     On S3 a file that is uploaded in parts is written in any case.
 
@@ -172,7 +151,8 @@ def delete(paths: Iterable[str]) -> None:
     """Removes objects. A missing object is no error."""
 
     def remove(path: str) -> None:
-        with_retries(lambda: client_of(path).delete(path), path)
+        with suppress(FileNotFoundError):
+            with_retries(lambda: client_of(path).delete(path), path)
 
     paths = list(paths)
     if len(paths) == 1:  # without a thread: a lease is removed when its process ends, which can start none
@@ -219,19 +199,6 @@ class Reader(io.RawIOBase):
         self._found, self._ahead = found, ahead
         self._at = 0
         self._first, self._window = 0, b""
-
-    @classmethod
-    def from_end(cls, path: str, size: int = 64 * 1024) -> "Reader":
-        """A reader that has already read the end of the object, in one request.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
-        data, total = tail(path, size)
-        # Token cache objects are written once, so any version is right.
-        reader = cls(ObjectInfo(path, total, "", "", 0.0), 0)
-        reader._first, reader._window = total - len(data), data
-        return reader
 
     def readable(self) -> bool:
         return True
