@@ -13,7 +13,7 @@ from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join
-from beam_prep.storage.input_digests import first_changed
+from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import Staging, output_at, put_back
 from beam_prep.storage.publish import up_to_date
 from beam_prep.storage.stores.client import is_local

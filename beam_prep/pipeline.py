@@ -41,7 +41,7 @@ from beam_prep.runners import (
 )
 from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
-from beam_prep.storage.input_digests import stores_checksum
+from beam_prep.storage.inputs import stores_checksum
 from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path

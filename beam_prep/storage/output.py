@@ -21,7 +21,7 @@ from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
-from beam_prep.storage.reuse import Damaged, EarlierShard, linked_receipt
+from beam_prep.storage.reuse import Damaged, EarlierShard
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, PreconditionFailed, StoreOptions, is_local, shortened
 from beam_prep.storage.stores.objects import read_bytes
@@ -533,7 +533,7 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
             return None
         for name, content in earlier.described.items():
             files.write(name, content)
-    return linked_receipt(earlier)
+    return earlier.receipt
 
 
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}

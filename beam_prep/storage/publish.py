@@ -1,7 +1,6 @@
 """Writes shards, and publishes the output."""
 
 import functools
-import hashlib
 import json
 import logging
 import platform
@@ -46,6 +45,7 @@ from beam_prep.storage.reuse import (
     earlier_path,
     numbers,
     slices_text,
+    written_files,
 )
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
@@ -338,7 +338,7 @@ class Publisher:
             self.target.claims.end()  # not released: the engine may run this step again
             raise RunError(message)
         others = self._others(plan, shards)
-        manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
+        manifest = build_manifest(plan, shards, rejects, written_files(others), self.formats, self.facts)
         text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
         page = functools.partial(make_page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         # If the output is complete already, the engine runs this step again.
@@ -434,10 +434,6 @@ def _dropped(drop: Dropped) -> dict[str, Any]:
     place = {"file": drop.path, "offset": drop.offset, "line": drop.line}
     kept = {} if drop.same_as is None else {"same_as": dict(zip(place, drop.same_as, strict=True))}
     return {**place, "reason": found.reason, **note, **kept, "text": found.text}
-
-
-def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
-    return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
 
 
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import json
 import logging
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +63,9 @@ class EarlierShard:
 
     Attributes:
         folder: the earlier output.
-        receipt: the receipt of the new shard, without files.
+        receipt: the receipt of the new shard.
         files: (file of the earlier output, path in the new output).
-        described: path in the new output -> content of files that depend on the number of shards.
+        described: path in the new output -> content of files that depend on the number of shards, to be written.
     """
 
     folder: str
@@ -194,11 +194,6 @@ class EarlierOutput:
         """The size in bytes of the shards with these keys."""
         return sum(file.bytes for key in keys for file in self._by_key[key].files)
 
-    @property
-    def bytes(self) -> int:
-        """The size in bytes of all shards."""
-        return self.bytes_of(self._by_key)
-
     def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
         """The shard with this key, or None.
 
@@ -222,7 +217,11 @@ class EarlierOutput:
             return None
         described = {f"{plan.folder}/{name}": content for name, content in after.items() if content is not None}
         files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
-        receipt = dataclasses.replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=())
+        here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
+        here = sorted(here + written_files(described), key=lambda file: file.path)
+        receipt = dataclasses.replace(
+            receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here)
+        )
         return EarlierShard(self._folder, receipt, files, described)
 
 
@@ -244,12 +243,9 @@ def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -
         yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
 
 
-def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
-    """The receipt of a new shard whose files are linked."""
-    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files]
-    for name, content in earlier.described.items():  # written anew
-        files.append(WrittenFile(name, len(content), hashlib.sha256(content).hexdigest()))
-    return dataclasses.replace(earlier.receipt, files=tuple(sorted(files, key=lambda file: file.path)))
+def written_files(contents: Mapping[str, bytes]) -> list[WrittenFile]:
+    """The entries of files in a manifest; `contents`: path -> content."""
+    return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()]
 
 
 class Damaged(Exception):

@@ -85,14 +85,11 @@ class GCSClient:
             raise PreconditionFailed(path) from None
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        try:
-            with open(file, "rb") as body:
+        with open(file, "rb") as body:
+            try:
                 self._upload(path, body, os.path.getsize(file), version, sha256)
-        except FileNotFoundError:
-            with self._errors(path):
-                list(self._gcs.list_blobs(bucket_and_name(path)[0], max_results=1, retry=None))
-            # The bucket exists, so the upload session has expired, or its address was cut.
-            raise StoreUnavailable("the upload's session is lost") from None
+            except FileNotFoundError:  # the upload's session has expired, or its address was cut
+                raise StoreUnavailable("the upload's session is lost, or there is no such bucket") from None
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         blob, token = self._blob(path), None

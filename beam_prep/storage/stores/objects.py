@@ -181,9 +181,6 @@ def match_pattern(pattern: str) -> list[ObjectInfo]:
     return [each for each in listed(pattern[: magic.start()]) if wanted.match(each.path)]
 
 
-_PART = 8 << 20
-
-
 class Reader(io.RawIOBase):
     """An object as a file.
 
@@ -234,17 +231,6 @@ class Reader(io.RawIOBase):
             self._first = start
             have += self._window[: stop - start]
         return have
-
-
-def parts(found: ObjectInfo) -> Iterator[bytes]:
-    """An object's content, in pieces.
-
-    Raises:
-        Changed, FileNotFoundError: the object was replaced or removed.
-    """
-    reader = Reader(found)
-    while data := reader.read(_PART):
-        yield data
 
 
 def read_bytes(path: str) -> bytes:
