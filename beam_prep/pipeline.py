@@ -121,10 +121,6 @@ class Pipeline:
         if self.options.version_name is not None:
             check_name(self.options.version_name)
         staging, cache_dir = self.options.staging, self.options.cache_dir
-        if is_local(self.output) and not is_local(staging or ""):
-            raise ConfigError(
-                f"staging is {staging}, and the output is a local directory: give a local one for staging, too"
-            )
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = load_tokenizer(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:

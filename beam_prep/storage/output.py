@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import functools
 import glob
 import hashlib
 import json
@@ -220,10 +219,6 @@ class _Output:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
         return _read(join(self.path, MANIFEST))
 
-    def within(self) -> str | None:
-        """Another output in the folder of this one, which would be removed with it; None: there is none."""
-        return None
-
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
         write_file(join(self.path, REPORT), page)
@@ -239,14 +234,6 @@ class LocalOutput(_Output):
         """True if every file of a manifest exists and has the listed size."""
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
-
-    def within(self) -> str | None:
-        """See `_Output`. On a disk a folder is replaced with all that lies in it."""
-        for place, folders, names in os.walk(self.path):
-            folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
-            if MANIFEST in names and place != self.path:
-                return place
-        return None
 
     def is_empty(self) -> bool:
         """True if nothing is there, or only unfinished files of a job of beam_prep."""
@@ -536,6 +523,15 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
     return earlier.receipt
 
 
+def output_within(folder: str) -> str | None:
+    """Another output in the folder of a local output, which is replaced with all that lies in it; or None."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
+        if MANIFEST in names and place != folder:
+            return place
+    return None
+
+
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
 
@@ -611,7 +607,9 @@ def put_back(target: str, root: str) -> None:
 
 def _exchanged(one: str, other: str) -> bool:
     """Exchanges two directories. False if that is not possible here."""
-    if (renameat2 := _renameat2()) is None:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # neither glibc 2.28 nor musl 1.2
         return False
     if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
@@ -619,16 +617,6 @@ def _exchanged(one: str, other: str) -> bool:
     if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), one, None, other)
-
-
-@functools.cache
-def _renameat2() -> "Callable[[int, bytes, int, bytes, int], int] | None":
-    """The function of glibc 2.28 or musl 1.2; None on other systems."""
-    with contextlib.suppress(AttributeError, OSError):
-        function = ctypes.CDLL(None, use_errno=True).renameat2
-        function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-        return function
-    return None
 
 
 def output_at(path: str, staging: Staging, failed: str | None = None) -> OutputTarget:

@@ -36,7 +36,7 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.output import OutputTarget, Staging, failed_at, is_manifest, output_at, reuse
+from beam_prep.storage.output import OutputTarget, Staging, failed_at, is_manifest, output_at, output_within, reuse
 from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
@@ -47,6 +47,7 @@ from beam_prep.storage.reuse import (
     slices_text,
     written_files,
 )
+from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -283,7 +284,7 @@ class Publisher:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if within := self.target.within():
+        if is_local(self.output) and (within := output_within(self.output)):
             return f"{self.output} would be replaced with all that lies in it, and {within} is another output: move it"
         return None
 

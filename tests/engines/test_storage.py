@@ -235,8 +235,6 @@ def test_what_is_not_there_is_named(store: Folder, tmp_path: Path, tokenizer_pat
     nowhere = f"{store.url.partition('://')[0]}://no-such-bucket/out"
     with pytest.raises(StorageError, match=r"no-such-bucket"):
         Pipeline(PipelineConfig.from_dict(CONFIG), source, nowhere, tokenizer_path).run([*store.server.options, *LOCAL])
-    with pytest.raises(ConfigError, match="give a local one"):
-        Pipeline(PipelineConfig.from_dict(CONFIG), source, tmp_path / "x", tokenizer_path, staging=store.url)
 
 
 # What is done with outputs in a store
