@@ -1,7 +1,6 @@
 """Files on a local disk or in an object store: listed once, read as streams, written completely or not at all."""
 
 import bz2
-import errno
 import glob
 import gzip
 import io
@@ -368,43 +367,19 @@ def read_file(path: str) -> Any:
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     """Writes a file, completely or not at all. In an object store it is one request.
 
-    On Linux a new file has no name before it is complete, so a killed process leaves nothing. A file that replaces
-    another, and a file on other systems, is written under a temporary name and renamed.
+    On a disk it is renamed when it is complete. A killed process leaves a file with another name, which `gc` removes.
     """
     if not is_local(path):
         objects.put(path, b"".join(parts))
         return
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    if not os.path.lexists(path) and written_without_name(folder, path, parts):
-        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     made = f"{path}.{uuid.uuid4().hex}"
-    with naming(path), open(made, "wb") as file:
-        file.writelines(parts)
-    os.replace(made, path)
-
-
-def written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
-    """Writes a new file that gets its name at the end (open(2), O_TMPFILE). False if that is not possible here."""
-    if not hasattr(os, "O_TMPFILE"):
-        return False
     try:
-        number = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            return False  # a file system without O_TMPFILE, for instance NFS
-        raise
-    with naming(path), open(number, "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        try:
-            # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
-            os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
-        except OSError as error:  # another worker was faster, or there is no /proc, or no links
-            if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
-                raise
-            return False
-    return True
+        with naming(path), open(made, "wb") as file:
+            file.writelines(parts)
+        os.replace(made, path)
+    finally:
+        Path(made).unlink(missing_ok=True)  # it is there only after an error, for instance on a full disk
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:
