@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from beam_prep.data.block import InputFile
@@ -14,11 +13,10 @@ from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
 from beam_prep.storage.files import join
 from beam_prep.storage.inputs import first_changed
-from beam_prep.storage.output import Staging, output_at, put_back
-from beam_prep.storage.publish import up_to_date
+from beam_prep.storage.output import Staging, is_manifest, output_at, put_back
+from beam_prep.storage.publish import same_facts
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions, new_name
 from beam_prep.tokens.check import IN_FULL
 
@@ -40,7 +38,7 @@ class OutputClaim:
         root: the output, or the folder of its versions.
         staging: the folder of this launch's unfinished files.
         options: of the job.
-        token_cache, facts, inputs: of the job.
+        facts, inputs: of the job.
         output: the directory to make: `root`, or a version in it.
         is_taken: True once this launch has taken the claim.
     """
@@ -48,7 +46,6 @@ class OutputClaim:
     root: str
     staging: Staging
     options: RunOptions
-    token_cache: TokenCache
     facts: Mapping[str, Any]
     inputs: Sequence[InputFile]
 
@@ -83,9 +80,16 @@ class OutputClaim:
 
     def _is_made(self, output: str) -> bool:
         """True if an output is complete, of this job, and made with the requested check."""
-        if not up_to_date(output, self.facts, partial(self._same_inputs, output)):
+        target = output_at(output, self.staging)
+        text = target.manifest()
+        if text is None or not is_manifest(text):
             return False
-        run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
+        manifest = load(text, join(output, MANIFEST))
+        if not same_facts(manifest, self.facts) or not self._same_inputs(output, manifest["inputs"]):
+            return False
+        if not target.is_complete(manifest):
+            return False
+        run = self._run(output) if self.options.check == "full" else {}
         checked = bool(run.get(IN_FULL) == run.get("blocks"))
         if not checked and not self.options.overwrite:
             raise OutputError(
@@ -93,11 +97,15 @@ class OutputClaim:
             )
         return checked
 
+    def _run(self, output: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(read_bytes(join(output, RUN)))
+        return found
+
     def _same_inputs(self, output: str, listed: list[dict[str, Any]]) -> bool:
         mine = [(file.path, file.size) for file in self.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
-        return first_changed(self.inputs, listed, lambda: json.loads(read_bytes(join(output, RUN)))) is None
+        return first_changed(self.inputs, listed, lambda: self._run(output)) is None
 
     def finish_for_others(self, output: str) -> None:
         """Finishes what earlier launches left undone, for instance one that was killed after it had published."""

@@ -193,7 +193,7 @@ class Pipeline:
 
     def claim(self) -> OutputClaim:
         """The claim on the output."""
-        return OutputClaim(self.root, self.staging, self.options, self.cache_of_run(), self.facts, self.inputs)
+        return OutputClaim(self.root, self.staging, self.options, self.facts, self.inputs)
 
     def _look_at_inputs(self, engine: Engine, ignored: list[str]) -> list[str]:
         """Logs what will be done, and warnings. Returns all warnings, with those of ignored options.

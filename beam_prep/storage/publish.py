@@ -24,8 +24,6 @@ from beam_prep.formats.manifest import (
     build_manifest,
     count_tokens,
     dump,
-    load,
-    output_columns,
 )
 from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.chunk import ROW_LENGTHS, ChunkStats, TurnStats, split_rows
@@ -440,21 +438,3 @@ def _dropped(drop: Dropped) -> dict[str, Any]:
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     """True if a manifest has these facts. They are compared as text: the order of the config's sources matters."""
     return json.dumps(facts) == json.dumps({key: manifest.get(key) for key in facts})
-
-
-def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
-    """True if an output is complete and belongs to the same job.
-
-    Args:
-        output: the output's path.
-        facts: the facts of this job, see `Publisher`.
-        same_inputs: tells whether the manifest's inputs are the inputs of this job.
-    """
-    target = output_at(output, Staging.beside(output))
-    text = target.manifest()
-    if text is None or not is_manifest(text):
-        return False
-    manifest = load(text, f"{output}/{MANIFEST}")
-    if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
-        return False
-    return target.is_complete(manifest) and bool(output_columns(manifest))
