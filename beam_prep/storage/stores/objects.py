@@ -9,6 +9,7 @@ repeated for `RETRY_SECONDS`.
 import functools
 import hashlib
 import io
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -55,6 +56,7 @@ def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> 
     if scheme not in CLIENTS:
         raise ConfigError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = CLIENTS[scheme]
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of more than `CONNECTIONS`
     try:
         return make(options or PipelineOptions([]))
     except (ImportError, AssertionError) as error:  # Beam's class for S3 asserts that boto3 is there
