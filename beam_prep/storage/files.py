@@ -101,16 +101,13 @@ def _match(pattern: str) -> list[InputFile]:
         raise type(error)(f"cannot look up {pattern!r}: {error}") from None
     # The consoles of stores create empty objects as folders.
     stored = [each for each in stored if not each.path.endswith("/")]
-    if not stored and not glob.has_magic(pattern):
-        folder = pattern.rstrip("/")
-        found_all = objects.find_all(_files_of_folder(folder) or [])
-        if None in found_all:
-            raise InputError(f"an .arrow file that {folder}/state.json names is not there")
-        stored = [each for each in found_all if each is not None]
     if not stored:
-        raise InputError(
-            f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
-        )
+        inside = None if glob.has_magic(pattern) else _files_of_folder(pattern.rstrip("/"))
+        if inside is None:
+            raise InputError(
+                f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
+            )
+        return [file for path in inside for file in _match(path)]
     return [
         InputFile(each.path, each.size, each.updated, compression_of(each.path), each.version, each.checksum)
         for each in stored
