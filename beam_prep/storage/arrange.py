@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from beam_prep.data.metadata import placed
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.batches import rows_of
 from beam_prep.formats.cached_block import encode_rows, joined
@@ -202,12 +201,6 @@ class Arranger:
     scratch: Scratch
     compose: Compose = field(default_factory=Compose)
     provenance: bool = False
-
-    def columns(self, plan: ShardPlan) -> tuple[Column, ...]:
-        """The columns of the rows of a shard."""
-        if plan.merge is not None:
-            return plan.merge.columns
-        return self.token_cache.receipt(plan.slices[0].name).columns
 
     def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
         """The rows of a shard in order, part by part, and for each part int64 [rows], the tokens cut from each row.

@@ -85,11 +85,11 @@ def write_shard(
         except Damaged as error:
             log.warning("%s; the shard is written anew", error)
             how = "damaged"
-    return WrittenShard(_written(shard.plan, arranger, output, formats, layout, tell), shard.key, how)
+    return WrittenShard(_written(shard, arranger, output, formats, layout, tell), shard.key, how)
 
 
 def _written(
-    plan: ShardPlan,
+    shard: KeyedShard,
     arranger: Arranger,
     output: OutputTarget,
     formats: Sequence[str],
@@ -101,8 +101,7 @@ def _written(
     Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one bin
     of a merge, and one packing group.
     """
-    columns = layout.columns(arranger.columns(plan))
-    rows = 0
+    plan, columns, rows = shard.plan, shard.columns, 0
     counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
     packed, chunked, turns = PackStats(), ChunkStats(), TurnStats()
     with output.files() as files:

@@ -76,9 +76,10 @@ class EarlierShard:
 
 @dataclass(frozen=True, slots=True)
 class KeyedShard:
-    """A shard to write, its key, and the earlier shard with this key."""
+    """A shard to write, the columns of its rows, its key, and the earlier shard with this key."""
 
     plan: ShardPlan
+    columns: tuple[Column, ...]
     key: str
     earlier: EarlierShard | None = None
 
@@ -240,7 +241,7 @@ def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -
     """Shards with their keys, and the earlier shards with the same keys."""
     for plan in plans:
         key = keys.of(plan)
-        yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
+        yield KeyedShard(plan, keys.columns, key, earlier.shard(key, plan, keys))
 
 
 def written_files(contents: Mapping[str, bytes]) -> list[WrittenFile]:

@@ -149,15 +149,6 @@ class TokenCache:
         counts = row_index.counters.get(counter)
         return None if counts is None else counts[row_index.domain == domain][start:stop]
 
-    def receipt(self, name: str) -> BlockReceipt:
-        """The block statistics of a block.
-
-        Raises:
-            TokenCacheError: see `_expected_block`.
-        """
-        with self._expected_block(name):
-            return read_receipt(read_file(self._path(name, ROWS)), name)
-
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """The rejects of several blocks, in order. Some blocks are read at the same time."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
