@@ -6,12 +6,13 @@ import logging
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
@@ -39,6 +40,7 @@ from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
     KeyedShard,
+    ShardKeys,
     WrittenShard,
     earlier_path,
     numbers,
@@ -60,78 +62,6 @@ _CHAIN_LEASE = 60.0
 failure."""
 _ENCODER = "encoder: "
 """Prefix of the counters of `made` that name an encoder and its version."""
-
-
-def write_shard(
-    shard: KeyedShard,
-    arranger: Arranger,
-    output: OutputTarget,
-    formats: Sequence[str],
-    layout: Layout,
-    tell: Callable[[int], None] = lambda rows: None,
-) -> WrittenShard:
-    """Links a shard from the earlier output, if it is there; otherwise writes the shard.
-
-    Args:
-        shard, arranger, output, formats, layout: the shard, the source of its rows, the target, and how it is written.
-        tell: is called with the number of rows that were written.
-    """
-    how = "written"
-    if shard.earlier is not None:
-        try:
-            if (receipt := reuse(output, shard.earlier)) is not None:
-                tell(shard.plan.rows)
-                return WrittenShard(receipt, shard.key, "linked")
-        except Damaged as error:
-            log.warning("%s; the shard is written anew", error)
-            how = "damaged"
-    return WrittenShard(_written(shard, arranger, output, formats, layout, tell), shard.key, how)
-
-
-def _written(
-    shard: KeyedShard,
-    arranger: Arranger,
-    output: OutputTarget,
-    formats: Sequence[str],
-    layout: Layout,
-    tell: Callable[[int], None],
-) -> ShardReceipt:
-    """Streams a shard's rows from the token cache into every format.
-
-    Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one bin
-    of a merge, and one packing group.
-    """
-    plan, columns, rows = shard.plan, shard.columns, 0
-    counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
-    packed, chunked, turns = PackStats(), ChunkStats(), TurnStats()
-    with output.files() as files:
-        writers = [
-            FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
-            for name in formats
-        ]
-        for data, stats in layout.rows(_counted(plan, arranger, tell), columns):
-            for writer in writers:
-                writer.write(data)
-            rows += len(data[columns[0].name])
-            packed = sum((each for each in stats if isinstance(each, PackStats)), packed)
-            chunked = sum((each for each in stats if isinstance(each, ChunkStats)), chunked)
-            turns = sum((each for each in stats if isinstance(each, TurnStats)), turns)
-            for kind, found in count_tokens(columns, data).items():
-                counts[kind].update(found)
-        for writer in writers:
-            writer.close()
-    return ShardReceipt(
-        plan.domain,
-        plan.shard,
-        rows,
-        dict(counts["tokens"]),
-        dict(counts["trained"]),
-        {"capacity": layout.capacity, **asdict(packed)} if layout.packing != "none" else None,
-        files.written(),
-        asdict(chunked) if layout.chunking is not None else None,
-        plan.split,
-        asdict(turns) if turns.rows else None,
-    )
 
 
 def _counted(
@@ -311,6 +241,72 @@ class Publisher:
     def earlier(self) -> EarlierOutput:
         """The output that is replaced. Call it before `prepare`, which may remove the manifest of that output."""
         return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
+
+    def keyed(
+        self, plans: Iterable[ShardPlan], arranger: Arranger, columns: Sequence[Column], earlier: EarlierOutput
+    ) -> Iterator[KeyedShard]:
+        """Shards with their keys, and the earlier shards with the same keys; `columns`: the columns of the blocks."""
+        columns = self.layout.columns(columns)
+        keys = ShardKeys(arranger.token_cache, self.formats, self.layout, columns, arranger.compose)
+        for plan in plans:
+            key = keys.of(plan)
+            yield KeyedShard(plan, keys.columns, key, earlier.shard(key, plan, keys))
+
+    def write_shard(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> WrittenShard:
+        """Links a shard from the earlier output, if it is there; otherwise writes the shard.
+
+        Args:
+            shard, arranger: the shard, and the source of its rows.
+            tell: is called with the number of rows that were written.
+        """
+        how = "written"
+        if shard.earlier is not None:
+            try:
+                if (receipt := reuse(self.target, shard.earlier)) is not None:
+                    tell(shard.plan.rows)
+                    return WrittenShard(receipt, shard.key, "linked")
+            except Damaged as error:
+                log.warning("%s; the shard is written anew", error)
+                how = "damaged"
+        return WrittenShard(self._written(shard, arranger, tell), shard.key, how)
+
+    def _written(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> ShardReceipt:
+        """Streams a shard's rows from the token cache into every format.
+
+        Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one
+        bin of a merge, and one packing group.
+        """
+        plan, columns, layout, rows = shard.plan, shard.columns, self.layout, 0
+        counts: dict[str, Counter[str]] = {"tokens": Counter(), "trained": Counter()}
+        packed, chunked, turns = PackStats(), ChunkStats(), TurnStats()
+        with self.target.files() as files:
+            writers = [
+                FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
+                for name in self.formats
+            ]
+            for data, stats in layout.rows(_counted(plan, arranger, tell), columns):
+                for writer in writers:
+                    writer.write(data)
+                rows += len(data[columns[0].name])
+                packed = sum((each for each in stats if isinstance(each, PackStats)), packed)
+                chunked = sum((each for each in stats if isinstance(each, ChunkStats)), chunked)
+                turns = sum((each for each in stats if isinstance(each, TurnStats)), turns)
+                for kind, found in count_tokens(columns, data).items():
+                    counts[kind].update(found)
+            for writer in writers:
+                writer.close()
+        return ShardReceipt(
+            plan.domain,
+            plan.shard,
+            rows,
+            dict(counts["tokens"]),
+            dict(counts["trained"]),
+            {"capacity": layout.capacity, **asdict(packed)} if layout.packing != "none" else None,
+            files.written(),
+            asdict(chunked) if layout.chunking is not None else None,
+            plan.split,
+            asdict(turns) if turns.rows else None,
+        )
 
     def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], make_page: MakePage) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.

@@ -13,7 +13,7 @@ import json
 import logging
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,6 @@ from beam_prep.formats.manifest import (
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.slices import ShardPlan
-from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.files import join
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
@@ -114,13 +113,6 @@ class ShardKeys:
     layout: Layout
     columns: tuple[Column, ...]
     compose: Compose = dataclasses.field(default_factory=Compose)
-
-    @classmethod
-    def of_job(
-        cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]
-    ) -> "ShardKeys":
-        """The keys of a job; `columns`: the columns of its blocks."""
-        return cls(arranger.token_cache, formats, layout, layout.columns(columns), arranger.compose)
 
     def of(self, plan: ShardPlan) -> str:
         """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
@@ -235,13 +227,6 @@ def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, s
             return None
         found |= files
     return found
-
-
-def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -> Iterator[KeyedShard]:
-    """Shards with their keys, and the earlier shards with the same keys."""
-    for plan in plans:
-        key = keys.of(plan)
-        yield KeyedShard(plan, keys.columns, key, earlier.shard(key, plan, keys))
 
 
 def written_files(contents: Mapping[str, bytes]) -> list[WrittenFile]:
