@@ -11,7 +11,7 @@ from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
-from beam_prep.storage.files import join
+from beam_prep.storage.files import join, remove_folder
 from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import Staging, is_manifest, output_at, put_back
 from beam_prep.storage.publish import same_facts
@@ -158,10 +158,11 @@ class OutputClaim:
     def _clear_up(self, version_name: str) -> None:
         """Removes what a failed launch left of its version, or finishes the version if it was published."""
         made = Versions(self.root)
-        if not made.has(version_name):
-            made.remove_unfinished(version_name)
-            return
         output = made.path(version_name)
+        if not made.has(version_name):
+            if not is_local(output):
+                remove_folder(output)
+            return
         output_at(output, self.staging).remove_replaced(manifest_of(output))
         made.point(version_name)
 

@@ -235,9 +235,6 @@ class Arranger:
         (row_index,) = self.token_cache.row_indexes([name])
         return view(row_index, self.scratch.copies(copies), self.compose.splits)
 
-    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> dict[str, Ragged]:
-        return dict(self._placed(self.token_cache.pick(name, batch, rows), file, first_byte))
-
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
         known: dict[str, RunReader] = {}
         for keys in range(merge.first, merge.stop):
@@ -289,11 +286,12 @@ class Arranger:
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            parts.append(self._pick(place.name, code, seen.row[made.row[here]], place.file, place.first_byte))
-        rows = joined(parts, np.argsort(by_batch))
+            rows = self.token_cache.pick(place.name, code, seen.row[made.row[here]])
+            parts.append(dict(self._placed(rows, place.file, place.first_byte)))
+        found = joined(parts, np.argsort(by_batch))
         cut = seen.row_index.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
-        return RunRows(rows, made.key, made.sample, lost)
+        return RunRows(found, made.key, made.sample, lost)
 
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys from several runs, and cuts it into bins."""

@@ -69,11 +69,6 @@ class Claim:
     version_name: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def is_due(self) -> bool:
-        """True if the claim should be renewed."""
-        return time.time() - self.renewed > self.lease / 3
-
     def who(self) -> str:
         """Who holds the output, for messages."""
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
@@ -185,7 +180,7 @@ class Claims:
             )
         if found.launch != self._launch:
             raise LockedError(f"another job has claimed {self._output} meanwhile: {self._held_by(found)}")
-        if found.is_due:
+        if time.time() - found.renewed > found.lease / 3:
             # If the write fails, another worker of this launch was faster, or the next check finds another launch.
             self._write(replace(found, renewed=time.time()), version)
 

@@ -155,11 +155,6 @@ class Versions:
             with contextlib.suppress(OSError):  # it is not there, or not empty
                 os.rmdir(folder)
 
-    def remove_unfinished(self, name: str) -> None:
-        """Removes the files of a version without a manifest, which a killed launch left. Only in a store."""
-        if not is_local(self.root) and not self.has(name):
-            remove_folder(self.path(name))
-
     def _remove(self, name: str) -> None:
         """Marks a version as removed in one step; `clean` removes its files."""
         removed = join(self.root, HIDDEN, _REMOVED, name)
