@@ -217,16 +217,16 @@ class Arranger:
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
         """The rows of a slice, and with `cut` the tokens cut from each row. For `last` see `TokenCache.rows`."""
         name, domain, start, stop = piece[:4]
-        if self.compose.splits is None and not piece.copies:
-            lost = self.token_cache.counter(CUT, name, domain, start, stop) if cut else None
-            return self._placed(
-                self.token_cache.rows(name, domain, start, stop, last), piece.file, piece.first_byte
-            ), lost
-        seen = self._view(name, piece.copies)
-        here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
-        rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
-        lost = seen.row_index.counters.get(CUT) if cut else None
-        return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
+        views, lost = self.compose.splits is not None or bool(piece.copies), None
+        if views or cut:
+            seen = self._view(name, piece.copies)
+            here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
+            lost = seen.row_index.counters.get(CUT)
+        if views:
+            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
+        else:
+            rows = self.token_cache.rows(name, domain, start, stop, last)
+        return self._placed(rows, piece.file, piece.first_byte), lost[here] if cut and lost is not None else None
 
     def _placed(self, rows: dict[str, Ragged], file: int, first_byte: int) -> Rows:
         return placed(rows, file, first_byte) if self.provenance else rows

@@ -143,12 +143,6 @@ class TokenCache:
         with self._expected_block(name):
             return pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
 
-    def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
-        """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block lacks the counter."""
-        row_index = self._row_index(name)
-        counts = row_index.counters.get(counter)
-        return None if counts is None else counts[row_index.domain == domain][start:stop]
-
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """The rejects of several blocks, in order. Some blocks are read at the same time."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
