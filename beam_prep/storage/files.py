@@ -27,7 +27,7 @@ from beam_prep.reading.blocks import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed, is_local
+from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes
 
 _PACKED_BYTES = 256 * 1024
@@ -398,7 +398,7 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
     if not is_local(path):
         try:
             objects.put(path, data, version)
-        except PreconditionFailed:
+        except Changed:
             return False
         return True
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -22,7 +22,7 @@ from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
 from beam_prep.storage.reuse import Damaged, EarlierShard
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, PreconditionFailed, StoreOptions, is_local, shortened
+from beam_prep.storage.stores.client import Changed, StoreOptions, is_local, shortened
 from beam_prep.storage.stores.objects import read_bytes
 
 _KEPT = ("token_cache", "tokenizers", "references")
@@ -431,7 +431,7 @@ class StoredOutput(_Output):
                 version = None if found is None else found.version
                 try:
                     objects.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
-                except PreconditionFailed:
+                except Changed:
                     raise LockedError(f"{target} was written by another job meanwhile") from None
 
     def publish(
@@ -454,7 +454,7 @@ class StoredOutput(_Output):
         self.claims.check()
         try:  # conditional: a job that was suspended after the check must not replace another job's manifest
             objects.put(join(self.path, MANIFEST), text, None)
-        except PreconditionFailed:
+        except Changed:
             if self.manifest() != text:  # if equal, only the answer to the write was lost
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
 

@@ -99,11 +99,7 @@ class StoreUnavailable(Exception):
 
 
 class Changed(Exception):
-    """An object no longer has the requested version."""
-
-
-class PreconditionFailed(Exception):
-    """A conditional put wrote nothing: the object exists, or no longer exists, or has another version."""
+    """An object does not have the wanted version, so it was not read, or not written."""
 
 
 class StoreClient(Protocol):
@@ -118,7 +114,7 @@ class StoreClient(Protocol):
         ...
 
     def put(self, path: str, data: bytes, version: str | None, sha256: str) -> None:
-        """Writes an object, completely or not at all. Raises `PreconditionFailed` unless the object has `version`.
+        """Writes an object, completely or not at all. `Changed` unless the object has `version`.
 
         Version None: there must be no object. `ANY`: always writes.
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from beam_prep.storage.stores.client import (
     ANY,
     SHA256,
-    Changed,
     ObjectInfo,
-    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
     failed,
@@ -78,11 +76,8 @@ class GCSClient:
         generation = None if version == ANY else int(version or 0)  # no object has generation 0
         blob = self._blob(path)
         blob.metadata = {SHA256: sha256}
-        try:
-            with self._errors(path):
-                blob.upload_from_file(body, size=size, checksum="crc32c", if_generation_match=generation, retry=None)
-        except Changed:
-            raise PreconditionFailed(path) from None
+        with self._errors(path):
+            blob.upload_from_file(body, size=size, checksum="crc32c", if_generation_match=generation, retry=None)
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         with open(file, "rb") as body:

@@ -24,7 +24,6 @@ from beam_prep.storage.stores.client import (
     CONNECTIONS,
     Changed,
     ObjectInfo,
-    PreconditionFailed,
     StoreClient,
     StoreUnavailable,
     T,
@@ -103,7 +102,7 @@ def put(path: str, data: bytes, version: str | None = ANY) -> None:
     caller must read the object to know who wrote it.
 
     Raises:
-        PreconditionFailed: the object has another version, exists, or no longer exists.
+        Changed: the object has another version, exists, or no longer exists.
     """
     sha256 = hashlib.sha256(data).hexdigest()
     with _bucket_is_there(path):
@@ -116,12 +115,12 @@ def upload(path: str, file: str, sha256: str, version: str | None) -> None:
     On S3 a file that is uploaded in parts is written in any case.
 
     Raises:
-        PreconditionFailed: the object has another version, exists, or no longer exists; and its bytes are not these.
+        Changed: the object has another version, exists, or no longer exists; and its bytes are not these.
     """
     try:
         with _bucket_is_there(path):
             with_retries(lambda: client_of(path).upload(path, file, sha256, version), path)
-    except PreconditionFailed:
+    except Changed:
         found = find(path)  # an answer was lost, or a late copy of a step wrote the same
         if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
             raise

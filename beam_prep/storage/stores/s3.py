@@ -10,7 +10,6 @@ from beam_prep.storage.stores.client import (
     SHA256,
     Changed,
     ObjectInfo,
-    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
     failed,
@@ -74,10 +73,8 @@ class S3Client:
         try:
             with self._errors(path):
                 self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata={SHA256: sha256}, **wanted)
-        except Changed:
-            raise PreconditionFailed(path) from None
         except FileNotFoundError:
-            raise (FileNotFoundError if version in (None, ANY) else PreconditionFailed)(path) from None
+            raise (FileNotFoundError if version in (None, ANY) else Changed)(path) from None
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         bucket, name = bucket_and_name(path)
