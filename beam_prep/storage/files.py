@@ -160,9 +160,6 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     """
     try:
         found = os.stat(place or path)
-    except FileNotFoundError:
-        broken = f" (a link to {os.readlink(path)!r}, which is not there)" if os.path.islink(path) else ""
-        raise InputError(f"no such input: {path!r}{broken}") from None
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
