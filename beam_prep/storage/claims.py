@@ -33,8 +33,9 @@ import filelock
 
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
-from beam_prep.storage.files import delete, join, read_version, write_file, write_if
+from beam_prep.storage.files import delete, join, write_file, write_if
 from beam_prep.storage.stores.client import StoreOptions, is_local
+from beam_prep.storage.stores.objects import read_version
 
 log = logging.getLogger("beam_prep")
 

@@ -28,7 +28,7 @@ from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
-from beam_prep.storage.stores.objects import Reader, read_bytes
+from beam_prep.storage.stores.objects import Reader, read_bytes, read_version
 
 _PACKED_BYTES = 256 * 1024
 
@@ -374,17 +374,6 @@ def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
         os.replace(made, path)
     finally:
         Path(made).unlink(missing_ok=True)  # it is there only after an error, for instance on a full disk
-
-
-def read_version(path: str) -> tuple[bytes, str] | None:
-    """(content, version) of a file; None if there is none. The version of a local file is its content."""
-    if not is_local(path):
-        return objects.read_version(path)
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
-        return None
-    return content, content.decode("utf-8", "replace")
 
 
 def write_if(path: str, data: bytes, version: str | None) -> bool:

@@ -17,10 +17,10 @@ from pathlib import Path
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import MANIFEST, dump
 from beam_prep.formats.versions import HIDDEN, LATEST, READERS, is_held, is_name
-from beam_prep.storage.files import exists, join, listed, read_version, remove_folder, write_if
+from beam_prep.storage.files import exists, join, listed, remove_folder, write_if
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores.objects import read_bytes, read_version
 
 _POINTER = "latest.json"
 

@@ -266,7 +266,13 @@ def read_shared(read: Callable[[str], T], path: str) -> T:
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:
-    """(content, version) of an object; None if it does not exist."""
+    """(content, version) of a file; None if there is none. The version of a local file is its content."""
+    if is_local(path):
+        try:
+            content = Path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+        return content, content.decode("utf-8", "replace")
     while (found := find(path)) is not None:
         try:
             return get(path, 0, found.size, found.version), found.version
