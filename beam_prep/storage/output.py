@@ -492,7 +492,7 @@ def _read(path: str) -> bytes | None:
     """A file's content; None if there is no file."""
     try:
         return read_bytes(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
 
