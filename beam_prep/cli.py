@@ -633,8 +633,8 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
     try:
         if "://" in given.output:
             _reach_stores(beam_options)
+            from beam_prep.readers.stored import StoredFiles
             from beam_prep.storage.files import join
-            from beam_prep.storage.stored import StoredFiles
             from beam_prep.storage.versions import Versions
 
             latest = Versions(given.output).latest()
@@ -649,11 +649,11 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
         found |= numbers(text)
         if given.inputs:
             import_beam()
-            from beam_prep.storage.input_digests import compare_inputs
+            from beam_prep.storage.inputs import compare_inputs
 
-            inputs = compare_inputs(manifest["inputs"])
-            wrong += inputs.problems
-            found["inputs"] = {"compared": inputs.compared, "not_found": inputs.not_found}
+            compared, not_found, changed = compare_inputs(manifest["inputs"])
+            wrong += changed
+            found["inputs"] = {"compared": compared, "not_found": not_found}
     except BeamPrepError as error:
         wrong = [str(error)]
     return found, wrong

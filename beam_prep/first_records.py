@@ -21,7 +21,7 @@ from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
 from beam_prep.sample.sample import Sample, sample_of, with_roles_of_others
 from beam_prep.shards.report import ConfigView
-from beam_prep.storage.foreign import advice_on, check_heads
+from beam_prep.storage.inputs import advice_on, check_heads
 from beam_prep.storage.splits import first_records, is_stream, records_at
 from beam_prep.tokens.backends import Backend, choose
 from beam_prep.tokens.tokenizer import Tokenizer

@@ -3,8 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from beam_prep.data.block import InputFile
@@ -12,14 +11,12 @@ from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import MANIFEST, RUN, load
 from beam_prep.options import RunOptions
 from beam_prep.storage.claims import Claim, Claims
-from beam_prep.storage.files import join
-from beam_prep.storage.input_digests import first_changed
-from beam_prep.storage.output import output_at, put_back
-from beam_prep.storage.publish import up_to_date
-from beam_prep.storage.staging import Staging
+from beam_prep.storage.files import join, remove_folder
+from beam_prep.storage.inputs import first_changed
+from beam_prep.storage.output import Staging, is_manifest, output_at, put_back
+from beam_prep.storage.publish import same_facts
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions, new_name
 from beam_prep.tokens.check import IN_FULL
 
@@ -41,7 +38,7 @@ class OutputClaim:
         root: the output, or the folder of its versions.
         staging: the folder of this launch's unfinished files.
         options: of the job.
-        token_cache, facts, inputs: of the job.
+        facts, inputs: of the job.
         output: the directory to make: `root`, or a version in it.
         is_taken: True once this launch has taken the claim.
     """
@@ -49,7 +46,6 @@ class OutputClaim:
     root: str
     staging: Staging
     options: RunOptions
-    token_cache: TokenCache
     facts: Mapping[str, Any]
     inputs: Sequence[InputFile]
 
@@ -84,9 +80,16 @@ class OutputClaim:
 
     def _is_made(self, output: str) -> bool:
         """True if an output is complete, of this job, and made with the requested check."""
-        if not up_to_date(output, self.facts, partial(self._same_inputs, output)):
+        target = output_at(output, self.staging)
+        text = target.manifest()
+        if text is None or not is_manifest(text):
             return False
-        run = json.loads(read_bytes(join(output, RUN))) if self.options.check == "full" else {}
+        manifest = load(text, join(output, MANIFEST))
+        if not same_facts(manifest, self.facts) or not self._same_inputs(output, manifest["inputs"]):
+            return False
+        if not target.is_complete(manifest):
+            return False
+        run = self._run(output) if self.options.check == "full" else {}
         checked = bool(run.get(IN_FULL) == run.get("blocks"))
         if not checked and not self.options.overwrite:
             raise OutputError(
@@ -94,36 +97,32 @@ class OutputClaim:
             )
         return checked
 
+    def _run(self, output: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(read_bytes(join(output, RUN)))
+        return found
+
     def _same_inputs(self, output: str, listed: list[dict[str, Any]]) -> bool:
         mine = [(file.path, file.size) for file in self.inputs]
         if [(entry["path"], entry["size"]) for entry in listed] != mine:
             return False
-        return first_changed(self.inputs, listed, lambda: json.loads(read_bytes(join(output, RUN)))) is None
+        return first_changed(self.inputs, listed, lambda: self._run(output)) is None
 
     def finish_for_others(self, output: str) -> None:
-        """Finishes what a launch left undone that was killed after it had published an output."""
-        is_claimed = self.claims.holder() is not None
-        if is_claimed:
-            try:
-                self.take(here=True, wait=True)
-            except LockedError:
-                return  # another job is running
-            output_at(output, self.staging).remove_replaced(manifest_of(output))
-        if is_claimed or is_local(self.root):
-            self._remove_others()  # files of launches that were killed before they had a claim
-            if self.options.cache_dir is None:
-                self.staging.remove_kept()
-        if is_claimed:
-            self.claims.release()
+        """Finishes what earlier launches left undone, for instance one that was killed after it had published."""
+        if not is_local(self.root) and self.claims.holder() is None:
+            return
+        try:
+            self.take(here=True, wait=True)
+        except LockedError:
+            return  # another job is running
+        output_at(output, self.staging).remove_replaced(manifest_of(output))
+        self.staging.remove()
+        self.release(here=True)
 
     def choose_version(self) -> str:
-        """Chooses the path of the output. The version of a launch that failed keeps its name.
-
-        Raises:
-            LockedError: another launch holds the output.
-        """
+        """Chooses the path of the output. The version of a launch that failed keeps its name."""
         if self.options.keep_versions is not None:
-            made, other = Versions(self.root), self.claims.ended()
+            made, other = Versions(self.root), self.claims.holder()
             unfinished = None if other is None or made.has(other.version_name or "") else other.version_name
             self.output = made.path(self.options.version_name or unfinished or new_name())
         return self.output
@@ -152,18 +151,18 @@ class OutputClaim:
 
     def _remove_others(self) -> None:
         """Removes the unfinished files of all other launches, because none of them has the claim."""
-        for root in {self.staging.root, self.staging.home}:  # copies of another disk's staging are next to the output
-            if is_local(root):
-                put_back(self.output, root)
-            replace(self.staging, root=root).remove_others()
+        if is_local(self.root):
+            put_back(self.output, self.staging.home)
+        self.staging.remove_others()
 
     def _clear_up(self, version_name: str) -> None:
         """Removes what a failed launch left of its version, or finishes the version if it was published."""
         made = Versions(self.root)
-        if not made.has(version_name):
-            made.remove_unfinished(version_name)
-            return
         output = made.path(version_name)
+        if not made.has(version_name):
+            if not is_local(output):
+                remove_folder(output)
+            return
         output_at(output, self.staging).remove_replaced(manifest_of(output))
         made.point(version_name)
 
@@ -172,8 +171,11 @@ class OutputClaim:
         output_at(self.output, self.staging).check_claim()
 
     def fails(self) -> None:
-        """Ends the claim of a job that has failed."""
-        output_at(self.output, self.staging).fails()
+        """Ends the claim of a job that has failed. In a store its file stays: the output holds files of this job."""
+        if is_local(self.root):
+            self.claims.release()
+        else:
+            self.claims.end()
 
     def release(self, here: bool) -> None:
         """Ends the claim of a finished job, and removes its blocks unless they are kept."""

@@ -41,11 +41,10 @@ from beam_prep.runners import (
 )
 from beam_prep.shards.report import how_made
 from beam_prep.storage.files import join, total_size
-from beam_prep.storage.input_digests import stores_checksum
-from beam_prep.storage.output import normalise_path
+from beam_prep.storage.inputs import stores_checksum
+from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.references import ship as ship_references
 from beam_prep.storage.reuse import EarlierOutput, earlier_path
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores.client import StoreOptions, is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
@@ -122,10 +121,6 @@ class Pipeline:
         if self.options.version_name is not None:
             check_name(self.options.version_name)
         staging, cache_dir = self.options.staging, self.options.cache_dir
-        if is_local(self.output) and not is_local(staging or ""):
-            raise ConfigError(
-                f"staging is {staging}, and the output is a local directory: give a local one for staging, too"
-            )
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = load_tokenizer(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:
@@ -198,7 +193,7 @@ class Pipeline:
 
     def claim(self) -> OutputClaim:
         """The claim on the output."""
-        return OutputClaim(self.root, self.staging, self.options, self.cache_of_run(), self.facts, self.inputs)
+        return OutputClaim(self.root, self.staging, self.options, self.facts, self.inputs)
 
     def _look_at_inputs(self, engine: Engine, ignored: list[str]) -> list[str]:
         """Logs what will be done, and warnings. Returns all warnings, with those of ignored options.
@@ -363,9 +358,7 @@ class Pipeline:
         runs = 0.0 if fewer or self.compose.shuffle is None else cached
         freed = output if single_use else 0.0  # blocks are removed as their rows are written
         cached = 0.0 if os.path.isdir(cache_folder) else max(0.0, cached - freed)
-        needs = [(cache_folder, "the token cache", cached), (root, "sorted runs", runs), (root, "the output", output)]
-        # An output that is built on another disk is copied into place.
-        needs.append((home, "the output", output))
+        needs = [(cache_folder, "the token cache", cached), (root, "sorted runs", runs), (home, "the output", output)]
         return lacks_room((folder, what, size * total) for folder, what, size in needs if is_local(folder))
 
 

@@ -23,7 +23,7 @@ from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import ALL, open_dataset
 from beam_prep.reading.sources import place_at
 from beam_prep.storage.files import join
-from beam_prep.storage.input_digests import first_changed
+from beam_prep.storage.inputs import first_changed
 from beam_prep.storage.output import normalise_path
 from beam_prep.storage.publish import same_facts
 from beam_prep.storage.stores.objects import read_bytes

@@ -139,6 +139,40 @@ def test_a_store_has_a_pointer_and_removes_the_oldest(store: MemoryStore, run: R
     assert cli.main(["verify", OUT]) == 0
 
 
+def remove(name: str) -> None:
+    objects.delete(found.path for found in objects.listed(f"{OUT}/{name}/"))
+
+
+def test_a_version_in_a_store_that_was_removed_by_hand_is_not_counted(store: MemoryStore, run: Run) -> None:
+    for count, name in enumerate("abcd", 1):
+        run(count, output_dir=OUT, keep_versions=4, version_name=name)
+    remove("b")
+    remove("d")
+    run(5, output_dir=OUT, keep_versions=3, version_name="ca")
+    assert Versions(OUT).names() == ["a", "c", "ca"]
+    assert Versions(OUT).latest() == "ca"
+
+
+def test_the_next_run_ends_the_removal_of_a_version_in_a_store(
+    store: MemoryStore, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(1, output_dir=OUT, keep_versions=1, version_name="a")
+    delete = store.delete
+
+    def killed(path: str) -> None:
+        if path.startswith(f"{OUT}/a/") and not path.endswith("manifest.json"):
+            raise RuntimeError("killed")
+        delete(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "delete", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(2, output_dir=OUT, keep_versions=1, version_name="b")
+    assert any(name.startswith("out/a/") for name in stored())
+    assert run(2, output_dir=OUT, keep_versions=1, version_name="b").up_to_date
+    assert {name.split("/")[1] for name in stored()} == {"b", "latest.json"}
+
+
 def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store: MemoryStore) -> None:
     objects.put("mem://bucket/in.jsonl", rows(3).encode())
     config = bp.PipelineConfig.from_dict(TEXT)

@@ -26,9 +26,9 @@ from beam_prep.formats.manifest import MANIFEST
 from beam_prep.hints import did_you_mean
 from beam_prep.readers.output import OpenOutput
 from beam_prep.readers.rows import Rows
+from beam_prep.readers.stored import StoredFiles
 from beam_prep.readers.views import Mixture, Packed, Ranks, Tail, checked, mixture
 from beam_prep.shards.pack import Strategy
-from beam_prep.storage.stored import StoredFiles
 
 if TYPE_CHECKING:
     from beam_prep.tokens.tokenizer import Tokenizer

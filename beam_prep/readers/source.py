@@ -34,7 +34,7 @@ class InputLines:
             InputError, StorageError: the input cannot be read, or differs from the manifest.
         """
         with quiet_import():  # of Beam
-            from beam_prep.storage.foreign import line_at, unchanged_input
+            from beam_prep.storage.inputs import line_at, unchanged_input
 
         if path not in self._found:
             try:

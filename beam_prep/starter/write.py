@@ -24,7 +24,7 @@ from beam_prep.sample.sample import Sample
 from beam_prep.starter.draft import Draft, draft, folders
 from beam_prep.starter.shapes import Found, find_shape
 from beam_prep.storage.files import list_inputs
-from beam_prep.storage.foreign import advice_on
+from beam_prep.storage.inputs import advice_on
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.tokenizer import Tokenizer
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from beam_prep.data.metadata import placed
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import Column
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.batches import rows_of
 from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
@@ -194,12 +193,6 @@ class Arranger:
     compose: Compose = field(default_factory=Compose)
     provenance: bool = False
 
-    def columns(self, plan: ShardPlan) -> tuple[Column, ...]:
-        """The columns of the rows of a shard."""
-        if plan.merge is not None:
-            return plan.merge.columns
-        return self.token_cache.receipt(plan.slices[0].name).columns
-
     def rows(self, plan: ShardPlan) -> Iterator[tuple[Rows, Array | None]]:
         """The rows of a shard in order, part by part, and for each part int64 [rows], the tokens cut from each row.
 
@@ -215,16 +208,16 @@ class Arranger:
     def slice(self, piece: Slice, last: bool = False, cut: bool = False) -> tuple[Rows, Array | None]:
         """The rows of a slice, and with `cut` the tokens cut from each row. For `last` see `TokenCache.rows`."""
         name, domain, start, stop = piece[:4]
-        if self.compose.splits is None and not piece.copies:
-            lost = self.token_cache.counter(CUT, name, domain, start, stop) if cut else None
-            return self._placed(
-                self.token_cache.rows(name, domain, start, stop, last), piece.file, piece.first_byte
-            ), lost
-        seen = self._view(name, piece.copies)
-        here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
-        rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
-        lost = seen.row_index.counters.get(CUT) if cut else None
-        return self._placed(rows, piece.file, piece.first_byte), None if lost is None else lost[here]
+        views, lost = self.compose.splits is not None or bool(piece.copies), None
+        if views or cut:
+            seen = self._view(name, piece.copies)
+            here = np.flatnonzero(seen.row_index.domain == domain)[start:stop]
+            lost = seen.row_index.counters.get(CUT)
+        if views:
+            rows = self.token_cache.pick(name, domain // self.compose.split_count, seen.row[here])
+        else:
+            rows = self.token_cache.rows(name, domain, start, stop, last)
+        return self._placed(rows, piece.file, piece.first_byte), lost[here] if cut and lost is not None else None
 
     def _placed(self, rows: dict[str, Ragged], file: int, first_byte: int) -> Rows:
         return placed(rows, file, first_byte) if self.provenance else rows
@@ -232,9 +225,6 @@ class Arranger:
     def _view(self, name: str, copies: str) -> View:
         (row_index,) = self.token_cache.row_indexes([name])
         return view(row_index, self.scratch.copies(copies), self.compose.splits)
-
-    def _pick(self, name: str, batch: int, rows: Array, file: int, first_byte: int) -> dict[str, Ragged]:
-        return dict(self._placed(self.token_cache.pick(name, batch, rows), file, first_byte))
 
     def _merged(self, merge: Merge) -> Iterator[tuple[Rows, Array | None]]:
         known: dict[str, RunReader] = {}
@@ -287,11 +277,12 @@ class Arranger:
         parts = []
         for code in range(len(place.parts) // self.compose.split_count):
             here = by_batch[batch[by_batch] == code]
-            parts.append(self._pick(place.name, code, seen.row[made.row[here]], place.file, place.first_byte))
-        rows = joined(parts, np.argsort(by_batch))
+            rows = self.token_cache.pick(place.name, code, seen.row[made.row[here]])
+            parts.append(dict(self._placed(rows, place.file, place.first_byte)))
+        found = joined(parts, np.argsort(by_batch))
         cut = seen.row_index.counters.get(CUT)
         lost = np.zeros(len(made.row), np.int64) if cut is None else cut[made.row].astype(np.int64)
-        return RunRows(rows, made.key, made.sample, lost)
+        return RunRows(found, made.key, made.sample, lost)
 
     def merge_runs(self, runs: Runs, group: int, wide: int) -> None:
         """The second level: merges a wide range of keys from several runs, and cuts it into bins."""

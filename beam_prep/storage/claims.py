@@ -15,7 +15,6 @@ consistency", SOSP 1989. The clocks of the machines must agree to within a small
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -28,14 +27,15 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import filelock
 
 from beam_prep.errors import LockedError
 from beam_prep.formats.manifest import dump
-from beam_prep.storage.files import delete, join, read_version, write_file, write_if
+from beam_prep.storage.files import delete, join, write_file, write_if
 from beam_prep.storage.stores.client import StoreOptions, is_local
+from beam_prep.storage.stores.objects import read_version
 
 log = logging.getLogger("beam_prep")
 
@@ -70,21 +70,11 @@ class Claim:
     version_name: str | None = None
     job: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def is_due(self) -> bool:
-        """True if the claim should be renewed."""
-        return time.time() - self.renewed > self.lease / 3
-
     def who(self) -> str:
         """Who holds the output, for messages."""
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
         job = f", job {' '.join(self.job.values())}" if self.job else ""
         return f"pid {self.pid} on {self.host}, since {since}{job}"
-
-
-class _Found(NamedTuple):
-    claim: Claim
-    version: str
 
 
 class Claims:
@@ -153,34 +143,19 @@ class Claims:
         Raises:
             LockedError: another launch holds the output.
         """
-        other = None
+        taken = None
         for _ in range(_ATTEMPTS):
-            found = self._read()
-            if found is None:
-                other = None
-                if write_if(self.path, dump(asdict(mine)), None):
-                    return None
-                continue
-            if found.claim.launch == self._launch:
-                return other  # the answer to the write was lost, or a step runs again
-            other = found.claim
-            self._check_ended(other, is_locked)
-            if write_if(self.path, dump(asdict(replace(mine, version_name=other.version_name))), found.version):
-                log.info("%s: launch %s failed or was killed; this run takes over", self._output, other.launch)
+            other, version = self._read()
+            if other is not None and other.launch == self._launch:
+                return taken  # the answer to the write was lost, or a step runs again
+            if other is not None:
+                self._check_ended(other, is_locked)
+            taken = other
+            if self._write(mine if other is None else replace(mine, version_name=other.version_name), version):
+                if other is not None:
+                    log.info("%s: launch %s failed or was killed; this run takes over", self._output, other.launch)
                 return other
         raise LockedError(f"{self._output} is being claimed by several jobs at once (see {self.path}): run again later")
-
-    def ended(self) -> Claim | None:
-        """The claim of a launch that did not end well; None if there is none. The caller must hold the lock.
-
-        Raises:
-            LockedError: another launch holds the output.
-        """
-        other = self.holder()
-        if other is None or other.launch == self._launch:
-            return None
-        self._check_ended(other, is_locked=True)
-        return other
 
     def _check_ended(self, other: Claim, is_locked: bool) -> None:
         """Checks that a claim may be taken over.
@@ -198,37 +173,36 @@ class Claims:
         Raises:
             LockedError: another launch holds the claim, or nobody.
         """
-        found = self._read()
+        found, version = self._read()
         if found is None:
             raise LockedError(
                 f"the claim of this job on {self._output} is gone ({self.path}): another job has made the output, or "
                 "somebody removed the claim; run again"
             )
-        if found.claim.launch != self._launch:
-            raise LockedError(f"another job has claimed {self._output} meanwhile: {self._held_by(found.claim)}")
-        if found.claim.is_due:
+        if found.launch != self._launch:
+            raise LockedError(f"another job has claimed {self._output} meanwhile: {self._held_by(found)}")
+        if time.time() - found.renewed > found.lease / 3:
             # If the write fails, another worker of this launch was faster, or the next check finds another launch.
-            write_if(self.path, dump(asdict(replace(found.claim, renewed=time.time()))), found.version)
+            self._write(replace(found, renewed=time.time()), version)
 
     def update(self, **changes: Any) -> bool:
         """Changes fields of the claim. False if this launch no longer holds it."""
         for _ in range(_ATTEMPTS):
-            found = self._read()
-            if found is None or found.claim.launch != self._launch:
+            found, version = self._read()
+            if found is None or found.launch != self._launch:
                 return False
-            if write_if(self.path, dump(asdict(replace(found.claim, **changes))), found.version):
+            if self._write(replace(found, **changes), version):
                 return True
         return False
 
     def holder(self) -> Claim | None:
         """The current claim, or None."""
-        found = self._read()
-        return None if found is None else found.claim
+        return self._read()[0]
 
     def release(self) -> None:
         """Removes the claim, if this launch holds it."""
-        found = self._read()
-        if found is not None and found.claim.launch == self._launch:
+        found = self.holder()
+        if found is not None and found.launch == self._launch:
             delete([self.path])
 
     def end(self) -> None:
@@ -261,17 +235,18 @@ class Claims:
             done.set()
             thread.join()
 
-    def _read(self) -> _Found | None:
-        content = read_version(self.path)
+    def _read(self) -> tuple[Claim | None, str | None]:
+        """The current claim, and the version of its file."""
+        content, version = read_version(self.path) or (None, None)
         if content is None:
-            return None
+            return None, None
         try:
-            fields = json.loads(content[0])
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict) or fields.keys() != {each.name for each in dataclasses.fields(Claim)}:
-            raise LockedError(f"{self.path} is not a claim of this version of beam_prep: {self._breaking()}")
-        return _Found(Claim(**fields), content[1])
+            return Claim(**json.loads(content)), version
+        except (ValueError, TypeError):
+            raise LockedError(f"{self.path} is not a claim of this version of beam_prep: {self._breaking()}") from None
+
+    def _write(self, claim: Claim, version: str | None) -> bool:
+        return write_if(self.path, dump(asdict(claim)), version)
 
     def _held_by(self, claim: Claim) -> str:
         left = max(0, round(claim.renewed + claim.lease - time.time()))

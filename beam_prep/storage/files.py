@@ -1,9 +1,9 @@
 """Files on a local disk or in an object store: listed once, read as streams, written completely or not at all."""
 
 import bz2
-import errno
 import glob
 import gzip
+import io
 import itertools
 import json
 import os
@@ -11,8 +11,9 @@ import shutil
 import stat
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,58 +27,8 @@ from beam_prep.reading.blocks import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, PreconditionFailed, is_local
-from beam_prep.storage.stores.objects import Reader, read_bytes
-
-STATE, SPLITS = "state.json", "dataset_dict.json"
-
-
-def rows_files(folder: str, read: Callable[[str], bytes]) -> list[str]:
-    """The names of the Arrow files of a folder with a `state.json`, in the order of their rows.
-
-    Args:
-        folder: the folder's path, for errors.
-        read: reads a file of the folder by its name.
-
-    Raises:
-        InputError: the dataset has no rows, or rows in another order than its files; or `state.json` cannot be read.
-    """
-    state = _parsed(folder, STATE, read)
-    # Earlier versions of datasets store a selection or an order of rows in a separate file of indices.
-    if any(value for name, value in state.items() if "indices" in name):
-        raise InputError(
-            f"{folder!r} is a dataset whose rows are selected or ordered by a file of indices: load it with datasets, "
-            "and save it again: dataset.flatten_indices().save_to_disk(...)"
-        )
-    try:
-        names = [each["filename"] for each in state["_data_files"]]
-        good = all(name == os.path.basename(name) and name.endswith(".arrow") for name in names)
-    except (KeyError, TypeError, AttributeError):
-        good = False
-    if not good:
-        raise InputError(f"{folder}/{STATE} does not name the dataset's .arrow files: save it again with datasets")
-    if not names:
-        raise InputError(f"{folder!r} is a dataset without rows: leave it out")
-    return names
-
-
-def splits_problem(folder: str, read: Callable[[str], bytes]) -> InputError:
-    """The error for a folder with a `dataset_dict.json`, which holds several datasets."""
-    splits = _parsed(folder, SPLITS, read).get("splits")
-    names = [str(name) for name in splits] if isinstance(splits, list) else []
-    one = f"{folder.rstrip('/')}/{names[0] if names else 'train'}"
-    return InputError(f"{folder!r} is a dataset with the splits {', '.join(names)}: name one, for instance {one!r}")
-
-
-def _parsed(folder: str, name: str, read: Callable[[str], bytes]) -> dict[str, Any]:
-    try:
-        found = json.loads(read(name))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}/{name} cannot be read ({error}): save the dataset again with datasets") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{folder}/{name} is no JSON object: save the dataset again with datasets")
-    return found
-
+from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
+from beam_prep.storage.stores.objects import Reader, read_bytes, read_version
 
 _PACKED_BYTES = 256 * 1024
 
@@ -108,16 +59,13 @@ def list_inputs(patterns: Sequence[str | os.PathLike[str]] | str | os.PathLike[s
             place = os.path.realpath(file.path) if is_local(file.path) else file.path
             if place in seen:
                 raise InputError(f"the same input twice: {file.path!r} and {seen[place]!r}; name each file once")
+            if file.compression is not None and not file.size:
+                raise InputError(
+                    f"{file.path!r} has 0 bytes, which no compressed file has: writing or uploading it has failed; "
+                    "make it again, or leave it out"
+                )
             seen[place] = file.path
             files.append(file)
-    # Even without content a compressed file has a header.
-    cut = [file.path for file in files if file.compression is not None and not file.size]
-    if cut:
-        more = f" (and {len(cut) - 1:,} more such inputs)" if len(cut) > 1 else ""
-        raise InputError(
-            f"{cut[0]!r} has 0 bytes, which no compressed file has{more}: writing or uploading it has failed; "
-            "make it again, or leave it out"
-        )
     if not files:
         raise InputError("no input: name at least one JSONL file or glob, for instance 'data/*.jsonl'")
     return files
@@ -153,16 +101,13 @@ def _match(pattern: str) -> list[InputFile]:
         raise type(error)(f"cannot look up {pattern!r}: {error}") from None
     # The consoles of stores create empty objects as folders.
     stored = [each for each in stored if not each.path.endswith("/")]
-    if not stored and not glob.has_magic(pattern):
-        folder = pattern.rstrip("/")
-        found_all = objects.find_all(_files_of_folder(folder) or [])
-        if None in found_all:
-            raise InputError(f"an .arrow file that {folder}/state.json names is not there")
-        stored = [each for each in found_all if each is not None]
     if not stored:
-        raise InputError(
-            f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
-        )
+        inside = None if glob.has_magic(pattern) else _files_of_folder(pattern.rstrip("/"))
+        if inside is None:
+            raise InputError(
+                f"no such input: {pattern!r}; check the bucket and the path, or name files: '{pattern}/*.jsonl'"
+            )
+        return [file for path in inside for file in _match(path)]
     return [
         InputFile(each.path, each.size, each.updated, compression_of(each.path), each.version, each.checksum)
         for each in stored
@@ -170,22 +115,32 @@ def _match(pattern: str) -> list[InputFile]:
 
 
 def _files_of_folder(folder: str) -> list[str] | None:
-    """The paths of the Arrow files of a folder that `datasets` saved; None for other folders.
+    """The paths of the Arrow files of a folder that `datasets` saved, in the order of their rows; None: another folder.
 
     Raises:
-        InputError: see `rows_files` and `splits_problem`.
+        InputError: the folder holds several datasets, or does not name files with all rows in order.
     """
     if is_local(folder) and not os.path.isdir(folder):
         return None
-
-    def read(name: str) -> bytes:
-        return read_bytes(join(folder, name))
-
-    if exists(join(folder, STATE)):
-        return [join(folder, name) for name in rows_files(folder, read)]
-    if exists(join(folder, SPLITS)):
-        raise splits_problem(folder, read)
-    return None
+    if exists(join(folder, "dataset_dict.json")):
+        one = join(folder, "train")
+        raise InputError(f"{folder!r} is a dataset with splits: name the folder of one, for instance {one!r}")
+    if not exists(join(folder, "state.json")):
+        return None
+    try:
+        state = json.loads(read_bytes(join(folder, "state.json")))
+        names = [each["filename"] for each in state["_data_files"]]
+        # Earlier versions of datasets store a selection or an order of rows in a separate file of indices.
+        good = bool(names) and not any(value for name, value in state.items() if "indices" in name)
+        good = good and all(name == os.path.basename(name) and name.endswith(".arrow") for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise InputError(
+            f"{folder!r} is a dataset whose state.json does not name .arrow files with all its rows in order: load it "
+            "with datasets, and save it again: dataset.flatten_indices().save_to_disk(...)"
+        )
+    return [join(folder, name) for name in names]
 
 
 def compression_of(path: str) -> str | None:
@@ -205,9 +160,6 @@ def file_stat(path: str, place: str = "") -> tuple[int, float]:
     """
     try:
         found = os.stat(place or path)
-    except FileNotFoundError:
-        broken = f" (a link to {os.readlink(path)!r}, which is not there)" if os.path.islink(path) else ""
-        raise InputError(f"no such input: {path!r}{broken}") from None
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
@@ -264,11 +216,12 @@ def _stream(source: InputFile, ahead: int) -> Iterator[Any]:
     else:
         stream = Reader(ObjectInfo(source.path, source.size, source.version or "", "", source.updated), ahead)
     try:
-        yield stream
-        # The file may have been overwritten during the read: some stores ignore the version in a request.
-        _check_unchanged(source)
-    finally:
-        stream.close()
+        with stream:
+            yield stream
+    except (Changed, FileNotFoundError):
+        raise _changed(source) from None
+    # The file may have been overwritten during the read: some stores ignore the version in a request.
+    _check_unchanged(source)
 
 
 @contextmanager
@@ -281,8 +234,6 @@ def open_table(source: InputFile) -> Iterator[Any]:
     try:
         with _stream(source, _BEYOND) as stream:
             yield stream
-    except (Changed, FileNotFoundError):
-        raise _changed(source) from None
     # Column names that are not UTF-8, and sizes beyond the memory, raise no Arrow error.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise InputError(_damaged(source, error)) from None
@@ -336,18 +287,12 @@ class Input:
         source = self._source
         try:
             data: bytes = self._stream.read(size)
-        except Changed:
-            raise _changed(source) from None
-        except FileNotFoundError as error:
-            raise (
-                InputError(f"cannot read {source.path!r}: {error}") if is_local(source.path) else _changed(source)
-            ) from None
+        except FileNotFoundError:
+            raise  # see `_stream`
         except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-            if source.compression is None:
-                raise InputError(f"cannot read {source.path!r}: {error}") from error
+            kind = source.compression or "text"
             raise InputError(
-                f"{source.path!r} cannot be read as {source.compression} ({error}): "
-                "repair it, rename it, or leave it out"
+                f"{source.path!r} cannot be read as {kind} ({error}): repair it, rename it, or leave it out"
             ) from None
         if self._position is not None:
             self._position.stored = self._packed.tell()
@@ -401,60 +346,34 @@ def read_file(path: str) -> Any:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    return pa.memory_map(path) if is_local(path) else pa.PythonFile(Reader.from_end(path, _END_BYTES), mode="r")
+    if is_local(path):
+        return pa.memory_map(path)
+    found = objects.find(path)
+    if found is None:
+        raise FileNotFoundError(path)
+    # Token cache objects are written once, so any version is right.
+    reader = Reader(replace(found, version=""), 0)
+    reader.seek(-_END_BYTES, io.SEEK_END)
+    reader.read()
+    return pa.PythonFile(reader, mode="r")
 
 
 def write_file(path: str, *parts: bytes | pa.Buffer) -> None:
     """Writes a file, completely or not at all. In an object store it is one request.
 
-    On Linux a new file has no name before it is complete, so a killed process leaves nothing. A file that replaces
-    another, and a file on other systems, is written under a temporary name and renamed.
+    On a disk it is renamed when it is complete. A killed process leaves a file with another name, which `gc` removes.
     """
     if not is_local(path):
         objects.put(path, b"".join(parts))
         return
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    if not os.path.lexists(path) and written_without_name(folder, path, parts):
-        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     made = f"{path}.{uuid.uuid4().hex}"
-    with naming(path), open(made, "wb") as file:
-        file.writelines(parts)
-    os.replace(made, path)
-
-
-def written_without_name(folder: str, path: str, parts: Iterable[bytes | pa.Buffer]) -> bool:
-    """Writes a new file that gets its name at the end (open(2), O_TMPFILE). False if that is not possible here."""
-    if not hasattr(os, "O_TMPFILE"):
-        return False
     try:
-        number = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            return False  # a file system without O_TMPFILE, for instance NFS
-        raise
-    with naming(path), open(number, "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        try:
-            # With a `src_dir_fd`, which an absolute path does not need, Python calls linkat(2), which follows the link.
-            os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number)
-        except OSError as error:  # another worker was faster, or there is no /proc, or no links
-            if error.errno not in (errno.EEXIST, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV):
-                raise
-            return False
-    return True
-
-
-def read_version(path: str) -> tuple[bytes, str] | None:
-    """(content, version) of a file; None if there is none. The version of a local file is its content."""
-    if not is_local(path):
-        return objects.read_version(path)
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
-        return None
-    return content, content.decode("utf-8", "replace")
+        with naming(path), open(made, "wb") as file:
+            file.writelines(parts)
+        os.replace(made, path)
+    finally:
+        Path(made).unlink(missing_ok=True)  # it is there only after an error, for instance on a full disk
 
 
 def write_if(path: str, data: bytes, version: str | None) -> bool:
@@ -464,8 +383,8 @@ def write_if(path: str, data: bytes, version: str | None) -> bool:
     """
     if not is_local(path):
         try:
-            objects.put_if(path, data, version)
-        except PreconditionFailed:
+            objects.put(path, data, version)
+        except Changed:
             return False
         return True
     os.makedirs(os.path.dirname(path), exist_ok=True)

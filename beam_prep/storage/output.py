@@ -3,27 +3,180 @@
 import contextlib
 import ctypes
 import errno
-import functools
 import glob
 import hashlib
 import json
 import os
 import shutil
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from beam_prep.errors import LockedError, OutputError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
-from beam_prep.storage.files import join, write_file
-from beam_prep.storage.reuse import EarlierShard, copy_objects, link_files, linked_receipt
-from beam_prep.storage.staging import HashedFiles, Staging, temporary_files
+from beam_prep.storage.files import join, naming, remove_folder, write_file
+from beam_prep.storage.reuse import Damaged, EarlierShard
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import PreconditionFailed, is_local, shortened
-from beam_prep.storage.stores.objects import parts, read_bytes
+from beam_prep.storage.stores.client import Changed, StoreOptions, is_local, shortened
+from beam_prep.storage.stores.objects import read_bytes
+
+_KEPT = ("token_cache", "tokenizers", "references")
+"""Folders that stay after a failed run, for the next launch on the same output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The folders of one launch's unfinished files.
+
+    Attributes:
+        root: the folder of all launches on this output. It holds the default token cache, so the next launch finds it.
+        home: like `root`, but always next to the output, whatever `--staging` is: all launches on the output find the
+            same claim there, and a directory that was built there can take the output's place.
+        launch: the id of this launch.
+        options: the store options that workers activate.
+    """
+
+    root: str
+    home: str
+    launch: str
+    options: StoreOptions = field(default_factory=StoreOptions.current)
+
+    @classmethod
+    def beside(cls, output: str, staging: str | None = None) -> "Staging":
+        """A new launch, in `<staging>/<output's name and digest>/`; by default in `.beam_prep/` next to the output."""
+        output = os.path.realpath(output) if is_local(output) else output
+        folder, name = os.path.split(output)
+        name = f"{shortened(name)}-{hashlib.sha256(output.encode()).hexdigest()[:12]}"
+        home = join(folder, ".beam_prep", name)
+        if staging is None:
+            return cls(home, home, uuid.uuid4().hex)
+        base = os.path.abspath(staging) if is_local(staging) else staging
+        return cls(join(base, name), home, uuid.uuid4().hex)
+
+    def claims(self, output: str) -> Claims:
+        """The claim of all launches on the output.
+
+        Args:
+            output: its path, for messages.
+        """
+        return Claims(self.home, output, self.launch)
+
+    @property
+    def local(self) -> bool:
+        """True if the folder is on a local disk, False if it is in a store."""
+        return is_local(self.root)
+
+    def path(self, *names: str) -> str:
+        """A path in this launch's folder."""
+        return join(self.root, self.launch, *names)
+
+    def beside_output(self, *names: str) -> str:
+        """A path in this launch's folder next to the output."""
+        return join(self.home, self.launch, *names)
+
+    def create(self) -> None:
+        """Makes the launch's folder and the folder of its progress reports. (Stores have no folders.)"""
+        if self.local:
+            os.makedirs(self.path("progress"), exist_ok=True)
+
+    def remove(self) -> None:
+        """Removes the launch's folders."""
+        for folder in {self.path(), self.beside_output()}:
+            remove_folder(folder)
+
+    def remove_kept(self) -> None:
+        """Removes what the next launch could reuse: tokenised blocks, the tokenizer, evaluation data."""
+        for name in _KEPT:
+            remove_folder(join(self.root, name))
+
+    def remove_others(self) -> None:
+        """Removes the folders of all other launches. Only the launch that holds the claim may call it."""
+        for root in {self.root, self.home}:
+            if is_local(root):
+                names = {path.name for path in Path(root).glob("*/")}
+            else:
+                below = [found.path[len(root) + 1 :].partition("/") for found in objects.listed(f"{root}/")]
+                names = {name for name, slash, _ in below if slash}
+            for name in names - {*_KEPT, self.launch}:
+                remove_folder(join(root, name))
+
+
+def _unfinished_file(folder: str) -> str:
+    """A new path in a folder, which is made if it is missing.
+
+    The output's folder is published as it is, so it must hold no incomplete file: a killed attempt may leave one.
+    """
+    os.makedirs(folder, exist_ok=True)
+    return os.path.join(folder, uuid.uuid4().hex)
+
+
+class HashedFile:
+    """A file that is hashed while it is written.
+
+    Args:
+        path: its path after `close`.
+        unfinished: the folder of the file before `close`, on the same disk.
+    """
+
+    def __init__(self, path: str, unfinished: str) -> None:
+        self.path = path
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._made = _unfinished_file(unfinished)
+        self._file = open(self._made, "wb")  # noqa: SIM115  (closed in `close`)
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        """Writes bytes; returns how many."""
+        with naming(self.path):
+            self._digest.update(data)
+            self._file.write(data)
+        size = memoryview(data).nbytes
+        self._size += size
+        return size
+
+    def close(self) -> None:
+        with naming(self.path):
+            self._file.close()
+        os.replace(self._made, self.path)
+
+    def written(self, name: str) -> WrittenFile:
+        return WrittenFile(name, self._size, self._digest.hexdigest())
+
+
+class HashedFiles:
+    """Files that are written at the same time below one local folder. For `unfinished` see `HashedFile`."""
+
+    def __init__(self, folder: str, unfinished: str) -> None:
+        self.folder, self.unfinished = folder, unfinished
+        self._files: dict[str, HashedFile] = {}
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens a new file; `name`: its path in the folder."""
+        self._files[name] = HashedFile(os.path.join(self.folder, name), self.unfinished)
+        return self._files[name]  # type: ignore[return-value]
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an entire file."""
+        file = self.open(name)
+        file.write(data)
+        file.close()
+
+    def written(self) -> tuple[WrittenFile, ...]:
+        """All files, sorted by name. They must be closed."""
+        return tuple(self._files[name].written(name) for name in sorted(self._files))
+
+
+@contextmanager
+def temporary_files() -> Iterator[HashedFiles]:
+    """Files in a temporary folder, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
+        yield HashedFiles(folder, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +198,18 @@ class _Output:
         """The claim on the output."""
         return self.staging.claims(self.path)
 
+    def check_claim(self) -> None:
+        """Checks that this launch holds the claim, or has published the output (then a step runs again).
+
+        Raises:
+            LockedError: another launch holds the claim.
+        """
+        try:
+            self.claims.check()
+        except LockedError:
+            if self.claims.holder() is not None or not self.is_published():
+                raise
+
     def is_published(self) -> bool:
         """True if this launch has already published the output, and the engine runs a step again."""
         run = _read(join(self.path, RUN))
@@ -54,10 +219,6 @@ class _Output:
         """The content of the current `manifest.json`, or None. It may be another program's file."""
         return _read(join(self.path, MANIFEST))
 
-    def within(self) -> str | None:
-        """Another output in the folder of this one, which would be removed with it; None: there is none."""
-        return None
-
     def write_run(self, run: Mapping[str, Any], page: bytes) -> None:
         """Replaces only `run.json` and `report.html`, if a run made the same output again."""
         write_file(join(self.path, REPORT), page)
@@ -65,35 +226,14 @@ class _Output:
 
 
 class LocalOutput(_Output):
-    """An output on a disk. It is written to the staging folder, then renamed."""
+    """An output on a disk. It is built in the launch's folder next to it, then renamed."""
 
     __slots__ = ()
-
-    def check_claim(self) -> None:
-        """Checks that this launch holds the claim, or has published the output (then a step runs again).
-
-        Raises:
-            LockedError: another launch holds the claim.
-        """
-        if not self.is_published():
-            self.claims.check()
-
-    def fails(self) -> None:
-        """Gives up the claim of a launch that fails."""
-        self.claims.release()
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         """True if every file of a manifest exists and has the listed size."""
         paths = [(os.path.join(self.path, file["path"]), file["bytes"]) for file in listed_files(manifest)]
         return all(os.path.isfile(path) and os.path.getsize(path) == size for path, size in paths)
-
-    def within(self) -> str | None:
-        """See `_Output`. On a disk a folder is replaced with all that lies in it."""
-        for place, folders, names in os.walk(self.path):
-            folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
-            if MANIFEST in names and place != self.path:
-                return place
-        return None
 
     def is_empty(self) -> bool:
         """True if nothing is there, or only unfinished files of a job of beam_prep."""
@@ -116,7 +256,7 @@ class LocalOutput(_Output):
 
     @property
     def _files(self) -> HashedFiles:
-        return HashedFiles(self.staging.path("output"), self.staging.path("unfinished"))
+        return HashedFiles(self.staging.beside_output("output"), self.staging.beside_output("unfinished"))
 
     @contextmanager
     def files(self) -> Iterator[HashedFiles]:
@@ -127,18 +267,30 @@ class LocalOutput(_Output):
     rejects = files
     """Like `files`, for files of rejects. A failed run keeps these, too."""
 
-    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
-        """Uses the files of an earlier shard for a new shard. None if that is not possible here.
+    def takes(self, earlier: EarlierShard) -> bool:
+        """Links the files of an earlier shard. False if a link cannot be made, for instance to another disk.
 
         Raises:
-            Damaged: the files have changed since they were written.
+            Damaged: a file's bytes are not what the earlier manifest lists.
         """
-        self.check_claim()
-        if not link_files(earlier, self.staging.path("output"), self.staging.path("unfinished")):
-            return None
-        for name, content in earlier.described.items():
-            self._files.write(name, content)
-        return linked_receipt(earlier)
+        files = self._files
+        for file, name in earlier.files:
+            target = os.path.join(files.folder, name)
+            linked = _unfinished_file(files.unfinished)
+            try:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.link(os.path.join(earlier.folder, file.path), linked)
+            except FileNotFoundError:
+                raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
+            except OSError:
+                return False
+            try:
+                _check(linked, file)  # checks the link, as the other path may have been replaced since
+                os.replace(linked, target)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(linked)  # it is left by an error, or by a rename onto itself, which does nothing
+        return True
 
     def publish(
         self, manifest: Mapping[str, Any], text: bytes, others: Mapping[str, bytes], run: Mapping[str, Any], page: bytes
@@ -158,50 +310,33 @@ class LocalOutput(_Output):
         files.write(REPORT, page)
         files.write(RUN, dump({**run, "launch": self.staging.launch}))
         files.write(MANIFEST, text)
-        self._replace(self.staging.path("output"), self.path)
+        self._replace(files.folder, self.path)
 
     def remove_replaced(self, manifest: Mapping[str, Any]) -> None:
         """Removes files of the replaced output that the new output does not have, and the report of a failed run."""
-        failed = Path(self.failed)
-        if (failed / FAILURE).exists():
+        if os.path.exists(join(self.failed, FAILURE)):
             # It belongs to an earlier run. It is renamed first, so a killed process leaves no part of it here.
-            with self._on_same_disk("replaced") as aside:
-                os.rename(failed, aside)
+            aside = self._empty("replaced")
+            os.rename(self.failed, aside)
+            shutil.rmtree(aside, ignore_errors=True)
 
-    @contextmanager
-    def _on_same_disk(self, name: str) -> Iterator[str]:
-        """An unused path in this launch's folder next to the output. It is removed at the end."""
-        folder = os.path.join(self.staging.home, self.staging.launch)
-        os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, name)
-        shutil.rmtree(path, ignore_errors=True)  # left by a killed attempt: engines run a step again
-        yield path
+    def _empty(self, name: str) -> str:
+        """An empty folder of this launch next to the output. (Engines run a step again after a killed attempt.)"""
+        path = self.staging.beside_output(name)
         shutil.rmtree(path, ignore_errors=True)
-        if folder != self.staging.path():
-            replace(self.staging, root=os.path.dirname(folder)).remove()
+        os.makedirs(path)
+        return path
 
     def _replace(self, made: str, target: str) -> None:
-        """Replaces a directory by a staged directory.
-
-        The staged directory is complete until then: if this attempt ends early, the next attempt finds it.
-        """
+        """Replaces a directory by a new one, which is complete until then: a later attempt finds it."""
         os.makedirs(os.path.dirname(target), exist_ok=True)  # the folder of versions
-        if os.stat(made).st_dev == os.stat(os.path.dirname(target)).st_dev:
-            self.check_claim()
-            replace_directory(made, target)
-            shutil.rmtree(made, ignore_errors=True)
-            return
-        with self._on_same_disk("new") as new:
-            shutil.copytree(made, new)
-            self.check_claim()
-            replace_directory(new, target)
+        self.check_claim()
+        replace_directory(made, target)
+        shutil.rmtree(made, ignore_errors=True)
 
     def fail(self, report: bytes, rejects: Sequence[WrittenFile]) -> None:
         """Writes the rejects, then `failure.json`, to `failed`."""
-        made = self.staging.path("failed")
-        shutil.rmtree(made, ignore_errors=True)  # left by a killed attempt
-        os.makedirs(made)
-        staged = self.staging.path("output", "rejects")
+        made, staged = self._empty("failed"), self.staging.beside_output("output", "rejects")
         if os.path.isdir(staged):
             shutil.copytree(staged, os.path.join(made, "rejects"))
         Path(made, FAILURE).write_bytes(report)
@@ -212,18 +347,6 @@ class StoredOutput(_Output):
     """An output in a store. For its methods see `LocalOutput`."""
 
     __slots__ = ()
-
-    def check_claim(self) -> None:
-        try:
-            self.claims.check()
-        except LockedError:
-            if self.claims.holder() is None and self.is_published():
-                return  # this step runs again after the last one
-            raise
-
-    def fails(self) -> None:
-        """Ends the claim, but keeps its file: it tells the next launch that a job of beam_prep wrote the output."""
-        self.claims.end()
 
     def is_complete(self, manifest: Mapping[str, Any]) -> bool:
         return self._first_wrong(listed_files(manifest)) is None
@@ -264,19 +387,31 @@ class StoredOutput(_Output):
             yield files
             self.upload(files, self.path)
 
-    def reuse(self, earlier: EarlierShard) -> ShardReceipt | None:
-        self.check_claim()
-        if not copy_objects(earlier, self.path):
-            return None
-        for name, content in earlier.described.items():
-            objects.put(join(self.path, name), content, hashlib.sha256(content).hexdigest())
-        return linked_receipt(earlier)
+    def takes(self, earlier: EarlierShard) -> bool:
+        """Copies the files of an earlier shard, on the server. No file is read: the store keeps our digests.
+
+        Returns:
+            False if a file is not as the earlier manifest lists it: a new shard may already have replaced it.
+        """
+        found = objects.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
+        for (file, name), here in zip(earlier.files, found, strict=True):
+            if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
+                return False
+            target = join(self.path, name)
+            there = here if here.path == target else objects.find(target)
+            if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
+                continue
+            try:
+                objects.copy(here, target, file.sha256)
+            except (Changed, FileNotFoundError):
+                return False
+        return True
 
     @contextmanager
     def rejects(self) -> Iterator[HashedFiles]:
         with temporary_files() as files:
             yield files
-            self.upload(files, self.staging.path("output"))
+            self.upload(files, self.staging.beside_output("output"))
 
     def upload(self, files: HashedFiles, folder: str) -> None:
         """Writes files. Each is written only if its target has not changed since this launch held the claim.
@@ -288,12 +423,6 @@ class StoredOutput(_Output):
         """
         written = files.written()
         targets = [join(folder, file.path) for file in written]
-        if is_local(folder):  # --staging
-            for file, target in zip(written, targets, strict=True):
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                shutil.copyfile(os.path.join(files.folder, file.path), f"{target}.{self.staging.launch}")
-                os.replace(f"{target}.{self.staging.launch}", target)
-            return
         before = objects.find_all(targets)
         if folder == self.path:
             self.check_claim()
@@ -302,7 +431,7 @@ class StoredOutput(_Output):
                 version = None if found is None else found.version
                 try:
                     objects.upload(target, os.path.join(files.folder, file.path), file.sha256, version)
-                except PreconditionFailed:
+                except Changed:
                     raise LockedError(f"{target} was written by another job meanwhile") from None
 
     def publish(
@@ -324,8 +453,8 @@ class StoredOutput(_Output):
         self.write_run(run, page)
         self.claims.check()
         try:  # conditional: a job that was suspended after the check must not replace another job's manifest
-            objects.put_if(join(self.path, MANIFEST), text, None, hashlib.sha256(text).hexdigest())
-        except PreconditionFailed:
+            objects.put(join(self.path, MANIFEST), text, None)
+        except Changed:
             if self.manifest() != text:  # if equal, only the answer to the write was lost
                 raise LockedError(f"another job has published {self.path} meanwhile") from None
 
@@ -352,39 +481,57 @@ class StoredOutput(_Output):
     def _copy_rejects(self, names: Sequence[str], folder: str) -> None:
         for name in names:
             with temporary_files() as files:
-                file = files.open(name)
-                for data in _parts(self.staging.path("output", name)):
-                    file.write(data)
-                file.close()
+                content = _read(self.staging.beside_output("output", name))
+                if content is None:
+                    raise OutputError(f"{self.path}: its {name} is gone: another launch removed it; run again")
+                files.write(name, content)
                 self.upload(files, folder)
 
 
-def _parts(path: str) -> Iterator[bytes]:
-    """A file's content, in pieces.
-
-    Raises:
-        OutputError: there is no such object.
-    """
-    if is_local(path):
-        yield Path(path).read_bytes()
-        return
-    found = objects.find(path)
-    if found is None:
-        raise OutputError(f"{path} is gone: another launch removed it; run again")
-    yield from parts(found)
-
-
 def _read(path: str) -> bytes | None:
-    """A file's content; None if there is no file; b"" for a directory."""
+    """A file's content; None if there is no file."""
     try:
         return read_bytes(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-    except IsADirectoryError:
-        return b""
+
+
+def _check(path: str, file: WrittenFile) -> None:
+    try:
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise Damaged(f"{file.path} cannot be read: {error}") from None
+    if digest != file.sha256:
+        raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
 
 
 OutputTarget = LocalOutput | StoredOutput
+
+
+def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
+    """Uses the files of an earlier shard for a new shard. None if that is not possible here.
+
+    Raises:
+        Damaged: the files have changed since they were written.
+    """
+    with output.files() as files:
+        if not output.takes(earlier):
+            return None
+        for name, content in earlier.described.items():
+            files.write(name, content)
+    return earlier.receipt
+
+
+def output_within(folder: str) -> str | None:
+    """Another output in the folder of a local output, which is replaced with all that lies in it; or None."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
+        if MANIFEST in names and place != folder:
+            return place
+    return None
+
+
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}
 
 
@@ -460,7 +607,9 @@ def put_back(target: str, root: str) -> None:
 
 def _exchanged(one: str, other: str) -> bool:
     """Exchanges two directories. False if that is not possible here."""
-    if (renameat2 := _renameat2()) is None:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # neither glibc 2.28 nor musl 1.2
         return False
     if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
@@ -468,16 +617,6 @@ def _exchanged(one: str, other: str) -> bool:
     if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), one, None, other)
-
-
-@functools.cache
-def _renameat2() -> "Callable[[int, bytes, int, bytes, int], int] | None":
-    """The function of glibc 2.28 or musl 1.2; None on other systems."""
-    with contextlib.suppress(AttributeError, OSError):
-        function = ctypes.CDLL(None, use_errno=True).renameat2
-        function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-        return function
-    return None
 
 
 def output_at(path: str, staging: Staging, failed: str | None = None) -> OutputTarget:

@@ -1,18 +1,18 @@
 """Writes shards, and publishes the output."""
 
 import functools
-import hashlib
 import json
 import logging
 import platform
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from beam_prep.data.block import MICROSECONDS
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError, OutputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import (
@@ -25,8 +25,6 @@ from beam_prep.formats.manifest import (
     build_manifest,
     count_tokens,
     dump,
-    load,
-    output_columns,
 )
 from beam_prep.reading.verdicts import BAD_ANSWERS
 from beam_prep.shards.chunk import ROW_LENGTHS, split_rows
@@ -36,17 +34,19 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.output import OutputTarget, failed_at, is_manifest, output_at
+from beam_prep.storage.output import OutputTarget, Staging, failed_at, is_manifest, output_at, output_within, reuse
 from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
     KeyedShard,
+    ShardKeys,
     WrittenShard,
     earlier_path,
     numbers,
     slices_text,
+    written_files,
 )
-from beam_prep.storage.staging import Staging
+from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -61,75 +61,6 @@ _CHAIN_LEASE = 60.0
 failure."""
 _ENCODER = "encoder: "
 """Prefix of the counters of `made` that name an encoder and its version."""
-
-
-def write_shard(
-    shard: KeyedShard,
-    arranger: Arranger,
-    output: OutputTarget,
-    formats: Sequence[str],
-    layout: Layout,
-    tell: Callable[[int], None] = lambda rows: None,
-) -> WrittenShard:
-    """Links a shard from the earlier output, if it is there; otherwise writes the shard.
-
-    Args:
-        shard, arranger, output, formats, layout: the shard, the source of its rows, the target, and how it is written.
-        tell: is called with the number of rows that were written.
-    """
-    how = "written"
-    if shard.earlier is not None:
-        try:
-            if (receipt := output.reuse(shard.earlier)) is not None:
-                tell(shard.plan.rows)
-                return WrittenShard(receipt, shard.key, "linked")
-        except Damaged as error:
-            log.warning("%s; the shard is written anew", error)
-            how = "damaged"
-    return WrittenShard(_written(shard.plan, arranger, output, formats, layout, tell), shard.key, how)
-
-
-def _written(
-    plan: ShardPlan,
-    arranger: Arranger,
-    output: OutputTarget,
-    formats: Sequence[str],
-    layout: Layout,
-    tell: Callable[[int], None],
-) -> ShardReceipt:
-    """Streams a shard's rows from the token cache into every format.
-
-    Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one bin
-    of a merge, and one packing group.
-    """
-    columns = layout.columns(arranger.columns(plan))
-    rows = 0
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    with output.files() as files:
-        writers = [
-            FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
-            for name in formats
-        ]
-        for data, stats in layout.rows(_counted(plan, arranger, tell), columns):
-            for writer in writers:
-                writer.write(data)
-            rows += len(data[columns[0].name])
-            for kind, found in {**count_tokens(columns, data), **stats}.items():
-                counts[kind].update(found)
-        for writer in writers:
-            writer.close()
-    return ShardReceipt(
-        plan.domain,
-        plan.shard,
-        rows,
-        dict(counts["tokens"]),
-        dict(counts["trained"]),
-        {"capacity": layout.capacity, **counts["packing"]} if layout.packing != "none" else None,
-        files.written(),
-        dict(counts["chunks"]) if layout.chunking is not None else None,
-        plan.split,
-        dict(counts["turns"]) if counts["turns"] else None,
-    )
 
 
 def _counted(
@@ -279,7 +210,7 @@ class Publisher:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if within := self.target.within():
+        if is_local(self.output) and (within := output_within(self.output)):
             return f"{self.output} would be replaced with all that lies in it, and {within} is another output: move it"
         return None
 
@@ -310,6 +241,68 @@ class Publisher:
         """The output that is replaced. Call it before `prepare`, which may remove the manifest of that output."""
         return EarlierOutput(earlier_path(self.root, self.keep_versions) if self.facts else None)
 
+    def keyed(
+        self, plans: Iterable[ShardPlan], arranger: Arranger, columns: Sequence[Column], earlier: EarlierOutput
+    ) -> Iterator[KeyedShard]:
+        """Shards with their keys, and the earlier shards with the same keys; `columns`: the columns of the blocks."""
+        columns = self.layout.columns(columns)
+        keys = ShardKeys(arranger.token_cache, self.formats, self.layout, columns, arranger.compose)
+        for plan in plans:
+            key = keys.of(plan)
+            yield KeyedShard(plan, keys.columns, key, earlier.shard(key, plan, keys))
+
+    def write_shard(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> WrittenShard:
+        """Links a shard from the earlier output, if it is there; otherwise writes the shard.
+
+        Args:
+            shard, arranger: the shard, and the source of its rows.
+            tell: is called with the number of rows that were written.
+        """
+        how = "written"
+        if shard.earlier is not None:
+            try:
+                if (receipt := reuse(self.target, shard.earlier)) is not None:
+                    tell(shard.plan.rows)
+                    return WrittenShard(receipt, shard.key, "linked")
+            except Damaged as error:
+                log.warning("%s; the shard is written anew", error)
+                how = "damaged"
+        return WrittenShard(self._written(shard, arranger, tell), shard.key, how)
+
+    def _written(self, shard: KeyedShard, arranger: Arranger, tell: Callable[[int], None]) -> ShardReceipt:
+        """Streams a shard's rows from the token cache into every format.
+
+        Memory does not depend on the size of the shard: it holds one slice (the rows of a block in one domain) or one
+        bin of a merge, and one packing group.
+        """
+        plan, columns, layout, rows = shard.plan, shard.columns, self.layout, 0
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        with self.target.files() as files:
+            writers = [
+                FORMATS[name].writer(lambda file: files.open(f"{plan.folder}/{file}"), columns, plan.shard, plan.shards)
+                for name in self.formats
+            ]
+            for data, stats in layout.rows(_counted(plan, arranger, tell), columns):
+                for writer in writers:
+                    writer.write(data)
+                rows += len(data[columns[0].name])
+                for kind, found in {**count_tokens(columns, data), **stats}.items():
+                    counts[kind].update(found)
+            for writer in writers:
+                writer.close()
+        return ShardReceipt(
+            plan.domain,
+            plan.shard,
+            rows,
+            dict(counts["tokens"]),
+            dict(counts["trained"]),
+            {"capacity": layout.capacity, **counts["packing"]} if layout.packing != "none" else None,
+            files.written(),
+            dict(counts["chunks"]) if layout.chunking is not None else None,
+            plan.split,
+            dict(counts["turns"]) if counts["turns"] else None,
+        )
+
     def publish(self, plan: Plan, made: list[WrittenShard], rejects: list[WrittenFile], make_page: MakePage) -> str:
         """Publishes the output, or fails and leaves the rejects in `OUTPUT.failed/`. Returns the output's path.
 
@@ -334,7 +327,7 @@ class Publisher:
             self.target.claims.end()  # not released: the engine may run this step again
             raise RunError(message)
         others = self._others(plan, shards)
-        manifest = build_manifest(plan, shards, rejects, _digests(others), self.formats, self.facts)
+        manifest = build_manifest(plan, shards, rejects, written_files(others), self.formats, self.facts)
         text, target, run = dump(manifest), self.target, self._run(plan, manifest, made)
         page = functools.partial(make_page, manifest, run, self.tokenizer, self.output.rpartition("/")[2])
         # If the output is complete already, the engine runs this step again.
@@ -432,28 +425,6 @@ def _dropped(drop: Dropped) -> dict[str, Any]:
     return {**place, "reason": found.reason, **note, **kept, "text": found.text}
 
 
-def _digests(files: Mapping[str, bytes]) -> list[WrittenFile]:
-    return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
-
-
 def same_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     """True if a manifest has these facts. They are compared as text: the order of the config's sources matters."""
     return json.dumps(facts) == json.dumps({key: manifest.get(key) for key in facts})
-
-
-def up_to_date(output: str, facts: Mapping[str, Any], same_inputs: Callable[[list[dict[str, Any]]], bool]) -> bool:
-    """True if an output is complete and belongs to the same job.
-
-    Args:
-        output: the output's path.
-        facts: the facts of this job, see `Publisher`.
-        same_inputs: tells whether the manifest's inputs are the inputs of this job.
-    """
-    target = output_at(output, Staging.beside(output))
-    text = target.manifest()
-    if text is None or not is_manifest(text):
-        return False
-    manifest = load(text, f"{output}/{MANIFEST}")
-    if not same_facts(manifest, facts) or not same_inputs(manifest["inputs"]):
-        return False
-    return target.is_complete(manifest) and bool(output_columns(manifest))

@@ -5,17 +5,15 @@ its manifest. Two shards with the same key have the same bytes. A linked file is
 manifest, so a damaged file is never reused.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +35,7 @@ from beam_prep.formats.manifest import (
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.slices import ShardPlan
-from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.files import join
-from beam_prep.storage.staging import unfinished_file
-from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, is_local
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.versions import Versions
@@ -68,9 +62,9 @@ class EarlierShard:
 
     Attributes:
         folder: the earlier output.
-        receipt: the receipt of the new shard, without files.
+        receipt: the receipt of the new shard.
         files: (file of the earlier output, path in the new output).
-        described: path in the new output -> content of files that depend on the number of shards.
+        described: path in the new output -> content of files that depend on the number of shards, to be written.
     """
 
     folder: str
@@ -81,9 +75,10 @@ class EarlierShard:
 
 @dataclass(frozen=True, slots=True)
 class KeyedShard:
-    """A shard to write, its key, and the earlier shard with this key."""
+    """A shard to write, the columns of its rows, its key, and the earlier shard with this key."""
 
     plan: ShardPlan
+    columns: tuple[Column, ...]
     key: str
     earlier: EarlierShard | None = None
 
@@ -118,13 +113,6 @@ class ShardKeys:
     layout: Layout
     columns: tuple[Column, ...]
     compose: Compose = dataclasses.field(default_factory=Compose)
-
-    @classmethod
-    def of_job(
-        cls, arranger: Arranger, formats: tuple[str, ...], layout: Layout, columns: Sequence[Column]
-    ) -> "ShardKeys":
-        """The keys of a job; `columns`: the columns of its blocks."""
-        return cls(arranger.token_cache, formats, layout, layout.columns(columns), arranger.compose)
 
     def of(self, plan: ShardPlan) -> str:
         """The key of a shard. It includes the names of its blocks, which are digests of their bytes and the recipe."""
@@ -199,11 +187,6 @@ class EarlierOutput:
         """The size in bytes of the shards with these keys."""
         return sum(file.bytes for key in keys for file in self._by_key[key].files)
 
-    @property
-    def bytes(self) -> int:
-        """The size in bytes of all shards."""
-        return self.bytes_of(self._by_key)
-
     def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
         """The shard with this key, or None.
 
@@ -227,7 +210,11 @@ class EarlierOutput:
             return None
         described = {f"{plan.folder}/{name}": content for name, content in after.items() if content is not None}
         files = tuple((file, name) for file, name in zip(old, new, strict=True) if file is not None)
-        receipt = dataclasses.replace(receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=())
+        here = [WrittenFile(name, file.bytes, file.sha256) for file, name in files]
+        here = sorted(here + written_files(described), key=lambda file: file.path)
+        receipt = dataclasses.replace(
+            receipt, domain=plan.domain, shard=plan.shard, split=plan.split, files=tuple(here)
+        )
         return EarlierShard(self._folder, receipt, files, described)
 
 
@@ -242,91 +229,13 @@ def files_named(formats: Sequence[str], columns: Sequence[Column], shard: int, s
     return found
 
 
-def keyed(plans: Iterable[ShardPlan], keys: ShardKeys, earlier: EarlierOutput) -> Iterator[KeyedShard]:
-    """Shards with their keys, and the earlier shards with the same keys."""
-    for plan in plans:
-        key = keys.of(plan)
-        yield KeyedShard(plan, key, earlier.shard(key, plan, keys))
-
-
-def linked_receipt(earlier: EarlierShard) -> ShardReceipt:
-    """The receipt of a new shard whose files are linked."""
-    files = [WrittenFile(name, file.bytes, file.sha256) for file, name in earlier.files]
-    for name, content in earlier.described.items():  # written anew
-        files.append(WrittenFile(name, len(content), hashlib.sha256(content).hexdigest()))
-    return dataclasses.replace(earlier.receipt, files=tuple(sorted(files, key=lambda file: file.path)))
+def written_files(contents: Mapping[str, bytes]) -> list[WrittenFile]:
+    """The entries of files in a manifest; `contents`: path -> content."""
+    return [WrittenFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()]
 
 
 class Damaged(Exception):
     """A file of the earlier output is not what its manifest says."""
-
-
-def link_files(earlier: EarlierShard, folder: str, unfinished: str) -> bool:
-    """Links the files of a shard into a local folder. False if a link cannot be made, for instance to another disk.
-
-    Args:
-        earlier: the shard.
-        folder: the folder of the new output.
-        unfinished: a folder on the same disk that holds a link until it is checked.
-
-    Raises:
-        Damaged: a file's bytes are not what the earlier manifest lists.
-    """
-    if not is_local(earlier.folder):
-        return False
-    for file, name in earlier.files:
-        target = os.path.join(folder, name)
-        linked = unfinished_file(unfinished)
-        try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.link(os.path.join(earlier.folder, file.path), linked)
-        except FileNotFoundError:
-            raise Damaged(f"{earlier.folder}/{file.path} is gone") from None
-        except OSError:
-            return False
-        try:
-            _check(linked, file)  # checks the link, as the other path may have been replaced since
-            os.replace(linked, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(linked)  # it is left by an error, or by a rename onto itself, which does nothing
-    return True
-
-
-def _check(path: str, file: WrittenFile) -> None:
-    try:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise Damaged(f"{file.path} cannot be read: {error}") from None
-    if digest != file.sha256:
-        raise Damaged(f"{file.path} is not what the manifest of the earlier output says")
-
-
-def copy_objects(earlier: EarlierShard, output: str) -> bool:
-    """Copies the files of a shard to a path of the same store. The server copies them.
-
-    No file is read: the store keeps our digests, and checks its own.
-
-    Returns:
-        False if the output is in another store, or a file is not as the earlier manifest lists it: a new shard may
-        already have replaced it.
-    """
-    if is_local(output) or earlier.folder.partition("://")[0] != output.partition("://")[0]:
-        return False
-    found = objects.find_all(join(earlier.folder, file.path) for file, _ in earlier.files)
-    for (file, name), here in zip(earlier.files, found, strict=True):
-        if here is None or (here.size, here.sha256) != (file.bytes, file.sha256):
-            return False
-        target = join(output, name)
-        there = here if here.path == target else objects.find(target)
-        if there is not None and (there.size, there.sha256) == (file.bytes, file.sha256):
-            continue
-        try:
-            objects.copy(here, target, file.sha256)
-        except (Changed, FileNotFoundError):
-            return False
-    return True
 
 
 def numbers(shards: Sequence[WrittenShard]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,11 +30,11 @@ from beam_prep.formats.cached_block import (
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import StoreOptions, is_local
+from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreOptions, is_local
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import CachePolicy
 
-AT_ONCE = 32
+AT_ONCE = CONNECTIONS
 """How many files are read at the same time."""
 
 
@@ -143,21 +143,6 @@ class TokenCache:
         with self._expected_block(name):
             return pick_rows(read_file(self._path(name, ROWS)), name, domain, rows)
 
-    def counter(self, counter: str, name: str, domain: int, start: int, stop: int) -> Array | None:
-        """int64 [rows]: the values of a counter for a slice of a block's rows; None if the block lacks the counter."""
-        row_index = self._row_index(name)
-        counts = row_index.counters.get(counter)
-        return None if counts is None else counts[row_index.domain == domain][start:stop]
-
-    def receipt(self, name: str) -> BlockReceipt:
-        """The block statistics of a block.
-
-        Raises:
-            TokenCacheError: see `_expected_block`.
-        """
-        with self._expected_block(name):
-            return read_receipt(read_file(self._path(name, ROWS)), name)
-
     def rejects(self, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """The rejects of several blocks, in order. Some blocks are read at the same time."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -202,18 +187,10 @@ class TokenCache:
 # time are removed, then the oldest ones until the cache is small enough. The next run that needs a removed block makes
 # it again. A running job that has already found the block fails, so `older_than` should be longer than a job takes.
 
-_BLOCK = re.compile(r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\..*)")
-_ENDINGS = (ROWS, ROW_INDEX, REJECTS, _USED)
-"""The endings in the order of removal: rows first, because without its rows a block is not found."""
-
-
-@dataclass(slots=True)
-class _Files:
-    """The files of a block: their size in bytes, and the time of the last use."""
-
-    bytes: int = 0
-    used: float = 0.0
-    endings: tuple[str, ...] = ()
+_FILE = re.compile(
+    r"([0-9a-f]{2}/[0-9a-f]{30}-[0-9a-f]{16})(\.arrow|\.rows\.arrow|\.rejects\.arrow|\.used)(\.damaged|\.[0-9a-f]{32})?"
+)
+"""The block, the ending, and the further ending of a damaged file, or of one that a killed writer left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,36 +232,30 @@ def collect(token_cache: str, older_than: float, most_bytes: int | None = None, 
     if is_local(token_cache) and not os.path.isdir(token_cache):
         raise ConfigError(f"{token_cache}: there is no such token cache")
     token_cache = os.path.abspath(token_cache) if is_local(token_cache) else token_cache.rstrip("/")
-    found, leftovers = _found(token_cache)
-    now, removed = time.time(), list[str]()
-    size = kept_bytes = sum(files.bytes for files in found.values())
-    for name in sorted(found, key=lambda name: found[name].used):
-        if now - found[name].used > older_than or (most_bytes is not None and kept_bytes > most_bytes):
-            removed.append(name)
-            kept_bytes -= found[name].bytes
-    old = [path for path, (_, used_at) in leftovers.items() if now - used_at > older_than]
-    if not dry_run:
-        for ending in _ENDINGS:
-            delete(join(token_cache, name + ending) for name in removed if ending in found[name].endings)
-        delete(join(token_cache, path) for path in old)
-    removed_bytes = size - kept_bytes + sum(leftovers[path][0] for path in old)
-    return Collected(token_cache, len(found) - len(removed), kept_bytes, len(removed), removed_bytes)
-
-
-def _found(token_cache: str) -> tuple[dict[str, _Files], dict[str, tuple[int, float]]]:
-    """The blocks of a token cache by name; and leftovers of killed writers and damaged files: path -> (bytes, time)."""
-    blocks: dict[str, _Files] = {}
-    leftovers: dict[str, tuple[int, float]] = {}
+    blocks: dict[str, dict[str, ObjectInfo]] = {}
+    leftovers: list[ObjectInfo] = []
     for file in listed(token_cache):
-        path = file.path[len(token_cache) + 1 :]
-        match = _BLOCK.fullmatch(path)
-        if match is None:
-            continue
-        name, ending = match[1], match[2]
-        if ending in _ENDINGS:
-            files = blocks.setdefault(name, _Files())
-            files.bytes, files.used = files.bytes + file.size, max(files.used, file.updated)
-            files.endings = (*files.endings, ending)
-        elif ending.endswith(DAMAGED_SUFFIX) or re.fullmatch(r".*\.[0-9a-f]{32}", ending):
-            leftovers[path] = (file.size, file.updated)
-    return blocks, leftovers
+        match = _FILE.fullmatch(file.path[len(token_cache) + 1 :])
+        if match is not None and match[3] is None:
+            blocks.setdefault(match[1], {})[match[2]] = file
+        elif match is not None:
+            leftovers.append(file)
+    sizes = {name: _size(files.values()) for name, files in blocks.items()}
+    used = {name: max(file.updated for file in files.values()) for name, files in blocks.items()}
+    now, kept_bytes, removed = time.time(), sum(sizes.values()), list[str]()
+    for name in sorted(blocks, key=lambda name: used[name]):
+        if now - used[name] > older_than or (most_bytes is not None and kept_bytes > most_bytes):
+            removed.append(name)
+            kept_bytes -= sizes[name]
+    old = [file for file in leftovers if now - file.updated > older_than]
+    if not dry_run:
+        # Rows go first: without its rows a block is not found.
+        delete(blocks[name][ROWS].path for name in removed if ROWS in blocks[name])
+        delete(file.path for name in removed for file in blocks[name].values())
+        delete(file.path for file in old)
+    removed_bytes = sum(sizes[name] for name in removed) + _size(old)
+    return Collected(token_cache, len(blocks) - len(removed), kept_bytes, len(removed), removed_bytes)
+
+
+def _size(files: Iterable[ObjectInfo]) -> int:
+    return sum(file.size for file in files)

@@ -6,24 +6,22 @@ the object `latest.json`. Versions are ordered by name.
 """
 
 import contextlib
+import glob
 import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats.manifest import HIDDEN, LATEST, MANIFEST, READERS, dump, is_held, is_name
-from beam_prep.storage.files import exists, join, listed, read_version, remove_folder, write_if
+from beam_prep.storage.files import exists, join, listed, remove_folder, write_if
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import is_local
-from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.stores.objects import read_bytes, read_version
 
 _POINTER = "latest.json"
-_Pointer = tuple[str | None, list[str]]
-"""(latest version, all versions)."""
 
 
 def new_name() -> str:
@@ -60,23 +58,16 @@ class Versions:
 
     def latest(self) -> str | None:
         """The name of the latest version; None if there is none."""
-        if not is_local(self.root):
-            return self._pointer()[0]
-        try:
-            name = os.readlink(join(self.root, LATEST))
-        except OSError:
-            return None
-        return name if is_name(name) else None
+        return self._pointer()[0]
 
     def names(self) -> list[str]:
         """The names of all complete versions, oldest first."""
-        if not is_local(self.root):
-            return sorted(self._pointer()[1])
-        if not os.path.isdir(self.root):
-            return []
-        return sorted(
-            name for name in os.listdir(self.root) if is_name(name) and os.path.isfile(join(self.root, name, MANIFEST))
-        )
+        if is_local(self.root):
+            manifests = glob.glob(join(glob.escape(self.root), "*", MANIFEST))
+        else:
+            manifests = [found.path for found in objects.listed(f"{self.root}/")]
+        below = [path[len(self.root) + 1 :].split("/") for path in manifests]
+        return sorted(name for name, *rest in below if rest == [MANIFEST] and is_name(name))
 
     def has(self, name: str) -> bool:
         """True if a version is complete. `latest` may not name it yet."""
@@ -84,43 +75,48 @@ class Versions:
 
     def problem(self) -> str | None:
         """The reason why no version may be made here, or None."""
-        if not is_local(self.root):
-            if exists(join(self.root, MANIFEST)):
-                return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
-            return None
-        if not os.path.lexists(self.root):
+        if exists(join(self.root, MANIFEST)):
+            return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
+        if not is_local(self.root) or not os.path.lexists(self.root):
             return None
         if not os.path.isdir(self.root):
             return f"{self.root} is a file: choose another -o"
-        if os.path.lexists(join(self.root, MANIFEST)):
-            return f"{self.root} holds an output without versions: choose another -o for --keep_versions"
         # Only complete versions may be here. A folder without a manifest may be a version that another machine makes.
-        others = sorted(name for name in os.listdir(self.root) if name not in (LATEST, _NEW_LINK, HIDDEN))
-        foreign = next((name for name in others if not os.path.isfile(join(self.root, name, MANIFEST))), None)
-        if foreign is not None:
-            return f"{self.root} is no folder of versions, it holds {foreign!r}: choose another -o"
+        others = sorted({*os.listdir(self.root)} - {LATEST, _NEW_LINK, HIDDEN, *self.names()})
+        if others:
+            return f"{self.root} is no folder of versions, it holds {others[0]!r}: choose another -o"
         return None
 
-    def point(self, name: str) -> bool:
-        """Moves `latest` to a complete version, in one step, unless `latest` names a later one.
+    def point(self, name: str) -> None:
+        """Moves `latest` to a complete version, in one step, unless `latest` names a later one."""
+        is_moved = False
+        while not is_moved:  # another launch may be faster, or an answer may be lost
+            found, there = self._pointer()
+            if found == name or (found is not None and found > name and self.has(found)):
+                return
+            is_moved = self._move(name, there)
 
-        Returns:
-            True if `latest` names this version now.
-        """
+    def _pointer(self) -> tuple[str | None, str | None]:
+        """(the latest version, the version of the object that names it)."""
+        if is_local(self.root):
+            try:
+                name = os.readlink(join(self.root, LATEST))
+            except OSError:
+                return None, None
+            return (name if is_name(name) else None), None
+        text, there = read_version(join(self.root, _POINTER)) or (None, None)
+        try:
+            return (None if text is None else json.loads(text)["generation"]), there
+        except (ValueError, KeyError, TypeError):
+            raise OutputError(f"{join(self.root, _POINTER)} is not ours: choose another -o, or remove it") from None
+
+    def _move(self, name: str, there: str | None) -> bool:
         if not is_local(self.root):
-            latest, _ = self._change_pointer(
-                lambda latest, names: (latest if latest in names and latest > name else name, sorted({*names, name}))
-            )
-            return latest == name
-        found = self.latest()
-        if found is not None and found > name and found in self.names():
-            return False
-        if found != name:
-            made = join(self.root, _NEW_LINK)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(made)
-            os.symlink(name, made)
-            os.replace(made, join(self.root, LATEST))
+            return write_if(join(self.root, _POINTER), dump({"generation": name}), there)
+        made = join(self.root, _NEW_LINK)
+        Path(made).unlink(missing_ok=True)
+        os.symlink(name, made)
+        os.replace(made, join(self.root, LATEST))
         return True
 
     def remove_old(self, keep: int, made: str) -> None:
@@ -140,63 +136,37 @@ class Versions:
 
     def clean(self) -> None:
         """Removes leftovers of versions that were removed."""
-        if is_local(self.root):
-            hidden = Path(self.root, HIDDEN)
-            shutil.rmtree(hidden / _REMOVED, ignore_errors=True)
-            for folder in (hidden / READERS).glob("*"):
-                if not os.path.isdir(join(self.root, folder.name)):
-                    shutil.rmtree(folder, ignore_errors=True)
-            for folder in (hidden / READERS, hidden):
-                with contextlib.suppress(OSError):  # it is not there, or not empty
-                    folder.rmdir()
-
-    def remove_unfinished(self, name: str) -> None:
-        """Removes the files of a version without a manifest, which a killed launch left. Only in a store."""
-        if not is_local(self.root) and not self.has(name):
-            remove_folder(self.path(name))
+        hidden = join(self.root, HIDDEN)
+        if not is_local(self.root):
+            for found in objects.listed(join(hidden, _REMOVED, "")):
+                name = found.path.rpartition("/")[2]
+                # The manifest goes first, so a reader sees the complete version or none.
+                objects.delete([join(self.path(name), MANIFEST)])
+                for folder in (self.path(name), join(hidden, READERS, name)):
+                    remove_folder(folder)
+                objects.delete([found.path])
+            return
+        shutil.rmtree(join(hidden, _REMOVED), ignore_errors=True)
+        for lease in Path(hidden, READERS).glob("*"):
+            if not os.path.isdir(self.path(lease.name)):
+                shutil.rmtree(lease, ignore_errors=True)
+        for folder in (join(hidden, READERS), hidden):
+            with contextlib.suppress(OSError):  # it is not there, or not empty
+                os.rmdir(folder)
 
     def _remove(self, name: str) -> None:
+        """Marks a version as removed in one step; `clean` removes its files."""
+        removed = join(self.root, HIDDEN, _REMOVED, name)
         if is_local(self.root):
-            # The rename comes first, so a reader sees the complete version or none.
-            removed = join(self.root, HIDDEN, _REMOVED)
-            os.makedirs(removed, exist_ok=True)
-            os.rename(self.path(name), join(removed, f"{name}.{uuid.uuid4().hex}"))
-            return
-        objects.delete([join(self.path(name), MANIFEST)])
-        remove_folder(self.path(name))
-        remove_folder(join(self.root, HIDDEN, READERS, name))
-        self._change_pointer(lambda latest, names: (latest, [each for each in names if each != name]))
+            os.makedirs(os.path.dirname(removed), exist_ok=True)
+            os.rename(self.path(name), f"{removed}.{uuid.uuid4().hex}")
+        else:
+            objects.put(removed, b"")
 
     def is_held(self, name: str) -> bool:
         """True if a reader holds a version in a store."""
         leases = listed(join(self.root, HIDDEN, READERS, name))
         return any(is_held(read_bytes(found.path)) for found in leases if found.path.endswith(".json"))
-
-    def _pointer(self) -> _Pointer:
-        """(latest version, all versions) in a store. `latest.json` lists them: a store would list every shard."""
-        return self._read_pointer()[0]
-
-    def _read_pointer(self) -> tuple[_Pointer, str | None]:
-        """(pointer, version of its object)."""
-        found = read_version(join(self.root, _POINTER))
-        if found is None:
-            return (None, []), None
-        try:
-            said = json.loads(found[0])
-            return (said["generation"], list(said["generations"])), found[1]
-        except (ValueError, KeyError, TypeError):
-            raise OutputError(f"{join(self.root, _POINTER)} is not ours: choose another -o, or remove it") from None
-
-    def _change_pointer(self, change: Callable[[str | None, list[str]], _Pointer]) -> _Pointer:
-        """Changes the pointer by `change`. If another launch was faster, it tries again with the new pointer."""
-        while True:
-            there, version = self._read_pointer()
-            wanted = change(*there)
-            if wanted == there:
-                return wanted
-            path, text = join(self.root, _POINTER), dump({"generation": wanted[0], "generations": wanted[1]})
-            if write_if(path, text, version):  # False: another was faster, or an answer was lost
-                return wanted
 
 
 _REMOVED = "removed"

@@ -11,7 +11,6 @@ from beam_prep.shards.plan import Plan, with_merged
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.publish import Publisher
-from beam_prep.storage.reuse import ShardKeys, keyed
 
 
 def sample_counts(counts: Iterable[SampleCounts]) -> SampleCounts:
@@ -64,10 +63,9 @@ def plan_shards(
     if merged != tasks:
         raise EngineError(f"the runner merged {merged} ranges of runs of {tasks} that were planned: run again")
     shards = MergedShards.of(runs, counts, samples.limits(runs.parts))
-    keys = ShardKeys.of_job(arranger, publisher.formats, publisher.layout, plan.columns)
     if publisher.problem(plan) is None:
         plans = (dataclasses.replace(shard, cut=plan.cut) for shard in shards.plans())
-        yield from keyed(plans, keys, publisher.earlier())
+        yield from publisher.keyed(plans, arranger, plan.columns, publisher.earlier())
     yield beam.pvalue.TaggedOutput("plan", with_merged(plan, shards))
 
 

@@ -26,10 +26,9 @@ from beam_prep.shards.receipts import Receipts, pack_receipts, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.storage.output import normalise_path
-from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
-from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
-from beam_prep.storage.staging import Staging
+from beam_prep.storage.output import Staging, normalise_path
+from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects
+from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
@@ -158,9 +157,8 @@ class MakePlan(beam.DoFn):
             last = token_cache.single_use and receipts.distinct and not compose.composes
             if self.progress is not None:
                 report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
-            keys = ShardKeys.of_job(self.arranger, self.publisher.formats, self.publisher.layout, plan.columns)
             shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
-            yield from keyed(shards, keys, earlier)
+            yield from self.publisher.keyed(shards, self.arranger, plan.columns, earlier)
         yield from plan.rejects
         # The counts tell Publish which shards there must be.
         small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
@@ -183,14 +181,13 @@ class Write(beam.DoFn):
         self.arranger.token_cache.options.activate()
 
     def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
-        target, formats, layout = self.publisher.target, self.publisher.formats, self.publisher.layout
         if isinstance(work, KeyedShard):
             started = time.perf_counter()
             with reported_rows(self.progress) as tell:
-                written = write_shard(work, self.arranger, target, formats, layout, tell)
+                written = self.publisher.write_shard(work, self.arranger, tell)
             yield dataclasses.replace(written, seconds=time.perf_counter() - started)
         else:
-            yield write_rejects(work, self.arranger.token_cache, target)
+            yield write_rejects(work, self.arranger.token_cache, self.publisher.target)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

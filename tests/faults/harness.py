@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -131,8 +132,8 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def names(folder: Path) -> set[str]:
-    """All that lies in a folder, however deep, folders too."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    """All that lies in a folder, however deep, folders too; not what a killed writer left for `gc`."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not re.search(r"\.[0-9a-f]{32}$", path.name)}
 
 
 def restore(folder: Path, saved: Path) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from beam_prep.storage.stores.client import ANY, Changed, ObjectInfo, PreconditionFailed
+from beam_prep.storage.stores.client import ANY, Changed, ObjectInfo
 
 
 class MemoryStore:
@@ -26,13 +26,9 @@ class MemoryStore:
             raise Changed(path)
         return self._objects[path][0][start:stop]
 
-    def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        whole = self.find(path).size
-        return self.get(path, max(0, whole - size), whole, None), whole
-
     def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
         if version not in (ANY, self.find(path).version if path in self._objects else None):
-            raise PreconditionFailed(path)
+            raise Changed(path)
         self._writes += 1
         self._objects[path] = bytes(data), str(self._writes), sha256, self.clock()
 

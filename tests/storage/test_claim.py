@@ -16,8 +16,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import LockedError
 from beam_prep.storage.claims import Claim, Claims
-from beam_prep.storage.output import StoredOutput
-from beam_prep.storage.staging import Staging
+from beam_prep.storage.output import Staging, StoredOutput
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.objects import read_bytes
 from tests.conftest import ROOT
@@ -160,7 +159,7 @@ def test_a_launcher_renews_its_claim_as_long_as_it_waits(store: MemoryStore) -> 
 LOCKED = """
 import sys, time
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.staging import Staging
+from beam_prep.storage.output import Staging
 
 output = sys.argv[1]
 launch = Staging.beside(output)

@@ -15,8 +15,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.errors import RunError
 from beam_prep.storage import output as output_module
-from beam_prep.storage.output import LocalOutput, StoredOutput
-from beam_prep.storage.staging import Staging
+from beam_prep.storage.output import LocalOutput, Staging, StoredOutput
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.transforms.shard import Publish

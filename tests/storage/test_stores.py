@@ -14,9 +14,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.shards.layout import Layout
 from beam_prep.storage.arrange import Arranger, Scratch
-from beam_prep.storage.output import normalise_path
+from beam_prep.storage.output import Staging, normalise_path
 from beam_prep.storage.publish import Publisher
-from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
@@ -63,7 +62,9 @@ def test_the_path_of_an_output_is_written_in_one_way() -> None:
 
 
 def steps_with_stores() -> list[beam.DoFn]:
-    staging = Staging("s3://bucket/a", "launch", StoreOptions((("s3_endpoint_url", "http://launcher:2"),)))
+    staging = Staging(
+        "s3://bucket/a", "s3://bucket/a", "launch", StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
+    )
     token_cache = TokenCache("s3://bucket/token_cache", "recipe", staging.options)
     layout, arranger = Layout(), Arranger(token_cache, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})

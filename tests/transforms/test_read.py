@@ -136,7 +136,7 @@ def test_a_file_that_changes_after_it_was_listed_ends_the_run(tmp_path: Path, to
     (source,) = list_inputs([str(path)])
     for change in (gzip.compress(b""), None):
         path.unlink() if change is None else path.write_bytes(change)
-        with pytest.raises(InputError, match="no such input" if change is None else "changed while"):
+        with pytest.raises(InputError, match="No such file" if change is None else "changed while"):
             open_input(source).__enter__()
 
 

@@ -67,7 +67,8 @@ class StoreOptions:
 
 SHA256 = "sha256"
 """The key of our digest in an object's metadata."""
-CONNECTIONS = 16
+CONNECTIONS = 10
+"""Requests at the same time: as many connections as boto3 and google-cloud-storage keep open."""
 ANY = "any"
 """In place of a version: writes in any case, with or without an object at this path."""
 
@@ -98,11 +99,7 @@ class StoreUnavailable(Exception):
 
 
 class Changed(Exception):
-    """An object no longer has the requested version."""
-
-
-class PreconditionFailed(Exception):
-    """A conditional put wrote nothing: the object exists, or no longer exists, or has another version."""
+    """An object does not have the wanted version, so it was not read, or not written."""
 
 
 class StoreClient(Protocol):
@@ -116,12 +113,8 @@ class StoreClient(Protocol):
         """Bytes [start, stop) of an object. `Changed` if it has another version."""
         ...
 
-    def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        """The last bytes of an object, at most `size`, and the object's size."""
-        ...
-
-    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
-        """Writes an object, completely or not at all. Raises `PreconditionFailed` unless the object has `version`.
+    def put(self, path: str, data: bytes, version: str | None, sha256: str) -> None:
+        """Writes an object, completely or not at all. `Changed` unless the object has `version`.
 
         Version None: there must be no object. `ANY`: always writes.
 
@@ -161,23 +154,21 @@ def bucket_and_name(path: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def incomplete(path: str, lacks: str = "") -> StoreUnavailable:
-    """The error of an answer that is cut, as the connection was lost, or that lacks a header.
-
-    >>> print(incomplete("s3://b/x", lacks="ETag"))
-    the answer about s3://b/x is incomplete: it has no ETag
-    """
-    return StoreUnavailable(f"the answer about {path} is incomplete{f': it has no {lacks}' if lacks else ''}")
-
-
 def refused(path: str, error: Exception) -> StorageError:
     """The error of a request that a store refuses."""
     return StorageError(f"{path}: the store refuses ({error}): check the credentials, their rights, and the bucket")
 
 
-def metadata(sha256: str | None) -> dict[str, str]:
-    """The metadata of an object that we write."""
-    return {} if sha256 is None else {SHA256: sha256}
+def failed(path: str, status: int, error: Exception) -> Exception:
+    """The error of a request that failed with an HTTP status; with one of a success, the answer was cut."""
+    if status == 404:
+        return FileNotFoundError(path)
+    if status == 412:
+        return Changed(path)
+    # 308: an upload is incomplete. 409: another conditional put on the object is under way.
+    if status < 300 or status >= 500 or status in (308, 408, 409, 429):
+        return StoreUnavailable(str(error))
+    return refused(path, error)
 
 
 log = logging.getLogger("beam_prep")

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from beam_prep.storage.stores.client import (
     ANY,
-    CONNECTIONS,
     SHA256,
-    Changed,
     ObjectInfo,
-    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
-    incomplete,
-    metadata,
+    failed,
     refused,
 )
 
@@ -29,43 +25,28 @@ class GCSClient:
 
     def __init__(self, options: "PipelineOptions") -> None:
         from apache_beam.io.gcp import gcsio
-        from requests.adapters import HTTPAdapter
 
         self._gcs = gcsio.create_storage_client(options)
-        # Otherwise connections beyond ten are closed after each request, with a warning.
-        for scheme in ("https://", "http://"):
-            self._gcs._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
         import requests
         import urllib3
-        from google.api_core import exceptions
+        from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
         try:
             yield
-        except exceptions.NotFound:
-            raise FileNotFoundError(path) from None
-        except exceptions.PreconditionFailed:
-            raise Changed(path) from None
-        except (exceptions.ServerError, exceptions.TooManyRequests) as error:
-            raise StoreUnavailable(str(error)) from None
+        except GoogleAPICallError as error:
+            raise failed(path, error.code or 500, error) from None
         except InvalidResponse as error:  # of uploads
-            status = error.response.status_code
-            if status in (404, 412):
-                raise (FileNotFoundError(path) if status == 404 else Changed(path)) from None
-            if status >= 500 or status in (408, 429):
-                raise StoreUnavailable(str(error)) from None
-            raise (incomplete(path) if status < 400 else refused(path, error)) from None
-        except (requests.exceptions.JSONDecodeError, KeyError, AttributeError):  # an empty answer is b"", not a dict
-            raise incomplete(path) from None
-        except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
+            raise failed(path, error.response.status_code, error) from None
+        except (TransportError, requests.RequestException, urllib3.exceptions.HTTPError, DataCorruption) as error:
             raise StoreUnavailable(str(error)) from None
-        except (requests.exceptions.ChunkedEncodingError, DataCorruption, TransportError) as error:
-            raise StoreUnavailable(str(error)) from None
-        except (exceptions.ClientError, GoogleAuthError) as error:
+        except (KeyError, AttributeError) as error:  # an empty answer is b"", not a dict
+            raise StoreUnavailable(f"its answer about {path} is incomplete: {error}") from None
+        except GoogleAuthError as error:
             raise refused(path, error) from None
 
     def _blob(self, path: str, version: str | None = None) -> Any:
@@ -87,38 +68,27 @@ class GCSClient:
             )
         return data
 
-    def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        found = self.find(path)  # the client cannot request the end of an object of unknown size
-        start = max(0, found.size - size)
-        return self.get(path, start, found.size, found.version), found.size
-
-    def put(self, path: str, data: bytes, version: str | None, sha256: str | None) -> None:
+    def put(self, path: str, data: bytes, version: str | None, sha256: str) -> None:
         self._upload(path, io.BytesIO(data), len(data), version, sha256)
 
-    def _upload(self, path: str, body: BinaryIO, size: int, version: str | None, sha256: str | None) -> None:
+    def _upload(self, path: str, body: BinaryIO, size: int, version: str | None, sha256: str) -> None:
         """See `put`. A large object is uploaded by a resumable upload, and exists only when it is complete."""
         generation = None if version == ANY else int(version or 0)  # no object has generation 0
         blob = self._blob(path)
-        blob.metadata = metadata(sha256)
-        try:
-            with self._errors(path):
-                blob.upload_from_file(body, size=size, checksum="crc32c", if_generation_match=generation, retry=None)
-        except Changed:
-            raise PreconditionFailed(path) from None
+        blob.metadata = {SHA256: sha256}
+        with self._errors(path):
+            blob.upload_from_file(body, size=size, checksum="crc32c", if_generation_match=generation, retry=None)
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
-        try:
-            with open(file, "rb") as body:
+        with open(file, "rb") as body:
+            try:
                 self._upload(path, body, os.path.getsize(file), version, sha256)
-        except FileNotFoundError:
-            with self._errors(path):
-                list(self._gcs.list_blobs(bucket_and_name(path)[0], max_results=1, retry=None))
-            # The bucket exists, so the upload session has expired, or its address was cut.
-            raise StoreUnavailable("the upload's session is lost") from None
+            except FileNotFoundError:  # the upload's session has expired, or its address was cut
+                raise StoreUnavailable("the upload's session is lost, or there is no such bucket") from None
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         blob, token = self._blob(path), None
-        blob.metadata = metadata(sha256)
+        blob.metadata = {SHA256: sha256}
         blob.content_type = "application/octet-stream"
         with self._errors(path):
             while True:  # a large object takes several requests
@@ -132,11 +102,8 @@ class GCSClient:
                     return
 
     def delete(self, path: str) -> None:
-        try:
-            with self._errors(path):
-                self._blob(path).delete(retry=None)
-        except FileNotFoundError:
-            return
+        with self._errors(path):
+            self._blob(path).delete(retry=None)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, name = bucket_and_name(prefix)

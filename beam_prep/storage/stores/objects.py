@@ -7,12 +7,14 @@ repeated for `RETRY_SECONDS`.
 """
 
 import functools
+import hashlib
 import io
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +24,9 @@ from beam_prep.storage.stores.client import (
     CONNECTIONS,
     Changed,
     ObjectInfo,
-    PreconditionFailed,
     StoreClient,
     StoreUnavailable,
     T,
-    incomplete,
     is_local,
     options_here,
     with_retries,
@@ -55,6 +55,7 @@ def client_for(scheme: str, process: int, options: "PipelineOptions | None") -> 
     if scheme not in CLIENTS:
         raise ConfigError(f"{scheme}:// is not a known store: wanted gs:// or s3://, or a local path")
     make, extra = CLIENTS[scheme]
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of more than `CONNECTIONS`
     try:
         return make(options or PipelineOptions([]))
     except (ImportError, AssertionError) as error:  # Beam's class for S3 asserts that boto3 is there
@@ -88,59 +89,38 @@ def get(path: str, start: int, stop: int, version: str | None = None) -> bytes:
     def all_of_it() -> bytes:
         data = client_of(path).get(path, start, stop, version)
         if len(data) < stop - start:
-            raise incomplete(path)
+            raise StoreUnavailable(f"its answer about {path} is incomplete")
         return data
 
     return with_retries(all_of_it, path)
 
 
-def tail(path: str, size: int) -> tuple[bytes, int]:
-    """The last bytes of an object, at most `size`, and the object's size.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-    """
-
-    def all_of_it() -> tuple[bytes, int]:
-        data, total = client_of(path).tail(path, size)
-        if len(data) != min(size, total):
-            raise incomplete(path)
-        return data, total
-
-    return with_retries(all_of_it, path)
-
-
-def put(path: str, data: bytes, sha256: str | None = None) -> None:
-    """Writes an object, completely or not at all."""
-    with _bucket_is_there(path):
-        with_retries(lambda: client_of(path).put(path, data, ANY, sha256), path)
-
-
-def put_if(path: str, data: bytes, version: str | None, sha256: str | None = None) -> None:
-    """Writes an object if it has `version`, as `find` gave it; None: if there is no object.
+def put(path: str, data: bytes, version: str | None = ANY) -> None:
+    """Writes an object, completely or not at all, if it has `version`, as `find` gave it; None: if there is no object.
 
     A request whose answer was lost is repeated, and fails because the first request succeeded. So after a failure the
     caller must read the object to know who wrote it.
 
     Raises:
-        PreconditionFailed: the object has another version, exists, or no longer exists.
+        Changed: the object has another version, exists, or no longer exists.
     """
+    sha256 = hashlib.sha256(data).hexdigest()
     with _bucket_is_there(path):
         with_retries(lambda: client_of(path).put(path, data, version, sha256), path)
 
 
 def upload(path: str, file: str, sha256: str, version: str | None) -> None:
-    """Writes an object from a local file, completely or not at all. For `version` see `put_if`.
+    """Writes an object from a local file, completely or not at all. For `version` see `put`.
 
     On S3 a file that is uploaded in parts is written in any case.
 
     Raises:
-        PreconditionFailed: the object has another version, exists, or no longer exists; and its bytes are not these.
+        Changed: the object has another version, exists, or no longer exists; and its bytes are not these.
     """
     try:
         with _bucket_is_there(path):
             with_retries(lambda: client_of(path).upload(path, file, sha256, version), path)
-    except PreconditionFailed:
+    except Changed:
         found = find(path)  # an answer was lost, or a late copy of a step wrote the same
         if found is None or (found.size, found.sha256) != (os.path.getsize(file), sha256):
             raise
@@ -172,7 +152,8 @@ def delete(paths: Iterable[str]) -> None:
     """Removes objects. A missing object is no error."""
 
     def remove(path: str) -> None:
-        with_retries(lambda: client_of(path).delete(path), path)
+        with suppress(FileNotFoundError):
+            with_retries(lambda: client_of(path).delete(path), path)
 
     paths = list(paths)
     if len(paths) == 1:  # without a thread: a lease is removed when its process ends, which can start none
@@ -201,9 +182,6 @@ def match_pattern(pattern: str) -> list[ObjectInfo]:
     return [each for each in listed(pattern[: magic.start()]) if wanted.match(each.path)]
 
 
-_PART = 8 << 20
-
-
 class Reader(io.RawIOBase):
     """An object as a file.
 
@@ -219,19 +197,6 @@ class Reader(io.RawIOBase):
         self._found, self._ahead = found, ahead
         self._at = 0
         self._first, self._window = 0, b""
-
-    @classmethod
-    def from_end(cls, path: str, size: int = 64 * 1024) -> "Reader":
-        """A reader that has already read the end of the object, in one request.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
-        data, total = tail(path, size)
-        # Token cache objects are written once, so any version is right.
-        reader = cls(ObjectInfo(path, total, "", "", 0.0), 0)
-        reader._first, reader._window = total - len(data), data
-        return reader
 
     def readable(self) -> bool:
         return True
@@ -269,17 +234,6 @@ class Reader(io.RawIOBase):
         return have
 
 
-def parts(found: ObjectInfo) -> Iterator[bytes]:
-    """An object's content, in pieces.
-
-    Raises:
-        Changed, FileNotFoundError: the object was replaced or removed.
-    """
-    reader = Reader(found)
-    while data := reader.read(_PART):
-        yield data
-
-
 def read_bytes(path: str) -> bytes:
     """The content of a file, local or in a store.
 
@@ -312,7 +266,13 @@ def read_shared(read: Callable[[str], T], path: str) -> T:
 
 
 def read_version(path: str) -> tuple[bytes, str] | None:
-    """(content, version) of an object; None if it does not exist."""
+    """(content, version) of a file; None if there is none. The version of a local file is its content."""
+    if is_local(path):
+        try:
+            content = Path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+        return content, content.decode("utf-8", "replace")
     while (found := find(path)) is not None:
         try:
             return get(path, 0, found.size, found.version), found.version

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from beam_prep.storage.stores.client import (
     ANY,
-    CONNECTIONS,
     SHA256,
     Changed,
     ObjectInfo,
-    PreconditionFailed,
     StoreUnavailable,
     bucket_and_name,
-    incomplete,
-    metadata,
+    failed,
     refused,
 )
 
@@ -25,6 +22,9 @@ if TYPE_CHECKING:
 _IN_PARTS = 8 << 20
 """boto3 uploads a file of at least this many bytes in parts."""
 
+_AGAIN = ("InvalidPart", "NoSuchUpload", "RequestTimeout")
+"""Errors of uploads in parts whose answer was cut or lost, and of slow requests."""
+
 
 class S3Client:
     """S3, by boto3."""
@@ -33,10 +33,6 @@ class S3Client:
         from apache_beam.io.aws.clients.s3 import boto3_client
 
         self._s3 = boto3_client.Client(options).client
-        # Otherwise connections beyond ten are closed after each request, with a warning.
-        with contextlib.suppress(AttributeError):  # private names of botocore; without them there are warnings
-            http = self._s3._endpoint.http_session
-            http._max_pool_connections = http._manager.connection_pool_kw["maxsize"] = 2 * CONNECTIONS
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -47,34 +43,17 @@ class S3Client:
         try:
             yield
         except exceptions.ClientError as error:
-            raise self._meaning(path, error) from None
+            raise _failed(path, error) from None
         except S3UploadFailedError as error:
-            cause = error.__context__
-            if isinstance(cause, exceptions.ClientError):
-                raise self._meaning(path, cause) from None
+            raise _failed(path, error.__context__) from None
+        except (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError) as error:
             raise StoreUnavailable(str(error)) from None
-        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-            raise refused(path, error) from None
-        except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
+        except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError) as error:
             raise StoreUnavailable(str(error)) from None
-        except (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError):
-            raise incomplete(path) from None
         except (KeyError, ValueError) as error:  # a header is missing or cut
-            raise incomplete(path, error.args[0] if isinstance(error, KeyError) else "") from None
-
-    def _meaning(self, path: str, error: Any) -> Exception:
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = error.response.get("Error", {}).get("Code")
-        if code in ("InvalidPart", "NoSuchUpload"):  # an upload in parts whose answer was cut or lost
-            return StoreUnavailable(str(error))
-        if status == 404 and code != "NoSuchBucket":
-            return FileNotFoundError(path)
-        if status == 412:
-            return Changed(path)
-        # 409: another conditional put on the object is under way.
-        if status >= 500 or status in (408, 409, 429) or code in ("SlowDown", "RequestTimeout"):
-            return StoreUnavailable(str(error))
-        return refused(path, error)
+            raise StoreUnavailable(f"its answer about {path} is incomplete: {error}") from None
+        except exceptions.BotoCoreError as error:  # no credentials
+            raise refused(path, error) from None
 
     def find(self, path: str) -> ObjectInfo:
         bucket, name = bucket_and_name(path)
@@ -88,26 +67,14 @@ class S3Client:
             found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{stop - 1}", **only)
             return bytes(found["Body"].read())
 
-    def tail(self, path: str, size: int) -> tuple[bytes, int]:
-        bucket, name = bucket_and_name(path)
-        with self._errors(path):
-            found = self._s3.get_object(Bucket=bucket, Key=name, Range=f"bytes=-{size}")
-            data = bytes(found["Body"].read())
-            total = int(found["ContentRange"].rpartition("/")[2] if "ContentRange" in found else found["ContentLength"])
-        return data, total
-
-    def put(self, path: str, data: bytes | BinaryIO, version: str | None, sha256: str | None) -> None:
+    def put(self, path: str, data: bytes | BinaryIO, version: str | None, sha256: str) -> None:
         bucket, name = bucket_and_name(path)
         wanted = {} if version == ANY else {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             with self._errors(path):
-                self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata=metadata(sha256), **wanted)
-        except Changed:
-            raise PreconditionFailed(path) from None
+                self._s3.put_object(Bucket=bucket, Key=name, Body=data, Metadata={SHA256: sha256}, **wanted)
         except FileNotFoundError:
-            if version in (None, ANY):
-                raise
-            raise PreconditionFailed(path) from None
+            raise (FileNotFoundError if version in (None, ANY) else Changed)(path) from None
 
     def upload(self, path: str, file: str, sha256: str, version: str | None) -> None:
         bucket, name = bucket_and_name(path)
@@ -116,11 +83,11 @@ class S3Client:
                 self.put(path, body, version, sha256)
             return
         with self._errors(path):  # the parts count only if all arrive; boto3 sets no condition
-            self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": metadata(sha256)})
+            self._s3.upload_file(file, bucket, name, ExtraArgs={"Metadata": {SHA256: sha256}})
 
     def copy(self, source: ObjectInfo, path: str, sha256: str) -> None:
         (from_bucket, from_name), (bucket, name) = bucket_and_name(source.path), bucket_and_name(path)
-        extra = {"MetadataDirective": "REPLACE", "Metadata": metadata(sha256), "CopySourceIfMatch": source.version}
+        extra = {"MetadataDirective": "REPLACE", "Metadata": {SHA256: sha256}, "CopySourceIfMatch": source.version}
         with self._errors(path):  # a large object is copied in parts, which count only if all are copied
             self._s3.copy({"Bucket": from_bucket, "Key": from_name}, bucket, name, ExtraArgs=extra)
 
@@ -133,10 +100,16 @@ class S3Client:
         bucket, name = bucket_and_name(prefix)
         with self._errors(prefix):
             for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name):
-                if "IsTruncated" not in page:
-                    raise incomplete(prefix)
+                _ = page["IsTruncated"]  # the answer is cut if it is not there
                 for entry in page.get("Contents", []):
                     yield _of_s3(f"s3://{bucket}/{entry['Key']}", entry, "Size")
+
+
+def _failed(path: str, error: Any) -> Exception:
+    response = getattr(error, "response", {})
+    if response.get("Error", {}).get("Code") in _AGAIN:
+        return StoreUnavailable(str(error))
+    return failed(path, response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0), error)
 
 
 def _of_s3(path: str, found: Mapping[str, Any], size: str) -> ObjectInfo:

@@ -1,20 +1,100 @@
-"""Inputs that are not JSONL: recognised by their first bytes before a run, and explained after a failed run."""
+"""Inputs as a whole: are they those of an output, what is in a line of them, and what are they if they are no JSONL?"""
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from beam_prep.data.block import InputFile, drawn
+from beam_prep.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import InputError, StorageError
+from beam_prep.formats.manifest import MANIFEST
 from beam_prep.reading.blocks import read_up_to
 from beam_prep.reading.foreign import GUESS_BYTES, HEAD_BYTES, guess
 from beam_prep.reading.sources import source_of
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs, open_input
-from beam_prep.storage.input_digests import digest_of_input
+from beam_prep.storage.splits import BLOCK_BYTES
 from beam_prep.storage.stores.client import is_local
 
-COMPARED_BYTES = 64 * 1024 * 1024
-"""For an input of more bytes only the size is compared with the manifest: a digest needs the whole file."""
+_COMPARED_BYTES = 64 * 1024 * 1024
+"""Most bytes of an input that are read to find one of its lines."""
+
+
+def stores_checksum(inputs: Sequence[InputFile]) -> str | None:
+    """A digest of the checksums that stores keep of the files; None if a file is local, or has no checksum."""
+    if any(file.checksum is None for file in inputs):
+        return None
+    checksums = [(file.path, file.size, file.checksum) for file in inputs]
+    return hashlib.sha256(json.dumps(checksums).encode()).hexdigest()
+
+
+def digest_of_input(source: InputFile) -> str:
+    """The digest of a file's content, as in a manifest."""
+    nodes, start = list[Node](), 0
+    with open_input(source) as stream:
+        while part := read_up_to(stream, BLOCK_BYTES):
+            nodes += tree_nodes(part, start)
+            start += len(part)
+    return tree_digest(nodes)
+
+
+def difference(file: InputFile, entry: Mapping[str, Any], most: float = float("inf")) -> str | None:
+    """How an input differs from its entry in a manifest; None if it is the same.
+
+    Args:
+        file: the input.
+        entry: the entry of the input in the manifest.
+        most: of an input with more bytes only the size is compared, as a digest needs the whole file.
+    """
+    if file.size != entry["size"]:
+        return f"found {file.size} bytes, {MANIFEST} says {entry['size']}"
+    if file.size > most or (digest := digest_of_input(file)) == entry["digest"]:
+        return None
+    return f"found digest {digest}, {MANIFEST} says {entry['digest']}"
+
+
+def first_changed(
+    inputs: Sequence[InputFile], listed: Sequence[Mapping[str, Any]], run_of: Callable[[], Mapping[str, Any]]
+) -> InputFile | None:
+    """The first input that differs from the manifest of an output; None if all are the same.
+
+    Args:
+        inputs: the inputs.
+        listed: their entries in the manifest.
+        run_of: reads the output's `run.json`. If the stores' checksums are the same as there, no file is read.
+    """
+    checksum = stores_checksum(inputs)
+    if checksum is not None and run_of().get("inputs_checksum") == checksum:
+        return None
+    return next((file for file, entry in zip(inputs, listed, strict=True) if difference(file, entry)), None)
+
+
+def compare_inputs(inputs: Iterable[Mapping[str, Any]]) -> tuple[int, list[str], list[str]]:
+    """Reads the inputs of a manifest that are found from here, and compares size and digest.
+
+    Args:
+        inputs: the entries of the manifest. Relative paths are looked up in the current folder.
+
+    Returns:
+        (how many inputs were found, a line for each that was not found, a line for each that has changed).
+    """
+    compared, not_found, problems = 0, [], []
+    for entry in inputs:
+        path = str(entry["path"])
+        try:
+            (file,) = list_inputs([path])
+        except (InputError, StorageError) as error:
+            not_found.append(str(error))
+            continue
+        compared += 1
+        try:
+            problem = difference(file, entry)
+        except (InputError, StorageError) as error:
+            problem = str(error)
+        if problem is not None:
+            problems.append(f"input {path}: {problem}")
+    return compared, not_found, problems
 
 
 def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
@@ -28,10 +108,9 @@ def unchanged_input(entry: Mapping[str, Any]) -> InputFile:
         StorageError: the store does not answer, or refuses.
     """
     (file,) = list_inputs([entry["path"]])
-    if file.size != entry["size"]:
-        raise InputError(f"the file has {file.size} bytes, and had {entry['size']} when the output was made")
-    if file.size <= COMPARED_BYTES and digest_of_input(file) != entry["digest"]:
-        raise InputError("the file has other content than when the output was made")
+    problem = difference(file, entry, _COMPARED_BYTES)
+    if problem is not None:
+        raise InputError(f"the file has changed since the output was made: {problem}")
     return file
 
 
