@@ -29,9 +29,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return "" if near is None else f"did you mean {near!r}? "
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """A message for an unknown name, with a similar name and all known ones."""
-    return f"unknown {what} {shown(name)}; {did_you_mean(name, known)}known: {', '.join(known)}"
+def unknown_name(what: str, name: object, known: Iterable[str], instead: str = "") -> str:
+    """A message for an unknown name: what to do instead, else a similar known name; and the known names."""
+    names = list(known)
+    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
+    meant = f"{instead}; " if instead else did_you_mean(name, names)
+    return f"unknown {what} {shown(name)}; {meant}known: {', '.join(names[:40])}{more}"
 
 
 OTHER_NAMES = {

@@ -4,7 +4,7 @@ A padded batch has an array [rows, longest] a column. A packed batch has all row
 the starts of documents in the fields that transformers' flash attention reads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,7 @@ from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row
 from beam_prep.formats.contract import joined
-from beam_prep.readers.rows import Rows
+from beam_prep.readers.views import Rows, why_not_packed
 
 Arrays = Literal["numpy", "torch", "jax"]
 Side = Literal["right", "left"]
@@ -71,30 +71,16 @@ def collate(
             raise ConfigError(f"{name} is {value!r}, wanted one of {', '.join(get_args(known))}")
     if pad_to_multiple_of < 1:
         raise ConfigError(f"pad_to_multiple_of is {pad_to_multiple_of}, wanted at least 1")
-    for problem in _packed_problems(schema, pad_to_multiple_of) if packed else _padded_problems(schema, pad_id):
-        raise ConfigError(problem)
-    return Collate(schema, pad_id or 0, packed, arrays, side, pad_to_multiple_of)
-
-
-def _padded_problems(schema: Sequence[Column], pad_id: int | None) -> Iterator[str]:
-    if any(column.role == "lengths" for column in schema):
+    if packed and (problem := why_not_packed(schema)) is not None:
+        raise ConfigError(f"{problem}, or use packed=False, pad_id=...")
+    if packed and pad_to_multiple_of != 1:
+        raise ConfigError("a packed batch is not padded: leave out pad_to_multiple_of")
+    if not packed and "lengths" in roles:
         why = "the rows hold several documents each, which would see each other in a padded batch"
-        yield f"{why}: leave out packed=False"
-    if pad_id is None and any(column.role == "ids" for column in schema):
-        yield "a padded batch needs pad_id=..., the id of the tokenizer's padding token"
-
-
-def _packed_problems(schema: Sequence[Column], multiple: int) -> Iterator[str]:
-    ids, use = [column.name for column in schema if column.role == "ids"], "use packed=False, pad_id=..."
-    if len(ids) != 1:
-        yield f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: {use}"
-    for column in schema:
-        if not column.of_tokens and not column.metadata:
-            yield f"column {column.name!r} has no value for each token: {use}"
-        if column.role == "attention":
-            yield f"the rows are padded: make the output without padding, or {use}"
-    if multiple != 1:
-        yield "a packed batch is not padded: leave out pad_to_multiple_of"
+        raise ConfigError(f"{why}: leave out packed=False")
+    if not packed and pad_id is None and "ids" in roles:
+        raise ConfigError("a padded batch needs pad_id=..., the id of the tokenizer's padding token")
+    return Collate(schema, pad_id or 0, packed, arrays, side, pad_to_multiple_of)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import FormatError, StorageError
 from beam_prep.formats.manifest import MANIFEST, is_outside
-from beam_prep.readers.lease import ReaderLease
 from beam_prep.readers.shards import OpenShard, close_oldest
-from beam_prep.storage.stored import copied, no_output
+from beam_prep.storage.stored import copied
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions
-from beam_prep.storage.stores.objects import read_bytes, read_version
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -62,6 +60,7 @@ class Stored:
 
     def __init__(self, url: str, folder: Path, most: int, options: StoreOptions) -> None:
         self.url, self._folder, self._most, self._options = url, folder, most, options
+        options.activate()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -70,17 +69,7 @@ class Stored:
     def __reduce__(self) -> tuple[type["Stored"], tuple[Any, ...]]:
         return Stored, (self.url, self._folder, self._most, self._options)
 
-    def bytes_of(self, name: str) -> bytes:
-        """The content of a file that the manifest does not list. It is not cached.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
-        self._options.activate()
-        return read_bytes(f"{self.url}/{name}")
-
     def _fetch(self, file: Mapping[str, Any], path: Path) -> None:
-        self._options.activate()
         url = f"{self.url}/{file['path']}"
         found = objects.find(url)
         if found is None:
@@ -165,23 +154,3 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, removed)
         shutil.rmtree(removed, ignore_errors=True)
-
-
-def open_stored(url: str, folder: Path, most: int) -> tuple[Stored, bytes, ReaderLease | None]:
-    """(files of an output in a store, manifest, lease if it is a version).
-
-    Raises:
-        FormatError: there is no output.
-        StorageError: the store does not answer, or refuses.
-    """
-    from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
-
-    url = url.rstrip("/")
-    versions, lease = Versions(url), None
-    if (latest := versions.latest()) is not None:
-        url = versions.path(latest)
-        lease = ReaderLease(url)
-    found = read_version(f"{url}/{MANIFEST}")
-    if found is None:
-        raise no_output(url)
-    return Stored(url, folder, most, StoreOptions.current()), found[0], lease

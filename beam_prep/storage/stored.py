@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from beam_prep.errors import FormatError
 from beam_prep.formats.manifest import FAILURE, MANIFEST
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo
+from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
 from beam_prep.storage.stores.objects import parts
 
 
@@ -73,10 +74,15 @@ def copied(found: ObjectInfo, path: Path) -> str:
     return digest.hexdigest()
 
 
-def no_output(url: str) -> FormatError:
-    """The error for a path in a store without a manifest."""
-    if objects.find(failure := f"{url}/{FAILURE}") is not None:
-        return FormatError(f"{url} is what a failed run left, not an output: the reason is in {failure}")
-    if objects.find(failure := f"{url}.failed/{FAILURE}") is not None:
-        return FormatError(f"{url} holds no output, its run failed: the reason is in {failure}")
-    return FormatError(f"{url} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")
+def no_output(path: str) -> FormatError:
+    """The error for a path without a manifest, on a disk or in a store."""
+    left, failed = f"{path}/{FAILURE}", f"{path}.failed/{FAILURE}"
+    for failure, found in (
+        (left, "is what a failed run left, not an output"),
+        (failed, "holds no output, its run failed"),
+    ):
+        if os.path.isfile(failure) if is_local(failure) else objects.find(failure) is not None:
+            return FormatError(f"{path} {found}: the reason is in {failure}")
+    if is_local(path) and not os.path.isdir(path):
+        return FormatError(f"{path} is no directory; give the directory that `beam-prep run` made with -o")
+    return FormatError(f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")
