@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 CACHE_BYTES = 100 * 10**9
-_LOCKS = 64
 _STALE = 24 * 3600
 """Seconds after which the incomplete copy of a killed process is removed."""
 
@@ -69,14 +68,6 @@ class Stored:
     def __reduce__(self) -> tuple[type["Stored"], tuple[Any, ...]]:
         return Stored, (self.url, self._folder, self._most, self._options)
 
-    def _fetch(self, file: Mapping[str, Any], path: Path) -> None:
-        url = f"{self.url}/{file['path']}"
-        found = objects.find(url)
-        if found is None:
-            raise FormatError(f"{url}: no such object, though {MANIFEST} lists it")
-        if (digest := copied(found, path)) != file["sha256"]:
-            raise FormatError(f"{url} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
-
     def fetched(self, files: Sequence[Mapping[str, Any]], inside: str) -> Path:
         """A local folder with these files of an output. Paths are relative to `inside`, a folder of the output.
 
@@ -84,26 +75,27 @@ class Stored:
             FormatError: a file is missing or damaged in the store, or its path leads out of `inside`.
             StorageError: the cache is too small for the files, or its disk is full.
         """
-        paths = [PurePosixPath(file["path"]) for file in files]
-        for path in paths:
+        wanted = {}
+        for file in files:
+            path = PurePosixPath(file["path"])
             if is_outside(str(path)) or not path.is_relative_to(inside):  # else it could be any file here
                 raise FormatError(f"{MANIFEST}: lists {str(path)!r}, which is not a path in {inside!r}")
-        names = [path.relative_to(inside).as_posix() for path in paths]
-        said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
+            wanted[path.relative_to(inside).as_posix()] = file
+        said = json.dumps([[name, file["sha256"]] for name, file in wanted.items()])
         digest = hashlib.sha256(said.encode()).hexdigest()
         size = sum(file["bytes"] for file in files)
         home = self._folder / f"{digest}-{size}"
-        with self._lock(f"{int(digest[:8], 16) % _LOCKS}"):  # only one process copies a shard
+        with self._lock(digest[:2]):  # only one process copies a shard
             with contextlib.suppress(OSError):
-                if all((home / name).stat().st_size == file["bytes"] for name, file in zip(names, files, strict=True)):
+                if all((home / name).stat().st_size == file["bytes"] for name, file in wanted.items()):
                     os.utime(home)
                     return home
             made = self._folder / f".{uuid.uuid4().hex}"
             try:
                 self._make_room(size)
-                for name, file in zip(names, files, strict=True):
-                    (made / name).parent.mkdir(parents=True, exist_ok=True)
-                    self._fetch(file, made / name)
+                made.mkdir()
+                for name, file in wanted.items():
+                    self._copy(file, made / name)
                 _remove(home)  # left from before: a file was cut or removed
                 os.rename(made, home)
             except OSError as error:
@@ -113,6 +105,14 @@ class Stored:
             finally:
                 shutil.rmtree(made, ignore_errors=True)
         return home
+
+    def _copy(self, file: Mapping[str, Any], path: Path) -> None:
+        url = f"{self.url}/{file['path']}"
+        found = objects.find(url)
+        if found is None:
+            raise FormatError(f"{url}: no such object, though {MANIFEST} lists it")
+        if (digest := copied(found, path)) != file["sha256"]:
+            raise FormatError(f"{url} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
 
     def _lock(self, name: str) -> "FileLock":
         from filelock import FileLock  # imported here, because most outputs are on a disk
@@ -139,9 +139,8 @@ class Stored:
                         continue
                     held = sum(each for _, each, _ in found)
                     raise StorageError(
-                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes"
-                        + (f" beside {held} that are in use" if held else "")
-                        + f": give cache_bytes={size + held} or more"
+                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes: "
+                        f"give cache_bytes={size + held} or more"
                     )
                 _remove(free[2])
                 found.remove(free)
