@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 from rich.text import Text
 
@@ -106,7 +107,8 @@ class OutputRows:
 
     def sizes(self) -> tuple[Array, Array, str]:
         """See `RowSource.sizes`. If there are many shards, only some are searched."""
-        known, sizes = self.rows.sizes(_SHARDS)
+        none = np.zeros(0, np.int64)
+        known, sizes = map(np.concatenate, zip((none, none), *self.rows.sizes_by_shard(_SHARDS), strict=True))
         return known, sizes, f" of {_SHARDS} shards" if len(known) < len(self) else ""
 
     def counts(self) -> dict[str, dict[str, int]]:

@@ -353,35 +353,26 @@ class Dataset(Rows):
                 found[place : place + len(mine)] = lengths[np.arange(mine.start - start, mine.stop - start, mine.step)]
         return found
 
-    def sizes(self, most: int) -> tuple[Array, Array]:
-        """The sizes of rows, without reading the rows. Only for views without a step.
+    def sizes_by_shard(self, most: int | None = None) -> Iterator[tuple[Array, Array]]:
+        """The sizes of rows, shard by shard, without reading the rows. Only for views without a step.
 
         Args:
             most: most shards to read. If there are more, it reads the first and draws others, always the same.
 
-        Returns:
-            int64 [rows] each: the numbers of the rows, ascending, and their sizes, see `Format.sizes_in`.
+        Yields:
+            int64 [rows] each: the numbers of the rows, ascending, and their sizes, see `Format.sizes_in`. Only one
+            shard is in memory.
 
         Raises:
             FormatError: a shard is missing or damaged.
         """
         shards = np.array([place for place in range(len(self._shards)) if self._in_shard(place)], np.int64)
-        if len(shards) > most:
+        if most is not None and len(shards) > most:
             shards = shards[drawn(len(shards), most, first=True)]
-        none = np.zeros(0, np.int64)
-        numbers, sizes = zip((none, none), *map(self._sizes_in, shards.tolist()), strict=True)
-        return np.concatenate(numbers), np.concatenate(sizes)
-
-    def sizes_by_shard(self) -> Iterator[tuple[Array, Array]]:
-        """Like `sizes`, for every shard in turn. Only one shard is in memory."""
-        for shard in range(len(self._shards)):
-            if self._in_shard(shard):
-                yield self._sizes_in(shard)
-
-    def _sizes_in(self, shard: int) -> tuple[Array, Array]:
-        start, mine = self._starts[shard], self._in_shard(shard)
-        found = self._opened(shard, keep=False).reader.sizes()
-        return np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
+        for shard in shards.tolist():
+            start, mine = self._starts[shard], self._in_shard(shard)
+            found = self._opened(shard, keep=False).reader.sizes()
+            yield np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
 
     def rejects(self) -> Iterator[dict[str, Any]]:
         """The rejected records of the entire output, in order: `file`, `offset` (in bytes; in a table rows), `line`

@@ -163,7 +163,10 @@ def test_wrong_arguments(dataset: Dataset, options: dict[str, Any], message: str
     [
         ([Column("chosen", "int32", 1, "ids"), Column("rejected", "int32", 1, "ids")], "here are chosen, rejected"),
         ([Column("responses", "int32", 2, "ids")], "column 'responses' has no value for each token"),
-        ([IDS, Column("seq_lens", "int32", 1, "lengths", "input_ids")], "'seq_lens' is what a packed view makes: make the output without packing"),
+        (
+            [IDS, Column("seq_lens", "int32", 1, "lengths", "input_ids")],
+            "'seq_lens' is what a packed view makes: make the output without packing",
+        ),
         ([IDS, Column("attention_mask", "int32", 1, "attention")], "are padded"),
         ([IDS, Column("position_ids", "int32", 1, "position")], "'position_ids' is what a packed view makes"),
     ],
