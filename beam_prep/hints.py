@@ -1,9 +1,10 @@
-"""Suggestions for an unknown name: a similar known name, or our name for what other tools call so."""
+"""Suggestions for an unknown name: its new name, a similar known name, or our name for what other tools call so."""
 
 import difflib
 import json
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
@@ -29,11 +30,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return "" if near is None else f"did you mean {near!r}? "
 
 
-def unknown_name(what: str, name: object, known: Iterable[str], instead: str = "") -> str:
+def unknown_name(what: str, name: object, known: Iterable[str], instead: str | None = None) -> str:
     """A message for an unknown name: what to do instead, else a similar known name; and the known names."""
     names = list(known)
     more = f" and {len(names) - 40} more" if len(names) > 40 else ""
-    meant = f"{instead}; " if instead else did_you_mean(name, names)
+    meant = did_you_mean(name, names) if instead is None else f"{instead}; "
     return f"unknown {what} {shown(name)}; {meant}known: {', '.join(names[:40])}{more}"
 
 
@@ -150,3 +151,58 @@ def place_of(name: str) -> str | None:
 
 def _word(name: str) -> str:
     return name.lstrip("-").lower().replace("-", "_")
+
+
+RENAMED_OPTIONS = {
+    "spool": "cache_dir",
+    "generations": "keep_versions",
+    "generation": "version_name",
+    "max_drop_rate": "max_no_loss_rate",
+    "reject_text": "max_reject_chars",
+}
+"""Options of `run` and `replay`, and arguments of `Pipeline` and `Replay`: old name -> new name."""
+
+GONE_OPTIONS = {
+    "render": "it is gone, because there is only one way to render chat templates now: leave it out",
+    "shuffle_method": "it is gone, because every shuffle sorts groups of blocks and merges them: leave it out",
+    "staging_ttl": "it is gone, because the next launch that claims an output removes files of others: leave it out",
+}
+"""Removed options: name -> what to do."""
+
+GONE_VALUES = {"tokie": "which is gone, because transformers encodes WordPiece and Unigram: leave the option out"}
+"""Removed values of options: value -> what to do."""
+
+RENAMED_KEYS = {
+    "output.carry": "output.keep_fields",
+    "preprocessing.untrained": "preprocessing.rows_without_loss",
+}
+"""Keys of the config: old name -> new name."""
+
+RENAMED_NAMES = {"Carry": "KeepFields"}
+"""Names of the package `beam_prep`, and steps of Beam YAML: old name -> new name."""
+
+
+def instead(name: str, mark: str = "") -> str | None:
+    """What to do about an old option; None if there was no such option.
+
+    >>> instead("spool", "--")
+    'it is --cache_dir now'
+
+    Args:
+        name: the option, without `--`.
+        mark: the prefix of an option's name where it is given.
+    """
+    return f"it is {mark}{RENAMED_OPTIONS[name]} now" if name in RENAMED_OPTIONS else GONE_OPTIONS.get(name)
+
+
+def rename_keys(found: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Renames keys in a file of an earlier version.
+
+    Args:
+        found: parts, each an object; changed in place.
+        names: `part.old` -> `part.new`.
+    """
+    for old, new in names.items():
+        (part, name), (_, wanted) = old.split("."), new.split(".")
+        if name in found.get(part, {}):  # keeps the place of the key, because facts of jobs are compared as text
+            found[part] = {wanted if key == name else key: value for key, value in found[part].items()}

@@ -258,7 +258,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (
         sections(TEXT, preprocessing={"max_seq_length": 5}),
         "preprocessing.max_seq_length",
-        "unknown key 'max_seq_length'; did you mean 'max_seq_len'? known: ",
+        "unknown key 'max_seq_length'; here it is preprocessing.max_seq_len; known: ",
     ),
     (sections(TEXT, max_seq_len=5), "max_seq_len", "it belongs in 'preprocessing'"),
     # names of columns

@@ -6,8 +6,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from beam_prep.hints import did_you_mean, nearest, option_of, place_of, shown, unknown_name
-from beam_prep.renamed import CONFIG_KEYS
+from beam_prep.hints import RENAMED_KEYS, did_you_mean, option_of, place_of, shown, unknown_name
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
@@ -109,19 +108,19 @@ def _meaning(model: type[BaseModel], at: Location) -> str:
 
 def _unknown_key(model: type[BaseModel], at: Location) -> str:
     """The message for an unknown key: its new name, or its place here if other tools use this name, or a near key."""
-    key, known = at[-1], _part_at(model, at[:-1]).model_fields
-    if (new := CONFIG_KEYS.get(".".join(map(str, at)))) is not None:
-        return f"unknown key {shown(key)}; it is {new} now"
-    place, option, near = place_of(str(key)), option_of(str(key)), nearest(key, known)
+    key, known = str(at[-1]), _part_at(model, at[:-1]).model_fields
     parts = {name: model_in(field.annotation) for name, field in model.model_fields.items()}
     right = [name for name, part in parts.items() if part is not None and key in part.model_fields]
-    meant = None if place is None else f"here it is {place}"
-    if option is not None and place is None:
-        meant = f"it is no part of the config: give --{option} on the command line"
-    # A similar key must not hide the meaning of a known name: `packing` is not a misspelt `padding`.
-    if meant is not None and not right and (near is None or f".{near}" not in meant):
-        return f"unknown key {shown(key)}; {meant}; known: {', '.join(known)}"
-    return unknown_name("key", key, known) + "".join(f"; it belongs in {name!r}" for name in right)
+    instead = None
+    if (new := RENAMED_KEYS.get(".".join(map(str, at)))) is not None:
+        instead = f"it is {new} now"
+    elif right:
+        instead = f"it belongs in {' or '.join(map(repr, right))}"
+    elif (place := place_of(key)) is not None:
+        instead = f"here it is {place}"
+    elif (option := option_of(key)) is not None:
+        instead = f"it is no part of the config: give --{option} on the command line"
+    return unknown_name("key", key, known, instead)
 
 
 def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel]:

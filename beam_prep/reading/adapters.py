@@ -18,7 +18,7 @@ from beam_prep.data.block import Reject, step
 from beam_prep.data.reasons import Reason
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError
-from beam_prep.hints import did_you_mean
+from beam_prep.hints import unknown_name
 from beam_prep.reading.filters import work_on_each
 from beam_prep.reading.json_line import describe, parse_json
 from beam_prep.reading.records import Record, Records
@@ -348,12 +348,12 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
         ConfigError: the adapter or an option is unknown, or a value is wrong.
     """
     if name not in ADAPTERS:
-        raise ConfigError(_unknown("adapter", name, list(ADAPTERS)))
+        raise ConfigError(unknown_name("adapter", name, ADAPTERS))
     kind = ADAPTERS[name]
     known = [field.name for field in dataclasses.fields(kind)]
     for option in options:
         if option not in known:
-            raise ConfigError(f"adapter {name!r}: {_unknown('option', option, known)}")
+            raise ConfigError(f"adapter {name!r}: {unknown_name('option', option, known)}")
     return kind(**options)
 
 
@@ -369,10 +369,6 @@ def _check_names(options: ShareGPT | Alpaca, *names: str) -> None:
         if not isinstance(value, str) or not value:
             kind = next(kind for kind, known in ADAPTERS.items() if isinstance(options, known))
             raise ConfigError(f"{name!r} of adapter {kind!r} is {value!r}, wanted the name of a field")
-
-
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    return f"unknown {what} {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
 
 
 def tools(record: Record) -> list[dict[str, Any]] | None:
