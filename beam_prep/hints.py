@@ -64,80 +64,45 @@ def option_of(name: str) -> str | None:
     >>> option_of("num-proc")
     'direct_num_workers'
     """
-    return next((option for option, others in OTHER_NAMES.items() if _word(name) in others.split()), None)
+    return _by_other_name(OTHER_NAMES, name)
 
 
-_PACKING = 'preprocessing.packing_strategy ("bfd", "bfd_split", "wrapped" or "simple")'
-_SEQUENCE = "preprocessing.max_seq_len"
-_TEMPLATE = 'input.sections: "template": "conversation" in a section takes the tokenizer\'s chat template'
-_SECTIONS = 'input.sections: each section names a "field" of the records'
 IN_CONFIG = {
-    # TRL
-    "max_length": _SEQUENCE,
-    "max_seq_length": _SEQUENCE,
-    "packing": _PACKING,
-    "padding_free": _PACKING,
-    "assistant_only_loss": 'mask ({"assistant": "train"})',
-    "completion_only_loss": 'input.sections ("action": "mask" for the prompt, "train" for the completion)',
-    "chat_template_path": "input.chat_template",
-    "dataset_text_field": _SECTIONS,
-    "pad_to_multiple_of": "preprocessing.padding (a number)",
-    "eos_token": 'preprocessing.eos ("if_missing" adds the tokenizer\'s)',
-    # axolotl
-    "sequence_len": _SEQUENCE,
-    "sample_packing": _PACKING,
-    "sample_packing_group_size": "preprocessing.packing_group",
-    "pad_to_sequence_len": 'preprocessing.padding ("max_length")',
-    "train_on_inputs": 'mask_default ("train" or "mask"), or the action of a section',
-    "roles_to_train": 'mask ({"assistant": "train"})',
-    "train_on_eos": "mask_options.eos",
-    "train_on_eot": "mask_options.eos",
-    "field_messages": 'input.sections ("field": "messages")',
-    "message_property_mappings": "input.adapter",
-    "excess_length_strategy": "preprocessing.truncation_mode",
-    # LLaMA-Factory
-    "cutoff_len": _SEQUENCE,
-    "neat_packing": _PACKING,
-    "template": _TEMPLATE,
-    "mask_history": 'mask ({"assistant": "last"})',
-    "train_on_prompt": 'mask_default ("train" or "mask"), or the action of a section',
-    "max_samples": "preprocessing.max_items",
-    "formatting": "input.adapter",
-    # others, and usual words
-    "seq_length": _SEQUENCE,
-    "seq_len": _SEQUENCE,
-    "sequence_length": _SEQUENCE,
-    "context_length": _SEQUENCE,
-    "max_tokens": _SEQUENCE,
-    "model_max_length": _SEQUENCE,
-    "block_size": _SEQUENCE,
-    "chunk_size": 'preprocessing.truncation_mode ("chunk", in pieces of max_seq_len)',
-    "pack": _PACKING,
-    "pack_sequences": _PACKING,
-    "truncation": "preprocessing.truncation_mode",
-    "truncate": "preprocessing.truncation_mode",
-    "truncation_side": 'preprocessing.truncation_mode ("keep_start" or "keep_end")',
-    "overlap": "preprocessing.stride",
-    "append_eos": 'preprocessing.eos ("if_missing" or "always")',
-    "add_eos": 'preprocessing.eos ("if_missing" or "always")',
-    "add_eos_token": 'preprocessing.eos ("if_missing" or "always")',
-    "add_bos_token": "preprocessing.bos, or add_special_tokens of a section",
-    "chat_template": "input.chat_template",
-    "chat_template_kwargs": "input.template_variables",
-    "enable_thinking": 'input.template_variables ({"enable_thinking": false})',
-    "format": "output.storage_format",
-    "formats": "output.storage_format",
-    "output_format": "output.storage_format",
-    "shard_size": "output.max_tokens_per_shard",
-    "text_column": _SECTIONS,
-    "text_field": _SECTIONS,
-    "column": _SECTIONS,
-    "prompt_column": _SECTIONS,
-    "limit": "preprocessing.max_items",
-    "roles": "mask (role to action)",
-    "position_ids": "output.position_ids_mode",
+    "preprocessing.max_seq_len": "max_length max_seq_length sequence_len cutoff_len seq_length seq_len sequence_length "
+    "context_length max_tokens model_max_length block_size",
+    'preprocessing.packing_strategy ("bfd", "bfd_split", "wrapped" or "simple")': "packing padding_free sample_packing "
+    "neat_packing pack pack_sequences",
+    'mask ({"assistant": "train"})': "assistant_only_loss roles_to_train",
+    'input.sections ("action": "mask" for the prompt, "train" for the completion)': "completion_only_loss",
+    "input.chat_template": "chat_template_path chat_template",
+    'input.sections: each section names a "field" of the records': "dataset_text_field text_column text_field column "
+    "prompt_column",
+    "preprocessing.padding (a number)": "pad_to_multiple_of",
+    'preprocessing.eos ("if_missing" adds the tokenizer\'s)': "eos_token",
+    "preprocessing.packing_group": "sample_packing_group_size",
+    'preprocessing.padding ("max_length")': "pad_to_sequence_len",
+    'mask_default ("train" or "mask"), or the action of a section': "train_on_inputs train_on_prompt",
+    "mask_options.eos": "train_on_eos train_on_eot",
+    'input.sections ("field": "messages")': "field_messages",
+    "input.adapter": "message_property_mappings formatting",
+    "preprocessing.truncation_mode": "excess_length_strategy truncation truncate",
+    'input.sections: "template": "conversation" in a section takes the tokenizer\'s chat template': "template",
+    'mask ({"assistant": "last"})': "mask_history",
+    "preprocessing.max_items": "max_samples limit",
+    'preprocessing.truncation_mode ("chunk", in pieces of max_seq_len)': "chunk_size",
+    'preprocessing.truncation_mode ("keep_start" or "keep_end")': "truncation_side",
+    "preprocessing.stride": "overlap",
+    'preprocessing.eos ("if_missing" or "always")': "append_eos add_eos add_eos_token",
+    "preprocessing.bos, or add_special_tokens of a section": "add_bos_token",
+    "input.template_variables": "chat_template_kwargs",
+    'input.template_variables ({"enable_thinking": false})': "enable_thinking",
+    "output.storage_format": "format formats output_format",
+    "output.max_tokens_per_shard": "shard_size",
+    "mask (role to action)": "roles",
+    "output.position_ids_mode": "position_ids",
 }
-"""Settings of other tools -> the place in our config, with the values if they differ."""
+"""Places in our config, with the values if they differ -> the names of such settings in TRL, axolotl, LLaMA-Factory and
+others."""
 
 
 def place_of(name: str) -> str | None:
@@ -146,11 +111,12 @@ def place_of(name: str) -> str | None:
     >>> place_of("cutoff_len")
     'preprocessing.max_seq_len'
     """
-    return IN_CONFIG.get(_word(name))
+    return _by_other_name(IN_CONFIG, name)
 
 
-def _word(name: str) -> str:
-    return name.lstrip("-").lower().replace("-", "_")
+def _by_other_name(table: Mapping[str, str], name: str) -> str | None:
+    word = name.lstrip("-").lower().replace("-", "_")
+    return next((ours for ours, others in table.items() if word in others.split()), None)
 
 
 RENAMED_OPTIONS = {

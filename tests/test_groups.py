@@ -259,11 +259,11 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         ),
         (
             config([A_TEXT, {"rollouts": {}, "files": "b"}]),
-            "and those of input.groups[0] are sequences with 'sequence' (token ids, int32): one output has rows of one",
+            "and those of input.groups[0] are sequences with 'sequence' (ids, int32, trained, no mask): one output has rows of one",
         ),
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
-            "are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, int32, none is trained)",
+            "are sources with 'x' (ids, int32, trained, mask 'x_mask'), 'p' (ids, int32, not trained, no mask)",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),

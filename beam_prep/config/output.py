@@ -1,13 +1,13 @@
 """`output`: which columns, formats and shards are written."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from beam_prep.config.presets import PresetName
+from beam_prep.config.presets import PRESETS, PresetName
 from beam_prep.config.strict import Problem, Strict
 from beam_prep.config.values import DType, Formats, Name, Text, Whole
 from beam_prep.data.fim import Fim, FimMode
@@ -139,6 +139,11 @@ class OutputConfig(Strict):
     mix: dict[Text, DomainMixConfig] | None = None
     """Domain to how much of it is written. Other domains are written once, completely. Needs `shuffle`: see
     [compose.md](compose.md#mix)."""
+
+    def new_names(self, columns: Collection[str]) -> dict[str, str]:
+        """Column -> the name under which it is written. The names of a preset are for these columns alone."""
+        found = {} if self.preset is None else PRESETS[self.preset].names
+        return {**{column: name for column, name in found.items() if column in columns}, **self.names}
 
     def _problems(self) -> Iterator[Problem]:
         if self.splits is not None:

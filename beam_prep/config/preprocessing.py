@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from beam_prep.config.strict import Strict
 from beam_prep.config.values import Text, Texts, Whole
@@ -100,11 +100,3 @@ class PreprocessingConfig(Strict):
         """Most tokens of a chunk."""
         packed = self.max_packed_len if self.packing_strategy != "none" else None
         return min(self.max_seq_len, packed or self.max_seq_len)
-
-    # A validator of the field, unlike `_problems`, also runs if there is an unknown key.
-    @field_validator("max_chars")
-    @classmethod
-    def _not_below_min_chars(cls, value: int, info: ValidationInfo) -> int:
-        if value < info.data.get("min_chars", 0):
-            raise ValueError(f"found {value}; must not be less than min_chars, which is {info.data['min_chars']}")
-        return value

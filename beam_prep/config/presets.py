@@ -148,9 +148,6 @@ def with_preset(config: Any) -> tuple[Any, list[Problem]]:
         if isinstance(value, dict) and isinstance(made[part].get(key, {}), dict):
             value = {**value, **made[part].pop(key, {})}
         made[part].setdefault(key, value)
-    if isinstance(names := made["output"].get("names", {}), dict):
-        added = {column: new for column, new in preset.names.items() if column in _written(made)}
-        made["output"]["names"] = {**added, **names}
     return made, problems
 
 
@@ -162,12 +159,3 @@ def _trains_all(sections: Any) -> bool:
     if _has_template(sections) or not isinstance(sections, list):
         return False
     return all(isinstance(each, dict) and each.get("action") == "train" for each in sections)
-
-
-def _written(config: Mapping[str, Any]) -> set[str]:
-    """The columns with names in presets that this config writes."""
-    packed = config["preprocessing"].get("packing_strategy", "none") != "none"
-    mode = config["output"].get("position_ids_mode")
-    columns = {"seq_lens": packed, "position_ids": packed if mode is None else mode != "none"}
-    columns["input_ids"] = config["output"].get("columns") == "labels"
-    return {column for column, there in columns.items() if there}
