@@ -272,7 +272,7 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (kept(["input_ids"]), "output.keep_fields", "found 'input_ids'; the output has a column of this name"),
     (kept(["file"], provenance=True), "output.keep_fields", "found 'file'; the output has a column of this name"),
     (kept(["doc-id"]), "output.keep_fields", "found 'doc-id'; wanted a name of letters, digits and '_'"),
-    (kept(["id"], storage_format="megatron"), "output.keep_fields", "the format 'megatron' holds numbers alone"),
+    (kept(["id"], storage_format="megatron"), "output.keep_fields", "the format 'megatron' cannot hold strings"),
     (kept([], provenance=True, dtype={"offset": "int32"}), "output.dtype.offset", "found 'int32'; it cannot be"),
     # names under which columns are written
     (

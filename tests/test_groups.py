@@ -259,7 +259,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         ),
         (
             config([A_TEXT, {"rollouts": {}, "files": "b"}]),
-            "and those of input.groups[0] are sequences with 'sequence' (ids, int32, trained, no mask): one output has rows of one",
+            "and those of input.groups[0] are sequences with 'sequence' (ids, int32, trained, no mask): one output",
         ),
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),

@@ -10,8 +10,7 @@ import numpy as np
 from beam_prep.config.input import InputConfig, outputs_of, prompt_first
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.strict import Location, Problem, Strict
-from beam_prep.config.values import ALLOWED_DTYPES
+from beam_prep.config.strict import ALLOWED_DTYPES, Location, Problem, Strict
 from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
@@ -183,12 +182,10 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bo
             most = f"at most {cannot.largest // width}, because a shard of {kind!r} has at most {cannot.largest} bytes"
             text = f"found {output.max_tokens_per_shard}, of {width} bytes each; {most} of values"
             yield ("output", "max_tokens_per_shard"), text
-        if strings and cannot.strings == "none":
-            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
+        if strings and (cannot.strings == "none" or (packed and cannot.strings == "single")):
+            what = "strings" if cannot.strings == "none" else "strings of packed rows"
+            text = f"found the string {strings[0]!r}; the format {kind!r} cannot hold {what}: leave out one of them"
             yield ("output", "keep_fields"), text
-        elif strings and packed and cannot.strings == "single":
-            of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
-            yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
 
 
 def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:

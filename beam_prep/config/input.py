@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 from beam_prep.config.output import OutputConfig
-from beam_prep.config.strict import Problem, Strict
-from beam_prep.config.values import Name, Text, Texts, as_date, one_of
+from beam_prep.config.strict import Name, Problem, Strict, Text, Texts, as_date, one_of
 from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Action, Output, OutputKind, Section
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown

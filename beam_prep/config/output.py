@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from beam_prep.config.presets import PRESETS, PresetName
-from beam_prep.config.strict import Problem, Strict
-from beam_prep.config.values import DType, Formats, Name, Text, Whole
+from beam_prep.config.strict import DType, Formats, Name, Problem, Strict, Text, Whole
 from beam_prep.data.fim import Fim, FimMode
 from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
 from beam_prep.hints import shown

@@ -17,8 +17,7 @@ from beam_prep.config.loading import TemplateFiles, parsed, read_text, validated
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.presets import with_preset
-from beam_prep.config.strict import ProblemsError, Strict
-from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Text, one_of
+from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS

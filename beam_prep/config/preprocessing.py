@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from beam_prep.config.strict import Strict
-from beam_prep.config.values import Text, Texts, Whole
+from beam_prep.config.strict import Strict, Text, Texts, Whole
 from beam_prep.data.schema import Packing
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.config.values import FORMAT_NAMES
+from beam_prep.config.strict import FORMAT_NAMES
 from beam_prep.readers import shards
 from tests.readers.conftest import IDS, MASK, documents
 
