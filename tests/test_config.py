@@ -447,7 +447,7 @@ GOOD = json.dumps(sections(TEXT)).encode()
     [
         (b'{"input": {},\n "mask": {,}\n}', "line 2, column 11: not JSON: "),
         *((each, "") for each in (b"", b"{", b"[" * 100_000, b'{"version": ' + b"1" * 5000 + b"}")),
-        (b'{"input": "\xff"}', "the config is not UTF-8"),
+        (b'{"input": "\xff"}', "the config cannot be read: 'utf-8' codec can't decode byte 0xff"),
         (None, "the config cannot be read"),
     ],
 )

@@ -313,17 +313,15 @@ class InputConfig(FieldsConfig):
         """The input of each group as if it were alone, with masks that other groups need; without groups: (self,)."""
         if self.groups is None:
             return (self,)
-        made = [self._part(group, frozenset()) for group in self.groups]
-        masked = frozenset(
-            each.name for part in made for each in outputs_of(part, output) if each.mask_name is not None
-        )
-        return tuple(self._part(group, masked) for group in self.groups)
-
-    def _part(self, group: GroupConfig, masked: frozenset[str]) -> "InputConfig":
-        fields = {name: getattr(group, name) for name in FieldsConfig.model_fields}
-        part = self.model_copy(update={**fields, "groups": None})
-        part._masked, part._domain = masked, group.domain
-        return part
+        made = []
+        for group in self.groups:
+            fields = {name: getattr(group, name) for name in FieldsConfig.model_fields}
+            made.append(self.model_copy(update={**fields, "groups": None}))
+            made[-1]._domain = group.domain
+        masked = frozenset(each.name for part in made for each in outputs_of(part, output) if each.mask_name)
+        for part in made:
+            part._masked = masked
+        return tuple(made)
 
     def outputs(self, joint: bool = False, loss_weights: bool = False) -> tuple[Output, ...]:
         """The outputs of each record, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.

@@ -34,20 +34,6 @@ def read_file(path: str) -> bytes:
     return found
 
 
-def read_text(name: str) -> str:
-    """The text of a config's file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        return read_file(name).decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{name}: the config cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: the config is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -13,7 +13,7 @@ from beam_prep.config.combinations import (
     position_ids_mode_of,
 )
 from beam_prep.config.input import InputConfig, outputs_of
-from beam_prep.config.loading import TemplateFiles, parsed, read_text, validated, with_template
+from beam_prep.config.loading import TemplateFiles, parsed, read_file, validated, with_template
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
 from beam_prep.config.presets import with_preset
@@ -94,7 +94,11 @@ class PipelineConfig(Strict):
     def from_json(cls, path: str | os.PathLike[str]) -> "PipelineConfig":
         """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
-        return cls.from_text(read_text(name), name)
+        try:
+            text = read_file(name).decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: the config cannot be read: {error}") from error
+        return cls.from_text(text, name)
 
     @classmethod
     def from_text(

@@ -240,7 +240,7 @@ class Dataset(Rows):
         if isinstance(index, slice):
             return self._view(self._rows[index])
         if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
-            found: dict[str, Any] = self._gather(self._row_numbers(index))
+            found: dict[str, Any] = self.gather(checked(index, len(self)))
             for column in self.schema:
                 if column.metadata:
                     found[column.name] = metadata_values(column, found[column.name])
@@ -444,9 +444,6 @@ class Dataset(Rows):
     def _in_shard(self, shard: int) -> range:
         """The rows of this view in a shard."""
         return _within(self._rows, range(self._starts[shard], self._starts[shard + 1]))
-
-    def _row_numbers(self, indices: Sequence[int] | Array) -> Array:
-        return self._rows.start + self._rows.step * checked(indices, len(self))
 
     def _row_number(self, index: SupportsIndex) -> int:
         try:
