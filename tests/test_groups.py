@@ -271,7 +271,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         ),
         (
             config(named("chat", "text"), output={"preset": "maxtext"}),
-            "input.groups: found sections that are not trained in full; the preset 'maxtext' trains every token",
+            "input.sections: found sections that are not trained in full; the preset 'maxtext' trains every token",
         ),
     ],
 )

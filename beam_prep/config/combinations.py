@@ -10,6 +10,7 @@ import numpy as np
 from beam_prep.config.input import InputConfig, outputs_of, prompt_first
 from beam_prep.config.output import OutputConfig
 from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.presets import PRESETS
 from beam_prep.config.strict import ALLOWED_DTYPES, Location, Problem, Strict
 from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
@@ -36,6 +37,7 @@ def joint_problems(
         if not works and value != default:
             found = "an object" if isinstance(value, Strict) else shown(value)
             yield place, f"found {found}; it works only with {where}"
+    yield from _preset_problems(given, preprocessing, output)
     yield from _preprocessing_problems(given, preprocessing)
     if output.columns == "prompt_completion":
         sides = {side.name: side for side in outputs_of(given, output)}
@@ -186,6 +188,25 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bo
             what = "strings" if cannot.strings == "none" else "strings of packed rows"
             text = f"found the string {strings[0]!r}; the format {kind!r} cannot hold {what}: leave out one of them"
             yield ("output", "keep_fields"), text
+
+
+def _preset_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
+    """Settings that the trainer of a preset would misread."""
+    if output.preset is None:
+        return
+    preset = PRESETS[output.preset]
+    if not (given.sources if preset.pairs else given.sections):
+        wanted = "the sources chosen and rejected" if preset.pairs else "input.sections, whose rows are one sequence"
+        yield ("output", "preset"), f"found {output.preset!r}, which is for {wanted}"
+    elif not preset.reads_masks and not all(each.plain for each in outputs_of(given, output)):
+        trains = f"the preset {output.preset!r} trains every token, prompts too"
+        yield ("input", "sections"), f"found sections that are not trained in full; {trains}"
+    for place, (values, why) in preset.only.items():
+        part, key = place.split(".")
+        value = getattr(output if part == "output" else preprocessing, key)
+        if not any(each in values for each in (value if isinstance(value, tuple) else [value])):
+            wanted = f"wanted {' or '.join(map(shown, values))} for the preset {output.preset!r}: {why}"
+            yield (part, key), f"found {shown(value)}, {wanted}"
 
 
 def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:

@@ -142,10 +142,7 @@ class PipelineConfig(Strict):
     def _with_preset(cls, obj: object) -> object:
         if isinstance(obj, dict):
             obj = {key: value for key, value in obj.items() if key != "$schema"}
-        made, problems = with_preset(obj)
-        if problems:
-            raise ProblemsError(problems, rooted=True)
-        return made
+        return with_preset(obj)
 
     # A validator of the last field runs even if there are unknown keys, unlike `_problems`.
     @field_validator("output")
