@@ -251,7 +251,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (config([]), "input.groups: found []; must be a list that is not empty"),
+        (config([]), "input.groups: found []; must have at least 1 item"),
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
         (
             {"input": {"groups": [A_TEXT], **CHAT}},

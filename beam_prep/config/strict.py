@@ -65,13 +65,8 @@ class Strict(BaseModel):
 
 
 WANTED = {
-    "int_type": "must be an integer",
-    "bool_type": "must be true or false",
-    "string_type": "must be a string",
-    "string_too_short": "must be a string that is not empty",
     "string_pattern_mismatch": "must be a name of letters, digits and '_' that starts with a letter",
     "tuple_type": "must be a list",
-    "too_short": "must be a list that is not empty",
     "dict_type": "must be an object",
     "model_type": "must be an object",
 }
@@ -93,7 +88,7 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
         return [(at, f"missing. {_meaning(model, at)}")]
     if kind == "extra_forbidden":
         return [(at, _unknown_key(model, at))]
-    wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
+    wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"]).partition(" after validation")[0]
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ")
         wanted = f"{did_you_mean(found, allowed.replace(chr(39), '').split(', '))}allowed: {allowed}"

@@ -96,7 +96,8 @@ class Collate:
 
     def __call__(self, rows: Sequence[Row] | Mapping[str, Any]) -> dict[str, Any]:
         """A batch from a list of rows, or from columns (`ds[[1, 5, 7]]`)."""
-        tokens, metadata = {}, {}
+        tokens: dict[str, Ragged] = {}
+        metadata: dict[str, Any] = {}
         for column in self.schema:
             name = column.name
             values = rows[name] if isinstance(rows, Mapping) else [row[name] for row in rows]

@@ -83,7 +83,7 @@ def open_dataset(
                 f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
             )
         copies = default_folder() if cache is None else Path(os.path.abspath(cache))
-        files = Stored(where, copies, cache_bytes, StoreOptions.current()) if is_stored else Path(where)
+        files: Path | Stored = Stored(where, copies, cache_bytes, StoreOptions.current()) if is_stored else Path(where)
         return Dataset(files, manifest, lease, domains, None if split == ALL else split)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None
