@@ -64,9 +64,12 @@ def open_dataset(
         root = os.fspath(path).rstrip("/")
         versions = Versions(root)
         where = root if (latest := versions.latest()) is None else versions.path(latest)
+        copies = default_folder() if cache is None else Path(os.path.abspath(cache))
+        files: Path | Stored = Stored(where, copies, cache_bytes, StoreOptions.current())
     else:
         root = os.path.abspath(path)
-        where = str(followed(Path(root)))
+        files = followed(Path(root))
+        where = str(files)
     lease = None if where == root else ReaderLease(where)
     try:
         manifest = load(read_bytes(f"{where}/{MANIFEST}"), f"{where}/{MANIFEST}")
@@ -82,8 +85,6 @@ def open_dataset(
             raise BeamPrepError(
                 f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
             )
-        copies = default_folder() if cache is None else Path(os.path.abspath(cache))
-        files: Path | Stored = Stored(where, copies, cache_bytes, StoreOptions.current()) if is_stored else Path(where)
         return Dataset(files, manifest, lease, domains, None if split == ALL else split)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None
