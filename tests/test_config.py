@@ -273,7 +273,11 @@ PROBLEMS: list[tuple[Any, str, str]] = [
     (kept(["file"], provenance=True), "output.keep_fields", "found 'file'; the output has a column of this name"),
     (kept(["doc-id"]), "output.keep_fields", "found 'doc-id'; wanted a name of letters, digits and '_'"),
     (kept(["id"], storage_format="megatron"), "output.keep_fields", "the format 'megatron' cannot hold strings"),
-    (kept([], provenance=True, dtype={"offset": "int32"}), "output.dtype.offset", "found 'int32'; it cannot be"),
+    (
+        kept([], provenance=True, dtype={"offset": "int32"}),
+        "output.dtype.offset",
+        "found 'int32'; it cannot be given here",
+    ),
     # names under which columns are written
     (
         named({"label": "x"}),

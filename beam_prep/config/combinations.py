@@ -98,8 +98,7 @@ def _column_problems(given: InputConfig, preprocessing: PreprocessingConfig, out
         at = ("output", "dtype", name)
         if (metadata := output.metadata().get(name)) is not None:
             if dtype != metadata:  # `canonical` configs list the dtype of metadata, too
-                kept = "this column is kept as metadata: give its type in output.keep_fields"
-                yield at, f"found {dtype!r}; {kept if name in output.keep_fields else 'it cannot be changed'}"
+                yield at, f"found {dtype!r}; it cannot be given here: output.keep_fields has the types of metadata"
         elif name not in holds:
             yield at, unknown_name("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from beam_prep.config.strict import path_of, problems_of
 from beam_prep.errors import ConfigError
+from beam_prep.formats.manifest import is_outside
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 """Most bytes of a config, and of the file of a chat template."""
@@ -81,8 +82,7 @@ def with_template(
     found = f"input.chat_template: found {source[:200]!r}, which"
     if files == "none":
         raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
-    steps = source.split("/")
-    if files == "below" and (not steps[0] or ".." in steps or "://" in source or "\\" in source):
+    if files == "below" and (is_outside(source) or "://" in source or "\\" in source):
         raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
