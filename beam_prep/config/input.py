@@ -129,8 +129,7 @@ class RolloutsConfig(Strict):
     @property
     def fields(self) -> RolloutFields:
         """These keys, for `from_rollouts`."""
-        pairs = {name: tuple(getattr(self, name).items()) for name in ("values", "texts")}
-        return RolloutFields(**{**self.model_dump(), **pairs})
+        return RolloutFields.of(self.model_dump())
 
     def outputs(self) -> tuple[Output, ...]:
         """The outputs that each record becomes, in the order of `from_rollouts`."""

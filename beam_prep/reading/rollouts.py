@@ -1,7 +1,7 @@
 """Rollouts: the ids of a prompt and of its responses, with log probabilities, rewards and other values of records."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,14 @@ class RolloutFields:
     values: tuple[tuple[str, str], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
     grouped: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "RolloutFields":
+        """Makes it from `input.rollouts` of a config."""
+        found: dict[str, Any] = dict(given)
+        for name in ("values", "texts"):
+            found[name] = tuple(found[name].items())
+        return cls(**found)
 
     @property
     def numbers(self) -> dict[str, str]:
