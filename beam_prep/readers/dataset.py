@@ -98,7 +98,7 @@ class Dataset(Rows):
         split: str | None = None,
     ) -> None:
         """Only `open_dataset` calls this. `split`, `domains`: only the rows of these; None: of all."""
-        self.path = files.url if isinstance(files, Stored) else files
+        self.path: Any = files.url if isinstance(files, Stored) else files
         self.manifest = manifest
         self.schema = output_columns(manifest)
         if split is not None:
