@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 from beam_prep.config.input import InputConfig, outputs_of, prompt_first
-from beam_prep.config.output import OutputConfig
-from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import PRESETS
 from beam_prep.config.strict import ALLOWED_DTYPES, Location, Problem, Strict
 from beam_prep.data.metadata import FILE, OFFSET

@@ -14,8 +14,7 @@ from beam_prep.config.combinations import (
 )
 from beam_prep.config.input import InputConfig, outputs_of
 from beam_prep.config.loading import TemplateFiles, parsed, read_file, validated, with_template
-from beam_prep.config.output import OutputConfig
-from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import with_preset
 from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
