@@ -35,7 +35,7 @@ def unknown_name(what: str, name: object, known: Iterable[str], instead: str | N
     names = list(known)
     more = f" and {len(names) - 40} more" if len(names) > 40 else ""
     meant = did_you_mean(name, names) if instead is None else f"{instead}; "
-    return f"unknown {what} {shown(name)}; {meant}known: {', '.join(names[:40])}{more}"
+    return f"unknown {what} {shown(name)}; {meant}known: {', '.join(names[:40]) or 'none'}{more}"
 
 
 OTHER_NAMES = {

@@ -225,12 +225,10 @@ class FieldsConfig(Strict):
         )
 
     def _problems(self) -> Iterator[Problem]:
-        if self.rollouts is not None:
-            if self.sources or self.sections or self.adapter:
-                yield ("rollouts",), "found beside sections, sources or an adapter; leave these out, or input.rollouts"
-        elif self.tokenized:
-            if self.sources or self.sections:
-                yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
+        if self.tokenized:
+            if self.sources or self.sections or (self.rollouts is not None and self.adapter is not None):
+                one = "rollouts" if self.rollouts is not None else "adapter"
+                yield (one,), "found beside sections, sources or another adapter; it reads token ids: leave these out"
         elif self.sources:
             yield from self._name_problems()
             if all(each.kind == "value" for each in outputs_of(self, OutputConfig())):

@@ -194,12 +194,7 @@ class Dataset(Rows):
         return self._view(_within(self._rows, rows))
 
     def _check_split(self, name: str) -> None:
-        known = self.manifest.get("splits")
-        if not known:
-            raise BeamPrepError(
-                f"{self.path} has no splits, wanted {name!r}: leave out the split, or add output.splits to the "
-                "config and make the output again"
-            )
+        known = self.manifest.get("splits", {})
         if name not in known:
             raise BeamPrepError(f"{self.path}: {unknown_name('split', name, known)}")
 
