@@ -4,8 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from beam_prep._version import __version__ as __version__
+from beam_prep.hints import RENAMED_NAMES
 from beam_prep.process import quiet_import
-from beam_prep.renamed import PUBLIC_NAMES
 
 if TYPE_CHECKING:
     from beam_prep.config import PipelineConfig as PipelineConfig
@@ -97,7 +97,7 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        new = f"; it is bp.{PUBLIC_NAMES[name]} now" if name in PUBLIC_NAMES else ""
+        new = f"; it is bp.{RENAMED_NAMES[name]} now" if name in RENAMED_NAMES else ""
         raise AttributeError(f"module 'beam_prep' has no attribute {name!r}{new}")
     with quiet_import():
         module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")

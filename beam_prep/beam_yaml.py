@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from beam_prep import recipe, renamed
+from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
-from beam_prep.hints import shown, unknown_name
+from beam_prep.hints import instead, shown, unknown_name
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
@@ -50,9 +50,7 @@ def _for_yaml(name: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]
         def checked(**arguments: Any) -> Made:
             for argument, value in arguments.items():
                 if argument not in parameters:
-                    if (what_to_do := renamed.instead(argument)) is not None:
-                        raise ConfigError(f"{name}: unknown argument {argument!r}; {what_to_do}")
-                    raise ConfigError(f"{name}: {unknown_name('argument', argument, parameters)}")
+                    raise ConfigError(f"{name}: {unknown_name('argument', argument, parameters, instead(argument))}")
                 wanted = parameters[argument].annotation
                 try:
                     TypeAdapter(wanted).validate_python(value, strict=True)

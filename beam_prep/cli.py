@@ -14,9 +14,9 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import beam_prep
-from beam_prep import options, renamed
+from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import nearest, option_of, place_of, unknown_name
+from beam_prep.hints import instead, nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_import, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -
     known = [*ours, *beams]
     if word.startswith("s3_") and not beams:
         return f"; set boto3's variables for beam-prep {command}: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ..."
-    if (what_to_do := renamed.instead(word, "--")) is not None:
+    if (what_to_do := instead(word, "--")) is not None:
         return f"; {what_to_do}"
     if (option := option_of(word)) is not None and f"--{option}" in known:
         return f"; did you mean --{option}?"

@@ -99,20 +99,10 @@ class UserFunctionError(BeamPrepError):
     exit_code = 3
 
 
-_REFUSED = {
-    errno.EACCES: "may not be read or written",
-    errno.EPERM: "may not be read or written",
-    errno.EROFS: "is on a file system that is for reading only",
-    errno.ENOTDIR: "is below a file",
-    errno.EEXIST: "is a file",
-    errno.EISDIR: "is a directory",
-    errno.ENAMETOOLONG: "has a name that is too long",
-    errno.ELOOP: "is a link that leads to itself",
-    errno.ENOENT: "cannot be made",
-    errno.EINVAL: "cannot be made",
-    errno.ENOTSUP: "cannot be made",
-}
-"""Errors of a path that the user chose -> what is wrong. Other errors are the disk's, and may pass."""
+_NAMES = "EACCES EPERM EROFS ENOTDIR EEXIST EISDIR ENAMETOOLONG ELOOP ENOENT EINVAL ENOTSUP"
+_REFUSED = {getattr(errno, name) for name in _NAMES.split()}
+"""Errors of a path that the user chose. Other errors are the disk's, and may pass."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER = re.compile(r"\[?[Ee]rrno\]?[ =]+(\d+)\]?")
 _PATH = re.compile(r"'([^']*)'(?: -> |$|\n|\\n| \[while)")
 
@@ -128,18 +118,15 @@ def of_the_system(error: BaseException) -> BeamPrepError | None:
     number, path = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     words = str(error)
     if number is None:
-        found = _NUMBER.findall(words)
-        if not found:
+        numbers = _NUMBER.findall(words)
+        if not numbers:
             return None
-        number = int(found[-1])
+        number = int(numbers[-1])
     if path is None:
         paths = _PATH.findall(words)
         path = paths[-1] if paths else None
-    where = "a file" if path is None else os.fsdecode(path)
+    found = f"{'a file' if path is None else os.fsdecode(path)}: {os.strerror(number)}"
     if number in _REFUSED:
-        return OutputError(f"{where} {_REFUSED[number]} ({os.strerror(number)}): choose another path")
+        return OutputError(f"{found}: choose another path")
     advice = "make room, or choose another disk, and run again" if number in _FULL else "run again"
-    return StorageError(f"{where}: {os.strerror(number)}: {advice}")
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return StorageError(f"{found}: {advice}")

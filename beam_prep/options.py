@@ -14,9 +14,8 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from beam_prep import renamed
 from beam_prep.errors import ConfigError
-from beam_prep.hints import unknown_name
+from beam_prep.hints import GONE_VALUES, instead, unknown_name
 
 OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
 
@@ -79,7 +78,7 @@ class Option:
 
     def instead_of(self, value: object) -> str:
         """What to give instead of a wrong value."""
-        return renamed.GONE_VALUES.get(str(value), f"wanted {self.wanted}")
+        return GONE_VALUES.get(str(value), f"wanted {self.wanted}")
 
 
 _PARSERS: dict[OptionKind, Callable[[str], Any]] = {
@@ -287,12 +286,7 @@ class RunOptions(BaseModel):
         """
         for name in given:
             if name not in cls.model_fields:
-                what_to_do = renamed.instead(name)
-                raise ConfigError(
-                    unknown_name("option", name, cls.model_fields)
-                    if what_to_do is None
-                    else f"unknown option {name!r}; {what_to_do}"
-                )
+                raise ConfigError(unknown_name("option", name, cls.model_fields, instead(name)))
         values = {name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in given.items()}
         try:
             made = cls.model_validate(values)

@@ -251,7 +251,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (config([]), "input.groups: found []; must be a list that is not empty"),
+        (config([]), "input.groups: found []; must have at least 1 item"),
         (config([{"files": "a"}]), "input.groups[0]: found neither sections nor sources"),
         (
             {"input": {"groups": [A_TEXT], **CHAT}},
@@ -259,11 +259,11 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         ),
         (
             config([A_TEXT, {"rollouts": {}, "files": "b"}]),
-            "and those of input.groups[0] are sequences with 'sequence' (token ids, int32): one output has rows of one",
+            "and those of input.groups[0] are sequences with 'sequence' (ids, int32, trained, no mask): one output",
         ),
         (
             config([{"files": "a", "sources": PROMPTS}, {"files": "b", "sources": {**PROMPTS, "p": TEXT}}]),
-            "are sources with 'x' (token ids, int32), 'x_mask' (mask), 'p' (token ids, int32, none is trained)",
+            "are sources with 'x' (ids, int32, trained, mask 'x_mask'), 'p' (ids, int32, not trained, no mask)",
         ),
         (
             config(named("chat", "text"), output={"shuffle": {"seed": 0}, "mix": {"chats": {"share": 0.5}}}),
@@ -271,7 +271,7 @@ PROMPTS = {"x": PAIR, "p": {"sections": PAIR["sections"][:1]}}
         ),
         (
             config(named("chat", "text"), output={"preset": "maxtext"}),
-            "input.groups: found sections that are not trained in full; the preset 'maxtext' trains every token",
+            "input.sections: found sections that are not trained in full; the preset 'maxtext' trains every token",
         ),
     ],
 )

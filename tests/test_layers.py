@@ -13,7 +13,7 @@ RENDERER = "environment limits messages origins prefixes renderer replay templat
 """Modules of `chat` that are a room of their own, `chat.template`: they know templates and no records."""
 
 ROOMS = [
-    *("_version", "errors", "hints", "process", "renamed"),
+    *("_version", "errors", "hints", "process"),
     *("data", "reading", "tokens", "chat.template", "chat", "shards"),
     *("options", "progress", "formats", "verify", "testing", "config"),
     *("storage", "output_claim", "runners", "readers", "inspect", "report_page", "transforms", "recipe"),
@@ -21,7 +21,7 @@ ROOMS = [
     *("replay", "__init__", "cli"),
 ]
 DATA = ["data", "reading", "tokens", "shards", "chat.template", "chat"]
-ALONE = ["_version", "errors", "hints", "process", "renamed"]
+ALONE = ["_version", "errors", "hints", "process"]
 """They import nothing of the package."""
 KNOW_NO_CONFIG = [*DATA, "formats", "verify", "readers", "inspect", "report_page", "storage", "transforms"]
 WITHOUT_BEAM = ["_version", "errors", *DATA, "config", "formats", "verify", "readers", "inspect", "report_page"]

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from beam_prep import renamed
+from beam_prep import hints
 from beam_prep.config import PipelineConfig
-from beam_prep.config.strict import Strict, meanings
-from beam_prep.config.values import LARGEST_WHOLE
+from beam_prep.config.strict import LARGEST_WHOLE, Strict, meanings
 from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
 from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS
@@ -119,9 +118,9 @@ def _checks() -> Iterator[str]:
 def _renamed() -> Iterator[str]:
     """Every name that changed, and what to write instead."""
     yield from ("| old | new |", "|---|---|")
-    for mark, names in (("--", renamed.OPTIONS), ("", renamed.CONFIG_KEYS), ("bp.", renamed.PUBLIC_NAMES)):
+    for mark, names in (("--", hints.RENAMED_OPTIONS), ("", hints.RENAMED_KEYS), ("bp.", hints.RENAMED_NAMES)):
         yield from (f"| `{mark}{old}` | `{mark}{new}` |" for old, new in names.items())
-    yield from (f"| `--{old}` | {what} |" for old, what in renamed.GONE_OPTIONS.items())
+    yield from (f"| `--{old}` | {what} |" for old, what in hints.GONE_OPTIONS.items())
 
 
 def _files() -> Iterator[str]:

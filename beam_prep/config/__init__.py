@@ -7,6 +7,6 @@ Only the config, never the data, decides which columns exist. One `ConfigError` 
 """
 
 from beam_prep.config.pipeline_config import PipelineConfig
-from beam_prep.config.values import FORMAT_NAMES
+from beam_prep.config.strict import FORMAT_NAMES
 
 __all__ = ["FORMAT_NAMES", "PipelineConfig"]

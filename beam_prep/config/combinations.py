@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 
 from beam_prep.config.input import InputConfig, outputs_of, prompt_first
-from beam_prep.config.output import OutputConfig
-from beam_prep.config.preprocessing import PreprocessingConfig
-from beam_prep.config.strict import Location, Problem, Strict
-from beam_prep.config.values import ALLOWED_DTYPES
+from beam_prep.config.output import OutputConfig, PreprocessingConfig
+from beam_prep.config.presets import PRESETS
+from beam_prep.config.strict import ALLOWED_DTYPES, Location, Problem, Strict
 from beam_prep.data.metadata import FILE, OFFSET
 from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
@@ -37,6 +36,7 @@ def joint_problems(
         if not works and value != default:
             found = "an object" if isinstance(value, Strict) else shown(value)
             yield place, f"found {found}; it works only with {where}"
+    yield from _preset_problems(given, preprocessing, output)
     yield from _preprocessing_problems(given, preprocessing)
     if output.columns == "prompt_completion":
         sides = {side.name: side for side in outputs_of(given, output)}
@@ -57,6 +57,9 @@ def _needs(
     sections = [section for each in outputs for section in each.sections]
     template = any(section.template for section in sections)
     conversation = any(section.template == "conversation" for section in sections)
+    sides = [[section.action == "mask" for section in each.sections] for each in outputs[:2]]
+    prompts = {each.sections[0].field for each in outputs[:2]}
+    pairs = sides == [[True, False], [True, False]] and len(prompts) == 1
     turns = sections and all(each.template == "conversation" and each.action == "$role" for each in sections)
     document = one_sequence and not given.tokenized and len(sections) == 1 and outputs[0].char_limits
     return [
@@ -66,6 +69,11 @@ def _needs(
             ("input", "turns"),
             bool(turns) and one_sequence,
             "sections with template: 'conversation' and action: '$role', whose turns the roles of `mask` train",
+        ),
+        (
+            ("input", "implicit_prompt"),
+            pairs,
+            "input.sources, whose first two sources are each a prompt (the same field, action 'mask') and a side",
         ),
         (("mask_options",), conversation, "template: 'conversation'"),
         (("preprocessing", "bos"), conversation, "template: 'conversation'"),
@@ -83,20 +91,19 @@ def _needs(
 
 def _column_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
     """Problems of column names and dtypes, and of formats that cannot hold them."""
-    holds = contents_of(given, output)
+    holds = contents_of(given, preprocessing, output)
     yield from _keep_fields_problems(holds, output)
     for name, dtype in output.dtype.items():
         at = ("output", "dtype", name)
         if (metadata := output.metadata().get(name)) is not None:
             if dtype != metadata:  # `canonical` configs list the dtype of metadata, too
-                kept = "this column is kept as metadata: give its type in output.keep_fields"
-                yield at, f"found {dtype!r}; {kept if name in output.keep_fields else 'it cannot be changed'}"
+                yield at, f"found {dtype!r}; it cannot be given here: output.keep_fields has the types of metadata"
         elif name not in holds:
             yield at, unknown_name("column", name, holds)
         elif dtype not in (allowed := ALLOWED_DTYPES[holds[name]]):
             yield at, f"found {dtype!r}; allowed for {holds[name]}: {', '.join(allowed)}"
     dtypes = column_dtypes(given, preprocessing, output)
-    for name, problem in name_problems(output.names, tuple(dtypes)):
+    for name, problem in name_problems(output.new_names(dtypes), tuple(dtypes)):
         yield ("output", "names", name), problem
     packed = preprocessing.packing_strategy != "none"
     yield from _format_problems(dtypes, output, packed, lists=bool(given.sources))
@@ -137,36 +144,27 @@ def _group_problems(
 
 def _rows_of(part: InputConfig, output: OutputConfig) -> str:
     """A text that describes the columns of a group's rows before packing, and what each holds."""
-    kinds = {"ids": "token ids", "list": "lists of token ids", "value": "values", "token_value": "numbers of tokens"}
-    columns, dtypes = [], _dtypes_of_outputs(part, output)
+    dtypes, columns = column_dtypes(part, PreprocessingConfig(), output), []
     for each in outputs_of(part, output):
-        untrained = "" if each.trains or each.kind not in ("ids", "list") else ", none is trained"
-        columns.append(f"{each.name!r} ({kinds.get(each.kind, 'texts')}, {dtypes[each.name]}{untrained})")
-        if each.mask_name is not None:
-            columns.append(f"{each.mask_name!r} ({'labels' if output.columns == 'labels' else 'mask'})")
+        trained = "trained" if each.trains else "not trained"
+        mask = "no mask" if each.mask_name is None else f"mask {each.mask_name!r}"
+        columns.append(f"{each.name!r} ({each.kind}, {dtypes.get(each.name)}, {trained}, {mask})")
     of = "rollouts" if part.rollouts is not None else "sources" if part.sources else "sequences"
     return f"{of} with {', '.join(columns)}"
 
 
 def _keep_fields_problems(holds: Collection[str], output: OutputConfig) -> Iterator[Problem]:
     """Problems of names of metadata columns. `output.names` may rename them."""
-    provenance = [FILE.name, OFFSET.name] if output.provenance else []
-    taken = {output.names.get(name, name).lower(): name for name in (*holds, *provenance)}
-    at = ("output", "keep_fields")
+    at, columns = ("output", "keep_fields"), [*holds, *([FILE.name, OFFSET.name] if output.provenance else [])]
+    taken = {*RESERVED, *(output.names.get(name, name).lower() for name in columns)}
     for name in output.keep_fields:
         written = output.names.get(name, name)
-        if name in holds or name in provenance:
-            of = "provenance adds a column" if name in provenance else "the tokens have a column"
-            yield at, f"found {name!r}; {of} of this name, so the field cannot be kept as metadata"
-        elif name in output.names and re.fullmatch(NAME, written):
-            continue  # `name_problems` checks it
-        elif not re.fullmatch(NAME, written) or written.lower() in RESERVED:
-            why = "is reserved" if written.lower() in RESERVED else "is no name of letters, digits and '_'"
-            example = json.dumps({name: "its_name"})
-            yield at, f"found {name!r}, which {why}; name its column in output.names: {example}"
-        elif (other := taken.setdefault(written.lower(), name)) != name:
-            why = "columns become file names, so upper and lower case count as equal; use output.names"
-            yield at, f"found {name!r} beside column {other!r}; {why}"
+        if name in columns:
+            yield at, f"found {name!r}; the output has a column of this name, so the field cannot be kept beside it"
+        elif not re.fullmatch(NAME, written) or written.lower() in taken:
+            wanted = "wanted a name of letters, digits and '_' that is not reserved, and no other column's in any case"
+            yield at, f"found {name!r}; {wanted}: name its column in output.names: {json.dumps({name: 'its_name'})}"
+        taken.add(written.lower())
 
 
 def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bool, lists: bool) -> Iterator[Problem]:
@@ -184,16 +182,36 @@ def _format_problems(dtypes: Mapping[str, str], output: OutputConfig, packed: bo
             most = f"at most {cannot.largest // width}, because a shard of {kind!r} has at most {cannot.largest} bytes"
             text = f"found {output.max_tokens_per_shard}, of {width} bytes each; {most} of values"
             yield ("output", "max_tokens_per_shard"), text
-        if strings and cannot.strings == "none":
-            text = f"found the string {strings[0]!r}; the format {kind!r} holds numbers alone: leave out one of them"
+        if strings and (cannot.strings == "none" or (packed and cannot.strings == "single")):
+            what = "strings" if cannot.strings == "none" else "strings of packed rows"
+            text = f"found the string {strings[0]!r}; the format {kind!r} cannot hold {what}: leave out one of them"
             yield ("output", "keep_fields"), text
-        elif strings and packed and cannot.strings == "single":
-            of = f"a packed row has a list of them, which the format {kind!r} cannot hold"
-            yield ("output", "keep_fields"), f"found the string {strings[0]!r}; {of}"
+
+
+def _preset_problems(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> Iterator[Problem]:
+    """Settings that the trainer of a preset would misread."""
+    if output.preset is None:
+        return
+    preset = PRESETS[output.preset]
+    if not (given.sources if preset.pairs else given.sections):
+        wanted = "the sources chosen and rejected" if preset.pairs else "input.sections, whose rows are one sequence"
+        yield ("output", "preset"), f"found {output.preset!r}, which is for {wanted}"
+    elif not preset.reads_masks and not all(each.plain for each in outputs_of(given, output)):
+        trains = f"the preset {output.preset!r} trains every token, prompts too"
+        yield ("input", "sections"), f"found sections that are not trained in full; {trains}"
+    for place, (values, why) in preset.only.items():
+        part, key = place.split(".")
+        value = getattr(output if part == "output" else preprocessing, key)
+        if not any(each in values for each in (value if isinstance(value, tuple) else [value])):
+            wanted = f"wanted {' or '.join(map(shown, values))} for the preset {output.preset!r}: {why}"
+            yield (part, key), f"found {shown(value)}, {wanted}"
 
 
 def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConfig) -> Iterator[Problem]:
     mode, padding, packed = preprocessing.truncation_mode, preprocessing.padding, preprocessing.packing_strategy
+    if preprocessing.max_chars < (least := preprocessing.min_chars):
+        text = f"found {preprocessing.max_chars}; must not be less than min_chars, which is {least}"
+        yield ("preprocessing", "max_chars"), text
     if given.rollouts is not None and mode in ("keep_start", "keep_end"):
         text = f"found {mode!r}; rollouts are not cut, as rewards and log probabilities are of entire ones: "
         yield ("preprocessing", "truncation_mode"), text + "use 'drop' or 'error'"
@@ -217,34 +235,55 @@ def _preprocessing_problems(given: InputConfig, preprocessing: PreprocessingConf
             yield ("preprocessing", "encode"), text
 
 
-_DTYPES = {"value": "float32", "token_value": "float32", "text": "uint8"}
+_CONTENTS: dict[str, str] = {"value": "values", "token_value": "numbers of tokens", "text": "texts"}
+"""Kind of an output -> what its column holds. Other kinds hold token ids."""
+
+_DTYPES = {"values": "float32", "numbers of tokens": "float32", "texts": "uint8", "loss weights": "float32"}
+"""What a column holds -> its default dtype. Others are int32."""
 
 
-def _dtypes_of_outputs(given: InputConfig, output: OutputConfig) -> dict[str, str]:
-    """Column -> dtype: each output, then its mask."""
-    columns = {}
+def _columns(
+    given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig
+) -> dict[str, tuple[str, bool]]:
+    """Column -> (what it holds, a key of `ALLOWED_DTYPES`; True if it is written), in output order.
+
+    Columns that other settings would add are listed, too, even a mask that is left out.
+    """
+    if output.columns == "prompt_completion":
+        return dict.fromkeys(PROMPT_COMPLETION, ("token ids", True))
+    found: dict[str, tuple[str, bool]] = {}
+    masks, left_out = "labels" if output.columns == "labels" else "masks", []
     for each in outputs_of(given, output):
-        version = given.rollouts is not None and each.name == "policy_version"
-        columns[each.name] = output.dtype.get(each.name, "int64" if version else _DTYPES.get(each.kind, "int32"))
+        found[each.name] = _CONTENTS.get(each.kind, "token ids"), True
         if each.mask_name is not None:
-            columns[each.mask_name] = output.dtype.get(each.mask_name, "int32")
-    return columns
+            found[each.mask_name] = masks, True
+        elif each.kind in ("ids", "list") and given.rollouts is None:
+            left_out.append(f"{each.name}_mask" if given.sources else "loss_mask")
+    if given.one_sequence:
+        found[LOSS_WEIGHTS] = "loss weights", output.loss_weights
+        found["attention_mask"] = "masks", preprocessing.padding != "none"
+        found["position_ids"] = "token ids", position_ids_mode_of(preprocessing, output) != "none"
+        found["seq_lens"] = "token ids", preprocessing.packing_strategy != "none"
+    for name in left_out:
+        found.setdefault(name, (masks, False))
+    return found
+
+
+def contents_of(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
+    """Column -> what it holds, also of columns that other settings would add."""
+    return {name: holds for name, (holds, _) in _columns(given, preprocessing, output).items()}
 
 
 def column_dtypes(given: InputConfig, preprocessing: PreprocessingConfig, output: OutputConfig) -> dict[str, str]:
     """Column -> dtype, in output order, under the names before renaming."""
-    if output.columns == "prompt_completion":
-        return {name: output.dtype.get(name, "int32") for name in PROMPT_COMPLETION} | output.metadata()
-    columns = _dtypes_of_outputs(given, output)
-    if output.loss_weights:
-        columns[LOSS_WEIGHTS] = "float32"
-    more = {
-        "attention_mask": preprocessing.padding != "none",
-        "position_ids": position_ids_mode_of(preprocessing, output) != "none",
-        "seq_lens": preprocessing.packing_strategy != "none",
-    }
-    columns |= {name: output.dtype.get(name, "int32") for name, there in more.items() if there}
-    return columns | output.metadata()
+    found = {}
+    for name, (holds, written) in _columns(given, preprocessing, output).items():
+        default = _DTYPES.get(holds, "int32")
+        if given.rollouts is not None and name == "policy_version":
+            default = "int64"
+        if written:
+            found[name] = output.dtype.get(name, default)
+    return found | output.metadata()
 
 
 def position_ids_mode_of(
@@ -253,20 +292,3 @@ def position_ids_mode_of(
     """The mode of position ids: as in the config, else `doc_reset` with packing and `none` without."""
     default: Literal["none", "doc_reset"] = "none" if preprocessing.packing_strategy == "none" else "doc_reset"
     return output.position_ids_mode or default
-
-
-def contents_of(given: InputConfig, output: OutputConfig) -> dict[str, str]:
-    """Column -> what it holds (a key of `ALLOWED_DTYPES`), for every possible column, even a mask that is left out."""
-    if output.columns == "prompt_completion":
-        return dict.fromkeys(PROMPT_COMPLETION, "token ids")
-    outputs = outputs_of(given, output)
-    kinds = {"value": "values", "token_value": "numbers of tokens", "text": "texts"}
-    holds = {each.name: kinds.get(each.kind, "token ids") for each in outputs}
-    holds |= {each.mask_name: "labels" if output.columns == "labels" else "masks" for each in outputs if each.mask_name}
-    for each in outputs:
-        if each.kind in ("ids", "list") and each.mask_name is None and given.rollouts is None:
-            holds.setdefault(f"{each.name}_mask" if given.sources else "loss_mask", "masks")
-    if given.one_sequence:
-        holds |= {LOSS_WEIGHTS: "loss weights"} if output.loss_weights else {}
-        holds |= {"attention_mask": "masks", "position_ids": "token ids", "seq_lens": "token ids"}
-    return holds

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 from beam_prep.config.output import OutputConfig
-from beam_prep.config.strict import Location, Problem, Strict, path_of
-from beam_prep.config.values import Name, Text, Texts, as_date, one_of
+from beam_prep.config.strict import Name, Problem, Strict, Text, Texts, as_date, one_of
 from beam_prep.data.schema import LOSS_WEIGHTS, RESERVED, Action, Output, OutputKind, Section
 from beam_prep.errors import ConfigError
 from beam_prep.hints import shown
@@ -46,12 +45,10 @@ class SectionConfig(Strict):
             yield ("action",), "found '$role' on text, which has no roles; set template: true, or use 'train' or 'mask'"
         if self.action == "value" and self.template:
             yield ("template",), "found with action 'value', which takes numbers as they are; leave it out"
-        if self.action == "value" and self.add_special_tokens is not None:
-            yield ("add_special_tokens",), "found with action 'value', which is not tokenized; leave it out"
         if self.action == "$last" and self.template != "conversation":
             yield ("action",), "found '$last'; it needs template: 'conversation'"
-        if self.template and self.add_special_tokens is not None:
-            yield ("add_special_tokens",), "found with a template, which writes its own; leave it out"
+        if self.add_special_tokens is not None and (self.template or self.action == "value"):
+            yield ("add_special_tokens",), "found beside a template or action 'value'; it is for text: leave it out"
 
 
 Sections = Annotated[tuple[SectionConfig, ...], Field(strict=False)]  # a list becomes a tuple
@@ -70,16 +67,12 @@ class SourceConfig(Strict):
     def _problems(self) -> Iterator[Problem]:
         actions = [section.action for section in self.sections]
         yield from conversation_problems(self.sections)
-        if self.list_field and any(section.template == "conversation" for section in self.sections):
-            yield ("list_field",), "found true with template 'conversation'; use template: true for lists"
-        if "value" not in actions:
-            return
-        if len(actions) > 1:
+        if self.list_field and ("value" in actions or any(each.template == "conversation" for each in self.sections)):
+            yield ("list_field",), "found true; it works only with lists of texts, and with template: true"
+        if "value" in actions and len(actions) > 1:
             text = "found 'value'; it must be the only section of its source"
             yield ("sections", actions.index("value"), "action"), text
-        if self.list_field:
-            yield ("list_field",), "found true with action 'value', which takes lists as they are; leave it out"
-        if self.mask_key is not None:
+        if "value" in actions and self.mask_key is not None:
             yield ("mask_key",), f"found {self.mask_key!r} with action 'value', which has no mask; leave it out"
 
 
@@ -232,15 +225,12 @@ class FieldsConfig(Strict):
         )
 
     def _problems(self) -> Iterator[Problem]:
-        if self.rollouts is not None:
-            if self.sources or self.sections or self.adapter:
-                yield ("rollouts",), "found beside sections, sources or an adapter; leave these out, or input.rollouts"
-        elif self.tokenized:
-            if self.sources or self.sections:
-                yield (), "found sections or sources beside adapter 'tokenized', which reads input_ids; leave them out"
+        if self.tokenized:
+            if self.sources or self.sections or (self.rollouts is not None and self.adapter is not None):
+                one = "rollouts" if self.rollouts is not None else "adapter"
+                yield (one,), "found beside sections, sources or another adapter; it reads token ids: leave these out"
         elif self.sources:
-            yield from self._name_problems(self.sources)
-            yield from self._char_limit_problems()
+            yield from self._name_problems()
             if all(each.kind == "value" for each in outputs_of(self, OutputConfig())):
                 yield ("sources",), "found only values; at least one source must hold text or messages"
         elif not self.sections:
@@ -253,30 +243,16 @@ class FieldsConfig(Strict):
         else:
             yield from conversation_problems(self.sections)
 
-    def _name_problems(self, sources: dict[str, SourceConfig]) -> Iterator[Problem]:
-        first: dict[str, Location] = {}
+    def _name_problems(self) -> Iterator[Problem]:
+        taken: dict[str, str] = {}
         for output in outputs_of(self, OutputConfig()):
-            at: Location = ("sources", output.name)
-            mask_at = (*at, "mask_key") if sources[output.name].mask_key else at
-            for column, place in [(output.name, at), (output.mask_name, mask_at)]:
-                if column is None:
-                    continue
+            for column in filter(None, (output.name, output.mask_name)):
+                at, why = ("sources", output.name), "columns become file names, so upper and lower case count as equal"
                 if column.lower() in RESERVED:
-                    yield place, f"found column {column!r}; reserved names: {', '.join(RESERVED)}"
-                if (earlier := first.setdefault(column.lower(), place)) is not place:
-                    why = "columns become file names, so upper and lower case count as equal"
-                    there = path_of(earlier if isinstance(self, GroupConfig) else ("input", *earlier))
-                    yield place, f"found column {column!r}, which {there} has already; {why}"
-
-    def _char_limit_problems(self) -> Iterator[Problem]:
-        outputs = outputs_of(self, OutputConfig())
-        limited = {section.field: each.name for each in outputs if each.char_limits for section in each.sections}
-        for output in outputs:
-            for i, section in enumerate(output.sections):
-                if section.field in limited and not output.char_limits:
-                    why = f"limit in source {limited[section.field]!r} (plain text, all trained) but cannot limit here"
-                    text = f"found {shown(section.field)}, which min_chars and max_chars {why}; use two fields"
-                    yield ("sources", output.name, "sections", i, "field"), text
+                    yield at, f"found column {column!r}; reserved names: {', '.join(RESERVED)}"
+                if (other := taken.get(column.lower())) is not None:
+                    yield at, f"found column {column!r}, which source {other!r} has already; {why}"
+                taken[column.lower()] = output.name
 
 
 class GroupConfig(FieldsConfig):
@@ -335,17 +311,15 @@ class InputConfig(FieldsConfig):
         """The input of each group as if it were alone, with masks that other groups need; without groups: (self,)."""
         if self.groups is None:
             return (self,)
-        made = [self._part(group, frozenset()) for group in self.groups]
-        masked = frozenset(
-            each.name for part in made for each in outputs_of(part, output) if each.mask_name is not None
-        )
-        return tuple(self._part(group, masked) for group in self.groups)
-
-    def _part(self, group: GroupConfig, masked: frozenset[str]) -> "InputConfig":
-        fields = {name: getattr(group, name) for name in FieldsConfig.model_fields}
-        part = self.model_copy(update={**fields, "groups": None})
-        part._masked, part._domain = masked, group.domain
-        return part
+        made = []
+        for group in self.groups:
+            fields = {name: getattr(group, name) for name in FieldsConfig.model_fields}
+            made.append(self.model_copy(update={**fields, "groups": None}))
+            made[-1]._domain = group.domain
+        masked = frozenset(each.name for part in made for each in outputs_of(part, output) if each.mask_name)
+        for part in made:
+            part._masked = masked
+        return tuple(made)
 
     def outputs(self, joint: bool = False, loss_weights: bool = False) -> tuple[Output, ...]:
         """The outputs of each record, for ApplyTemplate: `sequence` and `loss_mask`, or the sources.
@@ -353,12 +327,7 @@ class InputConfig(FieldsConfig):
         Args:
             joint: text sections are joined before they are encoded.
             loss_weights: with the weights of tokens.
-
-        Raises:
-            ConfigError: the input has groups, and each group has its own outputs.
         """
-        if self.groups is not None:
-            raise ConfigError("each of input.groups has its own outputs: take the outputs of one of `config.parts()`")
         outputs = outputs_of(self, OutputConfig(loss_weights=loss_weights))
         return tuple(replace(each, joint=joint and each.kind == "ids" and not each.has_template) for each in outputs)
 
@@ -372,22 +341,6 @@ class InputConfig(FieldsConfig):
         for name in ("messages", "tools", "add_generation_prompt"):
             if name in self.template_variables:
                 yield ("template_variables", name), f"found {name!r}, which is not for a config to set; take it out"
-        if "\0" in (self.chat_template or ""):
-            yield ("chat_template",), "found a NUL in the template; take it out"
-        for number, part in enumerate((self,) if self.groups is None else self.groups):
-            of = "" if self.groups is None else f", in input.groups[{number}] too"
-            if self.implicit_prompt and part.sources:
-                yield from self._prompt_problems(part.sources, of)
-            elif self.implicit_prompt:
-                yield ("implicit_prompt",), f"found true; it works only with input.sources (chosen and rejected){of}"
-
-    def _prompt_problems(self, sources: dict[str, SourceConfig], of: str) -> Iterator[Problem]:
-        sides = [source.sections for source in sources.values()][:2]
-        prompts = {sections[0].field for sections in sides}
-        good = len(sides) == 2 and len(prompts) == 1
-        if not good or not all(len(s) == 2 and s[0].action == "mask" and s[1].action != "mask" for s in sides):
-            text = "found true; the first two sources must each be a prompt (the same field, action 'mask') and a side"
-            yield ("implicit_prompt",), text + of
 
 
 def outputs_of(given: FieldsConfig, output: OutputConfig) -> tuple[Output, ...]:

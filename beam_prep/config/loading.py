@@ -4,14 +4,14 @@ import errno
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from beam_prep.config.strict import Location, Problem, path_of, problems_of
+from beam_prep.config.strict import path_of, problems_of
 from beam_prep.errors import ConfigError
+from beam_prep.formats.manifest import is_outside
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 """Most bytes of a config, and of the file of a chat template."""
@@ -35,26 +35,12 @@ def read_file(path: str) -> bytes:
     return found
 
 
-def read_text(name: str) -> str:
-    """The text of a config's file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        return read_file(name).decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{name}: the config cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: the config is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
-class _Object(dict[str, Any]):
-    """A JSON object that remembers which of its keys were given more than once."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        self.repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}; give it once")
+    return found
 
 
 def parsed(text: str, name: str) -> Any:
@@ -64,11 +50,13 @@ def parsed(text: str, name: str) -> Any:
         ConfigError: the text is not JSON.
     """
     try:
-        return json.loads(text, object_pairs_hook=_Object)
+        found = json.loads(text, object_pairs_hook=_object)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair, which no file can hold
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise ConfigError(f"{name}: not usable as JSON: {error}") from error
+    return found
 
 
 def with_template(
@@ -94,8 +82,7 @@ def with_template(
     found = f"input.chat_template: found {source[:200]!r}, which"
     if files == "none":
         raise ConfigError(f"{found} is no template; a config that is no file must have the template itself")
-    steps = source.split("/")
-    if files == "below" and (not steps[0] or ".." in steps or "://" in source or "\\" in source):
+    if files == "below" and (is_outside(source) or "://" in source or "\\" in source):
         raise ConfigError(f"{found} is not below the config's folder; wanted a template, or the path of one below it")
     path = f"{folder}/{source}" if files == "below" else os.path.join(folder, source)
     try:
@@ -114,29 +101,10 @@ def validated(model: type[Model], obj: object, name: str) -> Model:
     Raises:
         ConfigError: the config has problems; the message lists all, one a line.
     """
-    problems = _unusable(obj)
     try:
-        config = model.model_validate(obj)
+        return model.model_validate(obj)
     except ValidationError as error:
-        problems += [problem for each in error.errors() for problem in problems_of(model, each)]
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        lines = [f"  {path_of(at)}: {text}" for at, text in problems]
-        raise ConfigError("\n".join([f"{name}: {count} in the config", *lines]))
-    return config
-
-
-def _unusable(obj: object) -> list[Problem]:
-    """Problems of keys that an object has twice, and of texts with half of a surrogate pair, which no file can hold."""
-    problems: list[Problem] = []
-    waiting: list[tuple[Location, object]] = [((), obj)]
-    for at, value in waiting:
-        if isinstance(value, dict):
-            problems += [((*at, key), "duplicate key; give it once") for key in getattr(value, "repeated", ())]
-            waiting += [((*at, "[key]"), key) for key in value]
-            waiting += [((*at, key), inner) for key, inner in value.items()]
-        elif isinstance(value, list):
-            waiting += [((*at, place), inner) for place, inner in enumerate(value)]
-        elif isinstance(value, str) and value.encode(errors="replace").decode() != value:
-            problems.append((at, f"found {ascii(value)[:80]}, which has half of a surrogate pair"))
-    return problems
+        problems = [problem for each in error.errors() for problem in problems_of(model, each)]
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"  {path_of(at)}: {text}" for at, text in problems]
+    raise ConfigError("\n".join([f"{name}: {count} in the config", *lines]))

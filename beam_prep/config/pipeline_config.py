@@ -13,12 +13,10 @@ from beam_prep.config.combinations import (
     position_ids_mode_of,
 )
 from beam_prep.config.input import InputConfig, outputs_of
-from beam_prep.config.loading import TemplateFiles, parsed, read_text, validated, with_template
-from beam_prep.config.output import OutputConfig
-from beam_prep.config.preprocessing import PreprocessingConfig
+from beam_prep.config.loading import TemplateFiles, parsed, read_file, validated, with_template
+from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import with_preset
-from beam_prep.config.strict import ProblemsError, Strict
-from beam_prep.config.values import ALLOWED_DTYPES, LARGEST, Text, one_of
+from beam_prep.config.strict import ALLOWED_DTYPES, LARGEST, ProblemsError, Strict, Text, one_of
 from beam_prep.data.schema import RESERVED, DefaultRule, MaskOptions, Output, RoleRule
 from beam_prep.errors import ConfigError
 from beam_prep.formats import FORMATS
@@ -95,7 +93,11 @@ class PipelineConfig(Strict):
     def from_json(cls, path: str | os.PathLike[str]) -> "PipelineConfig":
         """Reads a config file. Raises `ConfigError` if it cannot be read or is wrong."""
         name = os.fspath(path)
-        return cls.from_text(read_text(name), name)
+        try:
+            text = read_file(name).decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: the config cannot be read: {error}") from error
+        return cls.from_text(text, name)
 
     @classmethod
     def from_text(
@@ -139,24 +141,16 @@ class PipelineConfig(Strict):
     def _with_preset(cls, obj: object) -> object:
         if isinstance(obj, dict):
             obj = {key: value for key, value in obj.items() if key != "$schema"}
-        made, problems = with_preset(obj)
-        if problems:
-            raise ProblemsError(problems, rooted=True)
-        return made
+        return with_preset(obj)
 
-    # A validator of the last field runs even if there are unknown keys, unlike `_problems`. `data` lacks parts with
-    # problems.
+    # A validator of the last field runs even if there are unknown keys, unlike `_problems`.
     @field_validator("output")
     @classmethod
     def _check_parts_together(cls, output: OutputConfig, info: ValidationInfo) -> OutputConfig:
-        given, steps = info.data.get("input"), info.data.get("preprocessing")
-        if given is None:
-            return output
-        problems = list(joint_problems(given, steps or PreprocessingConfig(), output, info.data.get("mask_options")))
-        if steps is None:  # problems that depend on `preprocessing` are not known
-            unknown = (("preprocessing",), ("output", "names"))
-            problems = [(at, text) for at, text in problems if at[:1] not in unknown and at[:2] not in unknown]
-        if problems:
+        parts = info.data
+        if not {"input", "preprocessing", "mask_options"} <= parts.keys():
+            return output  # a part has problems of its own
+        if problems := list(joint_problems(parts["input"], parts["preprocessing"], output, parts["mask_options"])):
             raise ProblemsError(problems, rooted=True)
         return output
 
@@ -175,10 +169,9 @@ class PipelineConfig(Strict):
                     "that it trains on is compared"
                 )
         step = self.preprocessing
-        if step.packing_strategy == "none" and step.max_packed_len is not None:
-            found.append("preprocessing.max_packed_len is ignored, because packing_strategy is 'none'")
-        if step.packing_strategy == "none" and "packing_group" in step.model_fields_set:
-            found.append("preprocessing.packing_group is ignored, because packing_strategy is 'none'")
+        for name in ("max_packed_len", "packing_group"):
+            if step.packing_strategy == "none" and name in step.model_fields_set and getattr(step, name) is not None:
+                found.append(f"preprocessing.{name} is ignored, because packing_strategy is 'none'")
         for name in self.output.formats:
             for text in FORMATS[name].warnings([self.output.columns]):
                 found.append(f"output.storage_format {name!r}: {text}")
@@ -280,8 +273,9 @@ class PipelineConfig(Strict):
     @property
     def names(self) -> dict[str, str]:
         """Column -> the name under which it is written, for renamed columns; in output order."""
-        given = self.output.names
-        return {name: given[name] for name in self.columns() if given.get(name, name) != name}
+        columns = self.columns()
+        given = self.output.new_names(columns)
+        return {name: given[name] for name in columns if given.get(name, name) != name}
 
     def written(self) -> dict[str, str]:
         """Written name of each column -> dtype, in output order."""
@@ -300,7 +294,7 @@ class PipelineConfig(Strict):
 
     def check_vocabulary(self, max_id: int) -> None:
         """Raises `ConfigError` if a column of token ids or labels cannot hold `max_id`."""
-        holds = contents_of(self.input, self.output)
+        holds = contents_of(self.input, self.preprocessing, self.output)
         lines = []
         for name, dtype in self.columns().items():
             if holds.get(name) in ("token ids", "labels") and name not in RESERVED and LARGEST[dtype] < max_id:

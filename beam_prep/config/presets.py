@@ -1,14 +1,11 @@
 """Presets: the settings that a trainer needs, under one name.
 
-A preset fills in fields that a config leaves out. It refuses values that the trainer would misread in silence.
+A preset fills in fields that a config leaves out. Values that the trainer would misread in silence are refused.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from beam_prep.config.strict import Problem
-from beam_prep.hints import shown
 
 PresetName = Literal[
     "trl_sft", "trl_dpo", "trl_kto", "transformers", "maxtext", "megatron", "olmo", "torchtune", "astrai"
@@ -112,62 +109,31 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def with_preset(config: Any) -> tuple[Any, list[Problem]]:
-    """(the config as JSON with the settings of its preset, problems of values that contradict the preset).
+def with_preset(config: Any) -> Any:
+    """The config as JSON, with the settings of its preset where it says nothing.
 
     JSON that is no config is returned unchanged; later checks find its problems.
     """
     found: dict[str, Any] = config if isinstance(config, dict) else {}
-    given, steps, output = found.get("input"), found.get("preprocessing", {}), found.get("output", {})
-    if not isinstance(given, dict) or not isinstance(steps, dict) or not isinstance(output, dict):
-        return config, []
-    preset = PRESETS.get(name) if isinstance(name := output.get("preset"), str) else None
-    groups = given.get("groups") or [given]
-    if preset is None or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return config, []
-    if not all(group.get("sources" if preset.pairs else "sections") for group in groups):
-        wanted = "the sources chosen and rejected" if preset.pairs else "input.sections, whose rows are one sequence"
-        return config, [(("output", "preset"), f"found {name!r}, which is for {wanted}")]
-    problems: list[Problem] = []
-    if not preset.reads_masks and not all(_trains_all(group["sections"]) for group in groups):
-        text = f"found sections that are not trained in full; the preset {name!r} trains every token, prompts too"
-        problems.append((("input", "groups" if groups[0] is not given else "sections"), text))
-    made = {**config, "preprocessing": dict(steps), "output": dict(output)}
-    for place, (values, why) in preset.only.items():
+    parts = [found.get(part, {}) for part in ("input", "preprocessing", "output")]
+    if not all(isinstance(part, dict) for part in parts) or parts[2].get("preset") not in [*PRESETS]:
+        return config
+    preset, groups = PRESETS[parts[2]["preset"]], parts[0].get("groups")
+    groups = groups if isinstance(groups, list) and groups else [parts[0]]
+    made = {**config, "preprocessing": dict(parts[1]), "output": dict(parts[2])}
+    first = {place: values[0] for place, (values, _) in preset.only.items()}
+    for place, value in {**first, **preset.settings}.items():
         part, key = place.split(".")
-        value = made[part].setdefault(key, values[0])
-        if not any(each in values for each in (value if isinstance(value, list) else [value])):
-            text = f"found {shown(value)}, wanted {' or '.join(map(shown, values))} for the preset {name!r}: {why}"
-            problems.append(((part, key), text))
-    for place, value in preset.settings.items():
-        part, key = place.split(".")
-        if key == "eos" and all(_has_template(group.get("sections")) for group in groups):
+        if key == "eos" and all(map(_has_template, groups)):
             continue  # a chat template ends its texts itself
         if key == "keep_fields" and isinstance(names := made[part].get(key), list):
             made[part][key] = {name: "string" for name in names if isinstance(name, str)}  # a list means strings
         if isinstance(value, dict) and isinstance(made[part].get(key, {}), dict):
             value = {**value, **made[part].pop(key, {})}
         made[part].setdefault(key, value)
-    if isinstance(names := made["output"].get("names", {}), dict):
-        added = {column: new for column, new in preset.names.items() if column in _written(made)}
-        made["output"]["names"] = {**added, **names}
-    return made, problems
+    return made
 
 
-def _has_template(sections: Any) -> bool:
+def _has_template(group: Any) -> bool:
+    sections = group.get("sections") if isinstance(group, dict) else None
     return isinstance(sections, list) and any(isinstance(each, dict) and each.get("template") for each in sections)
-
-
-def _trains_all(sections: Any) -> bool:
-    if _has_template(sections) or not isinstance(sections, list):
-        return False
-    return all(isinstance(each, dict) and each.get("action") == "train" for each in sections)
-
-
-def _written(config: Mapping[str, Any]) -> set[str]:
-    """The columns with names in presets that this config writes."""
-    packed = config["preprocessing"].get("packing_strategy", "none") != "none"
-    mode = config["output"].get("position_ids_mode")
-    columns = {"seq_lens": packed, "position_ids": packed if mode is None else mode != "none"}
-    columns["input_ids"] = config["output"].get("columns") == "labels"
-    return {column for column, there in columns.items() if there}

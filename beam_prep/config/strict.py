@@ -1,13 +1,15 @@
-"""The base class of the parts of a config, the meaning of fields, and problems as text."""
+"""The base class of the parts of a config, the types of values, the meaning of fields, and problems as text."""
 
+import contextlib
 import re
 from collections.abc import Iterable
-from typing import Any, get_args
+from datetime import date as Date
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from beam_prep.hints import did_you_mean, nearest, option_of, place_of, shown, unknown_name
-from beam_prep.renamed import CONFIG_KEYS
+from beam_prep.formats import FORMATS
+from beam_prep.hints import RENAMED_KEYS, did_you_mean, option_of, place_of, shown, unknown_name
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
@@ -63,13 +65,8 @@ class Strict(BaseModel):
 
 
 WANTED = {
-    "int_type": "must be an integer",
-    "bool_type": "must be true or false",
-    "string_type": "must be a string",
-    "string_too_short": "must be a string that is not empty",
     "string_pattern_mismatch": "must be a name of letters, digits and '_' that starts with a letter",
     "tuple_type": "must be a list",
-    "too_short": "must be a list that is not empty",
     "dict_type": "must be an object",
     "model_type": "must be an object",
 }
@@ -91,7 +88,7 @@ def problems_of(model: type[BaseModel], error: Any) -> list[Problem]:
         return [(at, f"missing. {_meaning(model, at)}")]
     if kind == "extra_forbidden":
         return [(at, _unknown_key(model, at))]
-    wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
+    wanted = WANTED.get(kind) or re.sub(r"^\w+ should", "must", error["msg"]).partition(" after validation")[0]
     if kind == "literal_error":
         allowed = context["expected"].replace(" or ", ", ")
         wanted = f"{did_you_mean(found, allowed.replace(chr(39), '').split(', '))}allowed: {allowed}"
@@ -109,19 +106,19 @@ def _meaning(model: type[BaseModel], at: Location) -> str:
 
 def _unknown_key(model: type[BaseModel], at: Location) -> str:
     """The message for an unknown key: its new name, or its place here if other tools use this name, or a near key."""
-    key, known = at[-1], _part_at(model, at[:-1]).model_fields
-    if (new := CONFIG_KEYS.get(".".join(map(str, at)))) is not None:
-        return f"unknown key {shown(key)}; it is {new} now"
-    place, option, near = place_of(str(key)), option_of(str(key)), nearest(key, known)
+    key, known = str(at[-1]), _part_at(model, at[:-1]).model_fields
     parts = {name: model_in(field.annotation) for name, field in model.model_fields.items()}
     right = [name for name, part in parts.items() if part is not None and key in part.model_fields]
-    meant = None if place is None else f"here it is {place}"
-    if option is not None and place is None:
-        meant = f"it is no part of the config: give --{option} on the command line"
-    # A similar key must not hide the meaning of a known name: `packing` is not a misspelt `padding`.
-    if meant is not None and not right and (near is None or f".{near}" not in meant):
-        return f"unknown key {shown(key)}; {meant}; known: {', '.join(known)}"
-    return unknown_name("key", key, known) + "".join(f"; it belongs in {name!r}" for name in right)
+    instead = None
+    if (new := RENAMED_KEYS.get(".".join(map(str, at)))) is not None:
+        instead = f"it is {new} now"
+    elif right:
+        instead = f"it belongs in {' or '.join(map(repr, right))}"
+    elif (place := place_of(key)) is not None:
+        instead = f"here it is {place}"
+    elif (option := option_of(key)) is not None:
+        instead = f"it is no part of the config: give --{option} on the command line"
+    return unknown_name("key", key, known, instead)
 
 
 def _part_at(model: type[BaseModel], at: Location) -> type[BaseModel]:
@@ -144,3 +141,75 @@ def path_of(at: Location) -> str:
     steps = (step for step in at if step != "[key]")  # pydantic's mark for a problem with the key itself
     texts = (f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{shown(step)}]" for step in steps)
     return "".join(texts).removeprefix(".") or "config"
+
+
+# Types of values
+
+Integer = Literal["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+DType = Literal["bool", Integer, "float16", "float32", "float64"]
+FORMAT_NAMES = tuple(FORMATS)
+LARGEST = {name: 2 ** (int(name.lstrip("uint")) - (name[0] == "i")) - 1 for name in get_args(Integer)}
+ALLOWED_DTYPES = {
+    "token ids": tuple(LARGEST),
+    "masks": ("bool", *LARGEST),
+    "labels": tuple(name for name in LARGEST if name[0] == "i"),  # -100 where nothing is trained
+    "loss weights": ("float32",),
+    "numbers of tokens": ("float16", "float32", "float64"),
+    "texts": ("uint8",),
+    "values": tuple(name for name in get_args(DType) if name != "bool"),
+}
+
+LARGEST_WHOLE = 1 << 53
+"""All readers of JSON and all columns hold whole numbers up to this."""
+Whole = Annotated[int, Field(le=LARGEST_WHOLE)]
+
+
+def one_of(*allowed: object) -> BeforeValidator:
+    """A validator that allows only these values, with these types."""
+
+    def check(value: object) -> object:
+        if not any(type(value) is type(item) and value == item for item in allowed):  # 1 == True == 1.0
+            raise ValueError(f"found {shown(value)}; allowed: {', '.join(map(shown, allowed))}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _as_formats(value: object) -> tuple[str, ...]:
+    """Formats in a fixed order: their order in the config does not change the output."""
+    names: Any = [value] if isinstance(value, str) else value
+    known = isinstance(names, list | tuple) and len(names) > 0 and all(name in FORMAT_NAMES for name in names)
+    if not known or any(names.count(name) > 1 for name in names):
+        raise ValueError(
+            f"found {shown(value)}; allowed: {', '.join(map(repr, FORMAT_NAMES))}, or a list of them, each once"
+        )
+    return tuple(name for name in FORMAT_NAMES if name in names)
+
+
+def as_date(value: object) -> str | None:
+    """A date as `2026-11-22`; null stays null."""
+    if value is None:
+        return None
+    if isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}", value):
+        with contextlib.suppress(ValueError):
+            return Date.fromisoformat(value).isoformat()
+    raise ValueError(f"found {shown(value)}; must be a date such as '2026-11-22'")
+
+
+def _several(value: object) -> object:
+    """One text, or a list of them."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[
+    tuple[Text, ...],
+    Field(min_length=1),
+    BeforeValidator(_several, json_schema_input_type=Text | Annotated[list[Text], Field(min_length=1)]),
+]
+"""One text, or a list of them."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+_ONE_FORMAT = {"enum": list(FORMAT_NAMES)}
+_FORMAT_LIST = {"type": "array", "items": _ONE_FORMAT, "minItems": 1, "uniqueItems": True}
+_SCHEMA = WithJsonSchema({"anyOf": [_ONE_FORMAT, _FORMAT_LIST]})
+Formats = Annotated[tuple[str, ...], BeforeValidator(_as_formats), _SCHEMA]

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beam_prep import renamed
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import NO_LOSS, Column
 from beam_prep.errors import FormatError, RunError
+from beam_prep.hints import RENAMED_KEYS, RENAMED_OPTIONS, rename_keys
 from beam_prep.shards.domains import part_of
 
 if TYPE_CHECKING:
@@ -241,8 +241,8 @@ def load(text: bytes | str, path: str) -> dict[str, Any]:
         raise FormatError(f"{path} is not a manifest of beam_prep")
     if manifest["manifest_version"] > MANIFEST_VERSION:
         raise FormatError(f"{path} was written by a later version of beam_prep: pip install --upgrade beam-prep")
-    renamed.keys(manifest.get("config", {}), renamed.CONFIG_KEYS)
-    renamed.keys(manifest, {f"options.{old}": f"options.{new}" for old, new in renamed.OPTIONS.items()})
+    rename_keys(manifest.get("config", {}), RENAMED_KEYS)
+    rename_keys(manifest, {f"options.{old}": f"options.{new}" for old, new in RENAMED_OPTIONS.items()})
     return manifest
 
 

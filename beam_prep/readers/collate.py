@@ -4,7 +4,7 @@ A padded batch has an array [rows, longest] a column. A packed batch has all row
 the starts of documents in the fields that transformers' flash attention reads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,7 @@ from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, OF_RECORDS, Column
 from beam_prep.errors import ConfigError, FormatError
 from beam_prep.formats import Row
 from beam_prep.formats.contract import joined
-from beam_prep.readers.rows import Rows
+from beam_prep.readers.views import Rows, why_not_packed
 
 Arrays = Literal["numpy", "torch", "jax"]
 Side = Literal["right", "left"]
@@ -71,30 +71,16 @@ def collate(
             raise ConfigError(f"{name} is {value!r}, wanted one of {', '.join(get_args(known))}")
     if pad_to_multiple_of < 1:
         raise ConfigError(f"pad_to_multiple_of is {pad_to_multiple_of}, wanted at least 1")
-    for problem in _packed_problems(schema, pad_to_multiple_of) if packed else _padded_problems(schema, pad_id):
-        raise ConfigError(problem)
-    return Collate(schema, pad_id or 0, packed, arrays, side, pad_to_multiple_of)
-
-
-def _padded_problems(schema: Sequence[Column], pad_id: int | None) -> Iterator[str]:
-    if any(column.role == "lengths" for column in schema):
+    if packed and (problem := why_not_packed(schema)) is not None:
+        raise ConfigError(f"{problem}, or use packed=False, pad_id=...")
+    if packed and pad_to_multiple_of != 1:
+        raise ConfigError("a packed batch is not padded: leave out pad_to_multiple_of")
+    if not packed and "lengths" in roles:
         why = "the rows hold several documents each, which would see each other in a padded batch"
-        yield f"{why}: leave out packed=False"
-    if pad_id is None and any(column.role == "ids" for column in schema):
-        yield "a padded batch needs pad_id=..., the id of the tokenizer's padding token"
-
-
-def _packed_problems(schema: Sequence[Column], multiple: int) -> Iterator[str]:
-    ids, use = [column.name for column in schema if column.role == "ids"], "use packed=False, pad_id=..."
-    if len(ids) != 1:
-        yield f"a packed batch has one column of ids, here are {', '.join(ids) or 'none'}: {use}"
-    for column in schema:
-        if not column.of_tokens and not column.metadata:
-            yield f"column {column.name!r} has no value for each token: {use}"
-        if column.role == "attention":
-            yield f"the rows are padded: make the output without padding, or {use}"
-    if multiple != 1:
-        yield "a packed batch is not padded: leave out pad_to_multiple_of"
+        raise ConfigError(f"{why}: leave out packed=False")
+    if not packed and pad_id is None and "ids" in roles:
+        raise ConfigError("a padded batch needs pad_id=..., the id of the tokenizer's padding token")
+    return Collate(schema, pad_id or 0, packed, arrays, side, pad_to_multiple_of)
 
 
 @dataclass(frozen=True)
@@ -110,35 +96,26 @@ class Collate:
 
     def __call__(self, rows: Sequence[Row] | Mapping[str, Any]) -> dict[str, Any]:
         """A batch from a list of rows, or from columns (`ds[[1, 5, 7]]`)."""
-        if isinstance(rows, Mapping):
-            columns = dict(rows)
-        else:
-            columns = {
-                c.name: _together(c, [row[c.name] for row in rows])
-                if c.metadata
-                else joined([row[c.name] for row in rows], c.dtype, c.depth)
-                for c in self.schema
-            }
-        made = self._flattened(columns) if self.packed else self._padded(columns)
-        return {name: _converted(value, self.arrays) for name, value in made.items()}
+        tokens: dict[str, Ragged] = {}
+        metadata: dict[str, Any] = {}
+        for column in self.schema:
+            name = column.name
+            values = rows[name] if isinstance(rows, Mapping) else [row[name] for row in rows]
+            if column.metadata:
+                metadata[name] = _metadata(column, values)
+            else:
+                tokens[name] = values if isinstance(values, Ragged) else joined(values, column.dtype, column.depth)
+        made = self._flattened(tokens) if self.packed else self._padded(tokens)
+        return {name: _converted(value, self.arrays) for name, value in (made | metadata).items()}
 
-    def _metadata(self, column: Column, values: Any) -> Any:
-        """The values of a metadata column, for each row, or for each document of packed rows."""
-        if not column.depth:
-            return values
-        if column.role == "string":
-            return [each for row in values for each in row]
-        return np.concatenate([np.zeros(0, column.dtype), *values])
-
-    def _padded(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        batch: dict[str, Any] = {}
+    def _padded(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
         ids = [column.name for column in self.schema if column.role == "ids"]
         fills = {"ids": self.pad_id, "labels": IGNORE_INDEX}
-        for column in self.schema:
-            if column.metadata:
-                batch[column.name] = self._metadata(column, columns[column.name])
-                continue
-            batch[column.name] = self._rectangle(columns[column.name], fills.get(column.role, 0), column.role)
+        batch = {
+            column.name: self._rectangle(columns[column.name], fills.get(column.role, 0), column.role)
+            for column in self.schema
+            if not column.metadata
+        }
         if not any(column.role == "attention" for column in self.schema):
             for name in ids:
                 real = columns[name].with_flat(np.ones(len(columns[name].flat), np.int64))
@@ -151,12 +128,9 @@ class Collate:
         if not isinstance(rows.values, Ragged):
             return _rectangle(rows.values, rows.lengths, fill, multiple, side)
         lists = _rectangle(rows.values.flat, rows.values.lengths, fill, multiple, side)
-        # Rows with fewer lists than the longest row are padded at their end.
-        padded = np.full((len(rows), int(rows.lengths.max(initial=0)), lists.shape[1]), fill, lists.dtype)
-        padded[np.arange(padded.shape[1]) < rows.lengths[:, None]] = lists
-        return padded
+        return _rectangle(lists, rows.lengths, fill, 1, "right")  # rows with fewer lists are padded at their end
 
-    def _flattened(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def _flattened(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
         (ids,) = (columns[column.name] for column in self.schema if column.role == "ids")
         lengths = next((columns[c.name].flat for c in self.schema if c.role == "lengths"), ids.lengths)
         lengths = lengths[lengths > 0].astype(np.int64)
@@ -165,10 +139,7 @@ class Collate:
         borders = offsets_of(lengths)
         batch: dict[str, Any] = {}
         for column in self.schema:
-            if column.role in ("position", "lengths"):
-                continue
-            if column.metadata:
-                batch[column.name] = self._metadata(column, columns[column.name])
+            if column.metadata or column.role in ("position", "lengths"):
                 continue
             values = columns[column.name].flat.copy()
             if column.role in NO_LOSS and not column.shifted:
@@ -182,19 +153,21 @@ class Collate:
 
 
 def _rectangle(values: Array, lengths: Array, fill: int, multiple: int, side: str) -> Array:
-    """The values of rows as a padded array [rows, longest]."""
+    """The values of rows as a padded array [rows, longest, ...]."""
     width = -(-int(lengths.max(initial=0)) // multiple) * multiple
     if fill and values.dtype.kind in "iu":
         values = values.astype(np.int64)  # a narrow dtype may not hold `fill`
-    padded = np.full((len(lengths), width), fill, values.dtype)
+    padded = np.full((len(lengths), width, *values.shape[1:]), fill, values.dtype)
     places = np.arange(width)
     padded[places < lengths[:, None] if side == "right" else places >= width - lengths[:, None]] = values
     return padded
 
 
-def _together(column: Column, values: list[Any]) -> Any:
-    """The values of a metadata column, as `ds[[1, 5, 7]]` gives them."""
-    return values if column.depth or column.role == "string" else np.array(values, column.dtype)
+def _metadata(column: Column, values: Any) -> Any:
+    """The values of a metadata column, for each row, or for each document of packed rows."""
+    if column.depth:
+        values = [each for row in values for each in row]
+    return values if column.role == "string" else np.array(values, column.dtype)
 
 
 def _converted(value: Any, arrays: Arrays) -> Any:

@@ -9,29 +9,48 @@
 Readers trust only the manifest: they ignore files that it does not list.
 """
 
+import functools
+import itertools
+import json
 import zlib
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
 from beam_prep.data.block import drawn
 from beam_prep.data.metadata import metadata_values
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, Column
-from beam_prep.errors import BeamPrepError, FormatError, TokenizerError
-from beam_prep.formats import Row
-from beam_prep.formats.manifest import MANIFEST
-from beam_prep.hints import did_you_mean
-from beam_prep.readers.output import OpenOutput
-from beam_prep.readers.rows import Rows
-from beam_prep.readers.stored import StoredFiles
-from beam_prep.readers.views import Mixture, Packed, Ranks, Tail, checked, mixture
-from beam_prep.shards.pack import Strategy
+from beam_prep.errors import BeamPrepError, ConfigError, FormatError, TokenizerError
+from beam_prep.formats import FORMATS, Row
+from beam_prep.formats.contract import joined
+from beam_prep.formats.manifest import MANIFEST, RUN, TOKENIZER, folder_of_shard, is_outside, output_columns
+from beam_prep.hints import unknown_name
+from beam_prep.readers.lease import ReaderLease
+from beam_prep.readers.shards import OpenShard, OpenShards
+from beam_prep.readers.stored import Stored, StoredFiles, hold
+from beam_prep.readers.views import Mixture, Rows, Tail, View, checked, mixture, shuffled, why_not_packed
+from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, Strategy, plan_packs
+from beam_prep.storage.stores.objects import read_bytes
 
 if TYPE_CHECKING:
     from beam_prep.tokens.tokenizer import Tokenizer
+
+_AT_ONCE = 4096
+"""Rows that are gathered at a time."""
+
+_REJECT = {"file", "offset", "line", "reason", "message", "text"}
+
+Part = tuple[str | None, str]
+"""(split or None, domain)."""
+
+
+def _part(shard: Mapping[str, Any]) -> Part:
+    return shard.get("split"), shard["domain"]
 
 
 class Dataset(Rows):
@@ -62,12 +81,60 @@ class Dataset(Rows):
     [264, 87, 264]
 
     A dataset pickles as its path and manifest, so a data loader's processes open the files themselves.
+
+    Attributes:
+        path: the output directory as an absolute `Path`; the URL of an output in a store.
+        manifest: the manifest of the entire output.
+        schema: the columns, in order.
     """
 
-    def __init__(self, output: OpenOutput, rows: range) -> None:
-        """Only `open_dataset` and views call this."""
-        self._output = output
-        self._rows = rows
+    def __init__(
+        self,
+        files: Path | Stored,
+        manifest: dict[str, Any],
+        lease: ReaderLease | None = None,
+        domains: Sequence[str] | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Only `open_dataset` calls this. `split`, `domains`: only the rows of these; None: of all."""
+        self.path: Any = files.url if isinstance(files, Stored) else files
+        self.manifest = manifest
+        self.schema = output_columns(manifest)
+        if split is not None:
+            self._check_split(split)
+        here = [shard for shard in manifest["shards"] if split in (None, shard.get("split"))]
+        for name in domains or ():
+            self._check_domain(name, (shard["domain"] for shard in here))
+        self._files, self._lease, self._domains, self._split = files, lease, domains, split
+        self._shards = [shard for shard in here if domains is None or shard["domain"] in domains]
+        self._starts = [0, *itertools.accumulate(shard["rows"] for shard in self._shards)]
+        self._rows_of: dict[Part, range] = {}
+        self._folders: dict[Part, tuple[str, int]] = {}
+        stop = 0
+        for part, shards in itertools.groupby(self._shards, _part):  # there are many shards, but few parts
+            first, stop = stop, stop + sum(1 for _ in shards)
+            self._rows_of[part] = range(self._starts[first], self._starts[stop])
+            self._folders[part] = folder_of_shard(manifest, part[1], part[0]), stop - first
+        known = [name for name in manifest["formats"] if name in FORMATS]
+        if not known:
+            raise FormatError(
+                f"{self.path} is in {', '.join(manifest['formats'])}, which this version cannot read: "
+                "pip install --upgrade beam-prep"
+            )
+        self._format = FORMATS[known[0]]
+        self._open = OpenShards()
+        self._rows = range(self._starts[-1])
+        self._tokenizer = functools.cache(functools.partial(_tokenizer_of, files, manifest))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the shards itself.
+        return Dataset, (self._files, self.manifest, None, self._domains, self._split), {"_rows": self._rows}
+
+    def _view(self, rows: range) -> "Dataset":
+        """A view of rows of the output. It shares everything else."""
+        made = Dataset.__new__(Dataset)
+        made.__dict__.update(self.__dict__, _rows=rows)
+        return made
 
     def __repr__(self) -> str:
         splits = self.splits
@@ -75,30 +142,19 @@ class Dataset(Rows):
         return f"Dataset({str(self.path)!r}{split}, rows={len(self)}, columns={list(self.columns)})"
 
     @property
-    def path(self) -> Any:
-        """The output directory as an absolute `Path`; the URL of an output in a store."""
-        return self._output.path
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The manifest of the entire output."""
-        return self._output.manifest
-
-    @property
-    def schema(self) -> tuple[Column, ...]:
-        """The columns, in order."""
-        return self._output.schema
-
-    @property
     def format(self) -> str:
         """The format that is read, if the output is written in several."""
-        return self._output._format.name
+        return self._format.name
+
+    def _here(self) -> dict[Part, range]:
+        """The parts that have rows here, with these rows."""
+        found = {part: _within(self._rows, rows) for part, rows in self._rows_of.items()}
+        return {part: rows for part, rows in found.items() if rows}
 
     @property
     def domains(self) -> tuple[str, ...]:
         """The names of the domains that have rows here, in the order of the rows."""
-        here = (name for (_, name), rows in self._output.rows_of.items() if _within(self._rows, rows))
-        return tuple(dict.fromkeys(here))
+        return tuple(dict.fromkeys(domain for _, domain in self._here()))
 
     def domain(self, name: str) -> "Dataset":
         """A view of the rows of one domain.
@@ -106,22 +162,24 @@ class Dataset(Rows):
         Raises:
             BeamPrepError: there is no such domain, or its rows are in several splits.
         """
-        found = {split: rows for (split, domain), rows in self._output.rows_of.items() if domain == name}
-        if not found:
-            raise no_domain(self.path, name, list(dict.fromkeys(domain for _, domain in self._output.rows_of)))
-        here = {split: mine for split, rows in found.items() if (mine := _within(self._rows, rows))}
+        self._check_domain(name, (domain for _, domain in self._rows_of))
+        here = {split: rows for (split, domain), rows in self._here().items() if domain == name}
         if len(here) > 1:
             raise BeamPrepError(
-                f"the rows of domain {name!r} are in the splits {_quoted(list(map(str, here)))}; give one of them: "
+                f"the rows of domain {name!r} are in the splits {', '.join(map(repr, here))}; give one of them: "
                 f".split({next(iter(here))!r}).domain({name!r})"
             )
-        return Dataset(self._output, next(iter(here.values()), range(0)))
+        return self._view(next(iter(here.values()), range(0)))
+
+    def _check_domain(self, name: str, known: Iterable[str]) -> None:
+        known = dict.fromkeys(known)
+        if name not in known:
+            raise BeamPrepError(f"{self.path}: {unknown_name('domain', name, known)}")
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits that have rows here, in the order of the rows; () without splits."""
-        found = (name for (name, _), rows in self._output.rows_of.items() if _within(self._rows, rows))
-        return tuple(dict.fromkeys(name for name in found if name is not None))
+        return tuple(dict.fromkeys(split for split, _ in self._here() if split is not None))
 
     def split(self, name: str) -> "Dataset":
         """A view of the rows of one split.
@@ -129,10 +187,15 @@ class Dataset(Rows):
         Raises:
             BeamPrepError: there is no such split.
         """
-        check_split(self.path, self.manifest, name)
-        parts = [rows for (split, _), rows in self._output.rows_of.items() if split == name]
+        self._check_split(name)
+        parts = [rows for (split, _), rows in self._rows_of.items() if split == name]
         rows = range(parts[0].start, parts[-1].stop) if parts else range(0)
-        return Dataset(self._output, _within(self._rows, rows))
+        return self._view(_within(self._rows, rows))
+
+    def _check_split(self, name: str) -> None:
+        known = self.manifest.get("splits", {})
+        if name not in known:
+            raise BeamPrepError(f"{self.path}: {unknown_name('split', name, known)}")
 
     def domain_of(self, index: int) -> str:
         """The domain of a row.
@@ -140,7 +203,7 @@ class Dataset(Rows):
         Raises:
             IndexError: there is no such row.
         """
-        return self._output.part(self._output.shard_of(self._row_number(index)))[1]
+        return _part(self._shards[self._shard_of(self._row_number(index))])[1]
 
     def split_of(self, index: int) -> str | None:
         """The split of a row; None without splits.
@@ -148,7 +211,7 @@ class Dataset(Rows):
         Raises:
             IndexError: there is no such row.
         """
-        return self._output.part(self._output.shard_of(self._row_number(index)))[0]
+        return _part(self._shards[self._shard_of(self._row_number(index))])[0]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -167,16 +230,16 @@ class Dataset(Rows):
             FormatError: a row's shard is missing or damaged; the message names the file.
         """
         if type(index) is int:  # the usual case: the other checks take longer than reading a short row
-            return self._output.row(self._row_number(index))
+            return self._row(self._row_number(index))
         if isinstance(index, slice):
-            return Dataset(self._output, self._rows[index])
+            return self._view(self._rows[index])
         if isinstance(index, Sequence) or (isinstance(index, np.ndarray) and index.ndim):
-            found: dict[str, Any] = self._output.gather(self._row_numbers(index))
+            found: dict[str, Any] = self.gather(checked(index, len(self)))
             for column in self.schema:
                 if column.metadata:
                     found[column.name] = metadata_values(column, found[column.name])
             return found
-        return self._output.row(self._row_number(index))
+        return self._row(self._row_number(index))
 
     def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]:
         """Several rows. torch's `DataLoader` calls it for each batch.
@@ -184,7 +247,7 @@ class Dataset(Rows):
         Raises:
             IndexError, FormatError: see `[]`.
         """
-        return self._output.rows([*map(self._row_number, indices)])
+        return [self._row(self._row_number(index)) for index in indices]
 
     def __iter__(self) -> Iterator[Row]:
         first = stop = -1
@@ -192,9 +255,9 @@ class Dataset(Rows):
         for number in self._rows:
             if opened is None or not first <= number < stop:
                 opened = None  # closed before the next shard: a cache may need its room
-                shard = self._output.shard_of(number)
-                first, stop = self._output.starts[shard], self._output.starts[shard + 1]
-                opened = self._output.opened(shard, keep=False)
+                shard = self._shard_of(number)
+                first, stop = self._starts[shard], self._starts[shard + 1]
+                opened = self._opened(shard, keep=False)
             yield opened.row(number)
 
     def packed(
@@ -237,7 +300,7 @@ class Dataset(Rows):
         Raises:
             ConfigError: rows of these columns cannot be packed, or an argument is wrong.
         """
-        return Packed(self, length, seed, strategy, Ranks(rank, world_size, epoch, tail))
+        return Packed(self, length, seed, strategy, rank, world_size, epoch, tail)
 
     def mixture(
         self,
@@ -261,12 +324,12 @@ class Dataset(Rows):
     @property
     def key(self) -> int:
         """A checksum of the rows and their order. States of views hold it."""
-        said = [[shard["rows"], shard["files"]] for shard in self._output.listed]
+        said = [[shard["rows"], shard["files"]] for shard in self._shards]
         return zlib.crc32(repr([self._rows, said]).encode())
 
     def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
         """`[]` for checked indices; with `cuts`, only the values [start, stop) of each row."""
-        return self._output.gather(self._rows.start + self._rows.step * indices, cuts)
+        return self._gather(self._rows.start + self._rows.step * indices, cuts)
 
     def lengths(self, column: str) -> Array:
         """int64 [rows]: the length of each row of a column.
@@ -275,12 +338,12 @@ class Dataset(Rows):
             FormatError: a shard is missing or damaged.
         """
         found = np.zeros(len(self), np.int64)
-        for shard in range(len(self._output.listed)):
+        for shard in range(len(self._shards)):
             mine = self._in_shard(shard)
             if len(mine):
-                start = self._output.starts[shard]
+                start = self._starts[shard]
                 place = self._rows.index(mine[0])
-                lengths = self._output.opened(shard, keep=False).lengths(column)
+                lengths = self._opened(shard, keep=False).lengths(column)
                 found[place : place + len(mine)] = lengths[np.arange(mine.start - start, mine.stop - start, mine.step)]
         return found
 
@@ -290,22 +353,20 @@ class Dataset(Rows):
         Args:
             most: most shards to read. If there are more, it reads the first and draws others, always the same.
 
-        Returns:
-            int64 [rows] each: the numbers of the rows, ascending, and their sizes, see `Format.sizes_in`. Memory holds
-            one shard.
+        Yields:
+            int64 [rows] each: the numbers of the rows, ascending, and their sizes, see `Format.sizes_in`. Only one
+            shard is in memory.
 
         Raises:
             FormatError: a shard is missing or damaged.
         """
-        shards = np.array([place for place in range(len(self._output.listed)) if self._in_shard(place)], np.int64)
+        shards = np.array([place for place in range(len(self._shards)) if self._in_shard(place)], np.int64)
         if most is not None and len(shards) > most:
             shards = shards[drawn(len(shards), most, first=True)]
-        yield from map(self._sizes_in, shards.tolist())
-
-    def _sizes_in(self, shard: int) -> tuple[Array, Array]:
-        start, mine = self._output.starts[shard], self._in_shard(shard)
-        found = self._output.opened(shard, keep=False).reader.sizes()
-        return np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
+        for shard in shards.tolist():
+            start, mine = self._starts[shard], self._in_shard(shard)
+            found = self._opened(shard, keep=False).reader.sizes()
+            yield np.arange(mine.start, mine.stop) - self._rows.start, found[mine.start - start : mine.stop - start]
 
     def rejects(self) -> Iterator[dict[str, Any]]:
         """The rejected records of the entire output, in order: `file`, `offset` (in bytes; in a table rows), `line`
@@ -318,7 +379,22 @@ class Dataset(Rows):
         Raises:
             FormatError: a file of rejects is missing or damaged.
         """
-        return self._output.rejects()
+        for file in self.manifest["rejects"]:
+            if is_outside(file["path"]):
+                raise FormatError(f"{self.path}: {MANIFEST} lists {file['path']!r}, which leads out of the output")
+            folder, name = file["path"].rpartition("/")[::2]
+            path = _local(self._files, [file], folder) / name
+            try:
+                with path.open(encoding="utf-8", errors="surrogatepass", newline="\n") as lines:
+                    for number, line in enumerate(lines, start=1):
+                        found = json.loads(line)
+                        if not isinstance(found, dict) or not found.keys() >= _REJECT:
+                            raise FormatError(f"{path}: line {number} is no rejected record: it is damaged")
+                        yield found
+            except FileNotFoundError:
+                raise FormatError(f"{path} is missing, though {MANIFEST} lists it: make the output again") from None
+            except ValueError as error:
+                raise FormatError(f"{path} is damaged ({error}): make the output again") from None
 
     def drops(self) -> list[dict[str, Any]]:
         """The first dropped records of each reason, in order: `file`, `offset` (in bytes), `line` (from 1), `reason`,
@@ -349,20 +425,105 @@ class Dataset(Rows):
     @property
     def run(self) -> dict[str, Any]:
         """The content of `run.json`: how and when the output was made; {} without this file."""
-        return self._output.run()
+        try:
+            found: dict[str, Any] = json.loads(read_bytes(f"{self.path}/{RUN}"))
+            if not isinstance(found, dict):
+                raise ValueError("it is no object")
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise FormatError(f"{self.path}/{RUN} is damaged ({error})") from None
+        return found
 
     def _in_shard(self, shard: int) -> range:
         """The rows of this view in a shard."""
-        return _within(self._rows, range(self._output.starts[shard], self._output.starts[shard + 1]))
-
-    def _row_numbers(self, indices: Sequence[int] | Array) -> Array:
-        return self._rows.start + self._rows.step * checked(indices, len(self))
+        return _within(self._rows, range(self._starts[shard], self._starts[shard + 1]))
 
     def _row_number(self, index: SupportsIndex) -> int:
         try:
             return self._rows[index]
         except IndexError:
             raise IndexError(f"row {index} of {len(self)}") from None
+
+    def _shard_of(self, number: int) -> int:
+        return bisect_right(self._starts, number) - 1
+
+    def _row(self, number: int) -> Row:
+        """A copy of a row of the output."""
+        shard = bisect_right(self._starts, number) - 1
+        return (self._open.get(shard) or self._opened(shard)).row(number)
+
+    def _opened(self, index: int, keep: bool = True) -> OpenShard:
+        """Opens a shard. With `keep` it stays open, until the process needs its maps.
+
+        Raises:
+            FormatError: the shard is missing or damaged.
+        """
+        found = self._open.get(index)
+        if found is not None:
+            return found
+        if self._lease is not None:
+            self._lease.renew()
+        opened = self._read(index)
+        return self._open.keep(index, opened, len(self.schema)) if keep else opened
+
+    def _read(self, index: int) -> OpenShard:
+        shard, start = self._shards[index], self._starts[index]
+        inside, shards = self._folders[_part(shard)]
+        number, files = shard["shard"], shard["files"]
+        if (named := self._format.files(self.schema, number, shards)) is not None:  # those of other formats stay away
+            mine = {f"{inside}/{name}" for name in named}
+            files = [file for file in files if file["path"] in mine]
+        folder = _local(self._files, files, inside)
+        try:
+            reader = self._format.read(folder, self.schema, number, shards)
+        except FormatError:
+            if folder.exists() or not isinstance(self._files, Stored):
+                raise
+            return self._read(index)  # another process removed it to make room in the cache
+        if len(reader) != shard["rows"]:
+            raise FormatError(
+                f"{folder}: shard {number} ({self.format}) holds {len(reader)} rows, {MANIFEST} says {shard['rows']}: "
+                "make the output again"
+            )
+        opened = OpenShard(reader, start, self.schema)
+        if isinstance(self._files, Stored):
+            hold(folder, opened)
+        return opened
+
+    def _gather(self, rows: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]:
+        """Rows of the output, in this order: column name -> values, copied once, in native byte order.
+
+        Args:
+            rows: int64, numbers of rows of the entire output.
+            cuts: int64 [rows] each, start and stop of the wanted values of each row; None: all values. Metadata columns
+                are not cut.
+        """
+        if len(rows) > _AT_ONCE:  # the views below keep all their shards mapped
+            parts = []
+            for start in range(0, len(rows), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                parts.append(self._gather(rows[part], cuts and (cuts[0][part], cuts[1][part])))
+            return {name: Ragged.concat([each[name] for each in parts]) for name in parts[0]}
+        views: list[list[Any]] = [[None] * len(rows) for _ in self.schema]
+        order = np.argsort(rows)  # each shard is opened once
+        first = stop = -1
+        for place, number in zip(order.tolist(), rows[order].tolist(), strict=True):
+            if not first <= number < stop:
+                shard = self._shard_of(number)
+                first, stop, opened = self._starts[shard], self._starts[shard + 1], self._opened(shard)
+            for column, view in zip(views, opened.views(number), strict=True):
+                column[place] = view
+        if cuts is not None:
+            borders = list(zip(cuts[0].tolist(), cuts[1].tolist(), strict=True))
+            views = [
+                found if column.metadata else [view[a:b] for view, (a, b) in zip(found, borders, strict=True)]
+                for column, found in zip(self.schema, views, strict=True)
+            ]
+        return {
+            column.name: joined(found, column.dtype, column.levels)
+            for column, found in zip(self.schema, views, strict=True)
+        }
 
     @property
     def tokenizer(self) -> "Tokenizer | None":
@@ -371,7 +532,7 @@ class Dataset(Rows):
         Raises:
             FormatError: the kept files are missing, or belong to another tokenizer.
         """
-        return self._output.tokenizer
+        return self._tokenizer()
 
     def decode(self, index: int, column: str | None = None) -> str | list[str]:
         """The text of a row's ids, with special tokens.
@@ -422,31 +583,25 @@ class Dataset(Rows):
             raise FormatError("\n".join([f"{self.path} is not what its {MANIFEST} says:", *found]))
 
 
-def no_domain(path: Any, name: str, known: Sequence[str]) -> BeamPrepError:
-    """The error for a domain that an output does not have."""
-    return BeamPrepError(f"{path} has no domain {name!r}; {did_you_mean(name, known)}it has {_quoted(known)}")
+def _local(files: Path | Stored, wanted: Sequence[Mapping[str, Any]], inside: str) -> Path:
+    """A folder of the output on this machine, with these files of it."""
+    return files.fetched(wanted, inside) if isinstance(files, Stored) else files / inside
 
 
-def check_split(path: Any, manifest: Mapping[str, Any], name: str) -> None:
-    """Checks that an output has a split.
+def _tokenizer_of(files: Path | Stored, manifest: Mapping[str, Any]) -> "Tokenizer | None":
+    kept = [file for file in manifest["files"] if file["path"].startswith(f"{TOKENIZER}/")]
+    if not kept:
+        return None
+    from beam_prep.tokens.tokenizer import Tokenizer
 
-    Raises:
-        BeamPrepError: the output does not have the split.
-    """
-    known = list(manifest.get("splits", ()))
-    if not known:
-        raise BeamPrepError(
-            f"{path} has no splits, wanted {name!r}: leave out the split, or add output.splits to the "
-            "config and make the output again"
-        )
-    if name not in known:
-        raise BeamPrepError(f"{path} has no split {name!r}; {did_you_mean(name, known)}it has {_quoted(known)}")
-
-
-def _quoted(names: Collection[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(map(repr, list(names)[:10])) + more
+    folder = _local(files, kept, TOKENIZER)
+    if not folder.is_dir():
+        raise FormatError(f"{folder}: no such directory, though {MANIFEST} lists it")
+    found = Tokenizer.load(folder)
+    wanted = manifest.get("tokenizer", {}).get("fingerprint", found.fingerprint)
+    if found.fingerprint != wanted:
+        raise FormatError(f"{folder} is not the tokenizer that made the output: its fingerprint differs")
+    return found
 
 
 def _within(rows: range, part: range) -> range:
@@ -458,3 +613,76 @@ def _within(rows: range, part: range) -> range:
 
 def _trained_ids(ids: list[int]) -> list[int]:
     return [token for token in ids if token != IGNORE_INDEX]
+
+
+class Packed(View):
+    """A view of packed rows, see `Dataset.packed`.
+
+    Attributes:
+        samples: packed rows of an epoch, over all ranks.
+        fill_rate: tokens as a share of the capacity of the packed rows, 0 to 1.
+    """
+
+    def __init__(self, dataset: Dataset, length: int, seed: int | None, strategy: Strategy, *ranks: Any) -> None:
+        self.schema = packed_columns(dataset)
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
+        if not 1 <= length < 2**31:
+            raise ConfigError(f"length is {length}, wanted 1 to {2**31 - 1} tokens")
+        self._dataset, self._seed = dataset, seed
+        lengths = dataset.lengths(str(self.schema[-1].of))
+        narrow = np.int32 if len(lengths) < 2**31 else np.int64
+        order = None if seed is None else shuffled(len(lengths), seed).astype(narrow)
+        plan = plan_packs(lengths if order is None else lengths[order], strategy, length)
+        row = plan.pieces.row.astype(narrow)
+        self._row = row if order is None else order[row]
+        self._start_of = plan.pieces.start.astype(np.int32)
+        self._length_of = plan.pieces.lengths.astype(np.int32)
+        self._packs = plan.packs
+        self.fill_rate = float(self._length_of.sum(dtype=np.int64) / max(1, len(plan) * length))
+        key = zlib.crc32(lengths.tobytes(), zlib.crc32(f"{length} {seed} {strategy}".encode()))
+        super().__init__(len(plan), key, *ranks)
+
+    def __repr__(self) -> str:
+        return f"Packed({self._dataset!r}, samples={len(self)} of {self.samples}, fill_rate={self.fill_rate:.4f})"
+
+    def _ordered(self, epoch: int) -> None:
+        self._order = None if self._seed is None else shuffled(self.samples, self._seed, epoch)
+
+    def _read(self, places: Array) -> list[Row]:
+        packs = places if self._order is None else self._order[places]
+        first, stop = self._packs[packs], self._packs[packs + 1]
+        counts = stop - first
+        pieces = np.arange(counts.sum()) + np.repeat(first - offsets_of(counts)[:-1], counts)
+        lengths = self._length_of[pieces]
+        starts = self._start_of[pieces]
+        columns = self._dataset.gather(self._row[pieces].astype(np.int64), (starts, starts + lengths))
+        tokens = offsets_of(lengths)
+        positions = (np.arange(tokens[-1]) - np.repeat(tokens[:-1], lengths)).astype(np.int32)
+        documents = offsets_of(counts)
+        beside = {c.name: metadata_values(c, columns.pop(c.name)) for c in self._dataset.schema if c.metadata}
+        values = {name: rows.flat for name, rows in columns.items()} | {POSITION_IDS: positions}
+        rows = []
+        for pack in range(len(packs)):
+            a, b = documents[pack], documents[pack + 1]
+            row: Row = {name: flat[tokens[a] : tokens[b]] for name, flat in values.items()}
+            rows.append(row | {name: found[a:b] for name, found in beside.items()} | {SEQ_LENS: lengths[a:b]})
+        return rows
+
+
+def packed_columns(dataset: Dataset) -> tuple[Column, ...]:
+    """The columns of the dataset, then `position_ids` and `seq_lens`. Metadata columns have a value a document.
+
+    Raises:
+        ConfigError: rows of these columns cannot be packed.
+    """
+    problem = why_not_packed(dataset.schema)
+    made = [column.name for column in dataset.schema if column.role in ("position", "lengths")]
+    if problem is None and made:
+        problem = f"{made[0]!r} is what a packed view makes: make the output without packing and position ids"
+    if problem is not None:
+        raise ConfigError(f"{dataset.path}: {problem}")
+    (ids,) = (column.name for column in dataset.schema if column.role == "ids")
+    columns = (replace(column, depth=1) if column.metadata else column for column in dataset.schema)
+    added = Column(POSITION_IDS, "int32", 1, "position", ids), Column(SEQ_LENS, "int32", 1, "lengths", ids)
+    return (*columns, *added)

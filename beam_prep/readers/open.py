@@ -1,16 +1,16 @@
 """`bp.open`: opens an output. If there is none, the error says what is there instead."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, followed, load
-from beam_prep.readers.dataset import Dataset, check_split, no_domain
+from beam_prep.formats.manifest import MANIFEST, followed, load
+from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.lease import ReaderLease
-from beam_prep.readers.output import OpenOutput
-from beam_prep.readers.stored import CACHE_BYTES, Stored, default_folder, open_stored
+from beam_prep.readers.stored import CACHE_BYTES, Stored, default_folder, no_output
+from beam_prep.storage.stores.client import StoreOptions
+from beam_prep.storage.stores.objects import read_bytes
 
 ALL = "all"
 """In place of the name of a split: the rows of all splits."""
@@ -53,67 +53,36 @@ def open_dataset(
         BeamPrepError: the output has no such domain or split, or it has splits and `split` is not given.
         StorageError: the store does not answer, or refuses.
     """
-    if "://" in os.fspath(path):
-        folder = default_folder() if cache is None else Path(os.path.abspath(cache))
-        stored, text, held = open_stored(os.fspath(path), folder, cache_bytes)
-        return _opened(stored, text, f"{stored.url}/{MANIFEST}", held, domains, split)
-    folder, lease = Path(os.path.abspath(path)), None
-    if (latest := followed(folder)) != folder:
-        folder, lease = latest, ReaderLease(str(latest))
-    try:
-        text = (folder / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(_why_not(path, folder)) from None
-    return _opened(folder, text, str(folder / MANIFEST), lease, domains, split)
-
-
-def _opened(
-    files: Path | Stored,
-    text: bytes,
-    path: str,
-    lease: ReaderLease | None,
-    domains: Sequence[str] | None,
-    split: str | None,
-) -> Dataset:
     if isinstance(domains, str):
         raise BeamPrepError(f"domains is {domains!r}, wanted a list: domains=[{domains!r}]")
-    manifest = load(text, path)
+    is_stored = "://" in os.fspath(path)
+    if is_stored:
+        from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
+
+        root = os.fspath(path).rstrip("/")
+        versions = Versions(root)
+        where = root if (latest := versions.latest()) is None else versions.path(latest)
+        copies = default_folder() if cache is None else Path(os.path.abspath(cache))
+        files: Path | Stored = Stored(where, copies, cache_bytes, StoreOptions.current())
+    else:
+        root = os.path.abspath(path)
+        files = followed(Path(root))
+        where = str(files)
+    lease = None if where == root else ReaderLease(where)
     try:
-        where, only = path.removesuffix(f"/{MANIFEST}"), None if split == ALL else split
+        manifest = load(read_bytes(f"{where}/{MANIFEST}"), f"{where}/{MANIFEST}")
+    except (FileNotFoundError, NotADirectoryError):
+        above = [] if is_stored else [each for each in Path(where).parents[:3] if (each / MANIFEST).is_file()]
+        if above:
+            raise FormatError(f"{path} is a part of an output: open {above[0]}") from None
+        raise no_output(where) from None
+    try:
         if split is None and manifest.get("splits"):
-            raise BeamPrepError(_which_split(where, manifest["splits"]))
-        if only is not None:
-            check_split(where, manifest, only)
-        if domains is not None:
-            here = [shard for shard in manifest["shards"] if only in (None, shard.get("split"))]
-            known = list(dict.fromkeys(shard["domain"] for shard in here))
-            for name in domains:
-                if name not in known:
-                    raise no_domain(where, name, known)
-        output = OpenOutput(files, manifest, lease, None if domains is None else tuple(domains), only)
+            counts = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in manifest["splits"].items())
+            first = next(iter(manifest["splits"]))
+            raise BeamPrepError(
+                f"{where} has the splits {counts}: say which, split={first!r}, or split={ALL!r} for all rows"
+            )
+        return Dataset(files, manifest, lease, domains, None if split == ALL else split)
     except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path} is damaged ({error!r}): make the output again") from None
-    return Dataset(output, range(output.starts[-1]))
-
-
-def _which_split(path: str, splits: Mapping[str, Any]) -> str:
-    rows = ", ".join(f"{name!r} ({found['rows']:,} rows)" for name, found in splits.items())
-    return f"{path} has the splits {rows}: say which, split={next(iter(splits))!r}, or split={ALL!r} for all rows"
-
-
-def _why_not(path: str | os.PathLike[str], folder: Path) -> str:
-    """The message for a path without a manifest: what is there, and what to type."""
-    failed = Path(f"{folder}.failed")
-    if (folder / FAILURE).is_file():
-        return f"{path} is what a failed run left, not an output: the reason is in {folder / FAILURE}"
-    if (failed / FAILURE).is_file():
-        return f"{path} holds no output, its run failed: the reason is in {failed / FAILURE}"
-    if not folder.exists():
-        return f"{path}: no such directory; give the directory that `beam-prep run` made with -o"
-    if above := next((parent for parent in folder.parents[:3] if (parent / MANIFEST).is_file()), None):
-        split = folder.relative_to(above).parts[0]
-        has = split in load((above / MANIFEST).read_bytes(), str(above / MANIFEST)).get("splits", ())
-        return f"{path} is a part of an output: open {above}{f', split={split!r}' * has}"
-    if not folder.is_dir():
-        return f"{path} is a file; give the directory that `beam-prep run` made with -o"
-    return f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again"
+        raise FormatError(f"{where}/{MANIFEST} is damaged ({error!r}): make the output again") from None

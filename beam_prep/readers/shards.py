@@ -4,8 +4,6 @@ Linux allows a process 65,530 maps (`vm.max_map_count`), and every column of an 
 that was opened first is closed first, over all outputs of the process. Rows that were read are copies, and stay.
 """
 
-import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -101,54 +99,34 @@ def _most() -> int:
 class OpenShards(dict[int, OpenShard]):
     """The open shards of one output, by number."""
 
-    def add(self, shard: int, opened: OpenShard, maps: int) -> OpenShard:
+    def keep(self, number: int, opened: OpenShard, maps: int) -> OpenShard:
         """Keeps a shard open, and closes others if there are too many.
 
         Returns:
             The shard, or the same shard from another thread that was faster.
         """
-        with MAPPED.lock:
-            if shard not in self:
-                self[shard] = opened
-                MAPPED.add(self, shard, maps)
-            return self.get(shard, opened)
+        found = self.setdefault(number, opened)
+        if found is opened:
+            MAPS.extend([(weakref.ref(self), number)] * maps)
+            while len(MAPS) > MOST:
+                close_oldest()
+        return found
 
 
-class Mapped:
-    """All open shards of this process, oldest first; `most`: how many maps they may have."""
+# A deque needs no lock for its methods. A lock could be held by another thread while this process forks.
+MAPS: deque[tuple[weakref.ref[OpenShards], int]] = deque()
+"""The maps of all shards of this process that are or were open, oldest first."""
 
-    def __init__(self, most: int) -> None:
-        self.lock, self._most = threading.Lock(), most
-        self._opened: deque[tuple[weakref.ref[OpenShards], int, int]] = deque()
-        self._maps = 0
-
-    def add(self, owner: OpenShards, shard: int, maps: int) -> None:
-        self._opened.append((weakref.ref(owner), shard, maps))
-        self._maps += maps
-        while self._maps > self._most and len(self._opened) > 1:
-            self.close_oldest()
-
-    def close_oldest(self) -> bool:
-        if not self._opened:
-            return False
-        oldest, number, its = self._opened.popleft()
-        self._maps -= its
-        if (shards := oldest()) is not None:
-            shards.pop(number, None)
-        return True
-
-    def renew_lock(self) -> None:
-        """A new lock after a fork: another thread may have held the old one during the fork."""
-        self.lock = threading.Lock()
-
-
-MAPPED = Mapped(_most())
+MOST = _most()
+"""How many maps open shards may have."""
 
 
 def close_oldest() -> bool:
     """Closes the shard of this process that was opened first; False if none is open."""
-    with MAPPED.lock:
-        return MAPPED.close_oldest()
-
-
-os.register_at_fork(after_in_child=lambda: MAPPED.renew_lock())
+    try:
+        shards, number = MAPS.popleft()
+    except IndexError:
+        return False
+    if (opened := shards()) is not None:
+        opened.pop(number, None)
+    return True

@@ -1,8 +1,7 @@
 """Finds the input records of a row, by its provenance."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,7 @@ class InputLines:
 
     def __init__(self, inputs: Sequence[Mapping[str, Any]]) -> None:
         self._listed = {each["path"]: each for each in inputs}
-        self._found: dict[str, InputFile | BeamPrepError] = {}
+        self._found: dict[str, InputFile] = {}
 
     def line(self, path: str, offset: int) -> str:
         """The line at an offset of an input.
@@ -36,17 +35,11 @@ class InputLines:
         with quiet_import():  # of Beam
             from beam_prep.storage.inputs import line_at, unchanged_input
 
+        if path not in self._listed:
+            raise InputError("the output lists no such input")
         if path not in self._found:
-            try:
-                if path not in self._listed:
-                    raise InputError("the output lists no such input")
-                self._found[path] = unchanged_input(self._listed[path])
-            except (InputError, StorageError) as error:
-                self._found[path] = error
-        found = self._found[path]
-        if isinstance(found, BeamPrepError):
-            raise found
-        return line_at(found, offset)
+            self._found[path] = unchanged_input(self._listed[path])
+        return line_at(self._found[path], offset)
 
     def at(self, place: Mapping[str, Any]) -> str:
         """The line at the `file` and `offset` of a drop; if it cannot be read, the reason in parentheses."""
@@ -56,8 +49,7 @@ class InputLines:
             return f"(its line cannot be read: {error})"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLine:
+class SourceLine(NamedTuple):
     """A line of an input; for a table a row as JSON.
 
     Attributes:
@@ -98,21 +90,12 @@ def source_lines(dataset: "Dataset", index: int) -> list[SourceLine]:
                 f"{dataset.path} lists {len(inputs)} inputs; row {index} is of place {offset} in number {file}: "
                 "it is damaged"
             )
+        path = inputs[file]["path"]
         try:
-            path = inputs[file]["path"]
             found.append(SourceLine(path, offset, lines.line(path, offset)))
         except (InputError, StorageError) as error:
-            raise BeamPrepError(
-                f"row {index} is of {place_at(path, offset)}: {_why(dataset, inputs[file], error)}"
-            ) from None
+            hint = ""
+            if path == COLLECTION:
+                hint = "; records of FromRecords are in no file: keep a field that identifies them (bp.KeepFields)"
+            raise BeamPrepError(f"row {index} is of {place_at(path, offset)}: {error}{hint}") from None
     return found
-
-
-def _why(dataset: "Dataset", entry: Mapping[str, Any], error: Exception) -> str:
-    """The reason why a line is not found. A chain by hand may read a collection (`FromRecords`), which is no file."""
-    if entry["path"] != COLLECTION or "config" in dataset.manifest:
-        return str(error)
-    return (
-        f"{COLLECTION!r} stands for the records that FromRecords was given: they are in no file. Keep a field that "
-        "identifies a record (bp.KeepFields), and look the record up where you read it from"
-    )

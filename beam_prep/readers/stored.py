@@ -20,17 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from beam_prep.errors import FormatError, StorageError
 from beam_prep.formats.manifest import FAILURE, MANIFEST, is_outside
-from beam_prep.readers.lease import ReaderLease
 from beam_prep.readers.shards import OpenShard, close_oldest
 from beam_prep.storage.stores import objects
-from beam_prep.storage.stores.client import Changed, ObjectInfo, StoreOptions
-from beam_prep.storage.stores.objects import read_bytes, read_version
+from beam_prep.storage.stores.client import Changed, ObjectInfo, StoreOptions, is_local
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 CACHE_BYTES = 100 * 10**9
-_LOCKS = 64
 _STALE = 24 * 3600
 """Seconds after which the incomplete copy of a killed process is removed."""
 
@@ -62,6 +59,7 @@ class Stored:
 
     def __init__(self, url: str, folder: Path, most: int, options: StoreOptions) -> None:
         self.url, self._folder, self._most, self._options = url, folder, most, options
+        options.activate()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -70,24 +68,6 @@ class Stored:
     def __reduce__(self) -> tuple[type["Stored"], tuple[Any, ...]]:
         return Stored, (self.url, self._folder, self._most, self._options)
 
-    def bytes_of(self, name: str) -> bytes:
-        """The content of a file that the manifest does not list. It is not cached.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
-        self._options.activate()
-        return read_bytes(f"{self.url}/{name}")
-
-    def _fetch(self, file: Mapping[str, Any], path: Path) -> None:
-        self._options.activate()
-        url = f"{self.url}/{file['path']}"
-        found = objects.find(url)
-        if found is None:
-            raise FormatError(f"{url}: no such object, though {MANIFEST} lists it")
-        if (digest := copied(found, path)) != file["sha256"]:
-            raise FormatError(f"{url} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
-
     def fetched(self, files: Sequence[Mapping[str, Any]], inside: str) -> Path:
         """A local folder with these files of an output. Paths are relative to `inside`, a folder of the output.
 
@@ -95,26 +75,27 @@ class Stored:
             FormatError: a file is missing or damaged in the store, or its path leads out of `inside`.
             StorageError: the cache is too small for the files, or its disk is full.
         """
-        paths = [PurePosixPath(file["path"]) for file in files]
-        for path in paths:
+        wanted = {}
+        for file in files:
+            path = PurePosixPath(file["path"])
             if is_outside(str(path)) or not path.is_relative_to(inside):  # else it could be any file here
                 raise FormatError(f"{MANIFEST}: lists {str(path)!r}, which is not a path in {inside!r}")
-        names = [path.relative_to(inside).as_posix() for path in paths]
-        said = json.dumps([[name, file["sha256"]] for name, file in zip(names, files, strict=True)])
+            wanted[path.relative_to(inside).as_posix()] = file
+        said = json.dumps([[name, file["sha256"]] for name, file in wanted.items()])
         digest = hashlib.sha256(said.encode()).hexdigest()
         size = sum(file["bytes"] for file in files)
         home = self._folder / f"{digest}-{size}"
-        with self._lock(f"{int(digest[:8], 16) % _LOCKS}"):  # only one process copies a shard
+        with self._lock(digest[:2]):  # only one process copies a shard
             with contextlib.suppress(OSError):
-                if all((home / name).stat().st_size == file["bytes"] for name, file in zip(names, files, strict=True)):
+                if all((home / name).stat().st_size == file["bytes"] for name, file in wanted.items()):
                     os.utime(home)
                     return home
             made = self._folder / f".{uuid.uuid4().hex}"
             try:
                 self._make_room(size)
-                for name, file in zip(names, files, strict=True):
-                    (made / name).parent.mkdir(parents=True, exist_ok=True)
-                    self._fetch(file, made / name)
+                made.mkdir()
+                for name, file in wanted.items():
+                    self._copy(file, made / name)
                 _remove(home)  # left from before: a file was cut or removed
                 os.rename(made, home)
             except OSError as error:
@@ -124,6 +105,14 @@ class Stored:
             finally:
                 shutil.rmtree(made, ignore_errors=True)
         return home
+
+    def _copy(self, file: Mapping[str, Any], path: Path) -> None:
+        url = f"{self.url}/{file['path']}"
+        found = objects.find(url)
+        if found is None:
+            raise FormatError(f"{url}: no such object, though {MANIFEST} lists it")
+        if (digest := copied(found, path)) != file["sha256"]:
+            raise FormatError(f"{url} is damaged: found sha256 {digest}, {MANIFEST} says {file['sha256']}")
 
     def _lock(self, name: str) -> "FileLock":
         from filelock import FileLock  # imported here, because most outputs are on a disk
@@ -150,9 +139,8 @@ class Stored:
                         continue
                     held = sum(each for _, each, _ in found)
                     raise StorageError(
-                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes"
-                        + (f" beside {held} that are in use" if held else "")
-                        + f": give cache_bytes={size + held} or more"
+                        f"{self._folder}: cache_bytes is {self._most}, too small for a shard of {size} bytes: "
+                        f"give cache_bytes={size + held} or more"
                     )
                 _remove(free[2])
                 found.remove(free)
@@ -165,26 +153,6 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, removed)
         shutil.rmtree(removed, ignore_errors=True)
-
-
-def open_stored(url: str, folder: Path, most: int) -> tuple[Stored, bytes, ReaderLease | None]:
-    """(files of an output in a store, manifest, lease if it is a version).
-
-    Raises:
-        FormatError: there is no output.
-        StorageError: the store does not answer, or refuses.
-    """
-    from beam_prep.storage.versions import Versions  # imported here: it imports Arrow, which is slow
-
-    url = url.rstrip("/")
-    versions, lease = Versions(url), None
-    if (latest := versions.latest()) is not None:
-        url = versions.path(latest)
-        lease = ReaderLease(url)
-    found = read_version(f"{url}/{MANIFEST}")
-    if found is None:
-        raise no_output(url)
-    return Stored(url, folder, most, StoreOptions.current()), found[0], lease
 
 
 class StoredFiles:
@@ -208,7 +176,8 @@ class StoredFiles:
 
     def manifest(self) -> bytes:
         """The manifest's text."""
-        return read_bytes(self._found[MANIFEST].path)
+        with self.local([MANIFEST]) as folder:
+            return (folder / MANIFEST).read_bytes()
 
     def names(self) -> Iterable[str]:
         """See `verify.files.OutputFiles`."""
@@ -250,10 +219,15 @@ def copied(found: ObjectInfo, path: Path) -> str:
     return digest.hexdigest()
 
 
-def no_output(url: str) -> FormatError:
-    """The error for a path in a store without a manifest."""
-    if objects.find(failure := f"{url}/{FAILURE}") is not None:
-        return FormatError(f"{url} is what a failed run left, not an output: the reason is in {failure}")
-    if objects.find(failure := f"{url}.failed/{FAILURE}") is not None:
-        return FormatError(f"{url} holds no output, its run failed: the reason is in {failure}")
-    return FormatError(f"{url} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")
+def no_output(path: str) -> FormatError:
+    """The error for a path without a manifest, on a disk or in a store."""
+    left, failed = f"{path}/{FAILURE}", f"{path}.failed/{FAILURE}"
+    for failure, found in (
+        (left, "is what a failed run left, not an output"),
+        (failed, "holds no output, its run failed"),
+    ):
+        if os.path.isfile(failure) if is_local(failure) else objects.find(failure) is not None:
+            return FormatError(f"{path} {found}: the reason is in {failure}")
+    if is_local(path) and not os.path.isdir(path):
+        return FormatError(f"{path} is no directory; give the directory that `beam-prep run` made with -o")
+    return FormatError(f"{path} has no {MANIFEST}: not an output of beam_prep, or the run did not finish; run it again")

@@ -1,4 +1,4 @@
-"""Views that reorder rows: packed views and mixtures. A view has an order of samples for each epoch.
+"""Rows by number, and views that reorder them. A view has an order of samples for each epoch.
 
 All ranks share one order: rank r of W takes the samples r, r + W, r + 2 W ... from the start of the view. So the
 samples that all ranks together have taken are always the beginning of the order. The state is their number, and any
@@ -6,49 +6,110 @@ number of ranks can continue from it.
 """
 
 import zlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from beam_prep.data.metadata import metadata_values
-from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError
 from beam_prep.formats import Row
-from beam_prep.readers.rows import Rows
-from beam_prep.shards.pack import POSITION_IDS, SEQ_LENS, STRATEGIES, Strategy, plan_packs
 
 Tail = Literal["keep", "drop"]
 
 
-class Ranks(NamedTuple):
-    """The part of a view that one rank sees.
+class Rows(ABC):
+    """The base class of datasets and views.
 
     Attributes:
-        rank, world_size: the number of this rank, and the number of ranks.
-        epoch: the number of the epoch, from 0.
-        tail: what happens to the last samples of an epoch that cannot be shared equally: `keep`: some ranks have one
-            sample more; `drop`: no rank has them.
+        schema: the columns, in order.
     """
 
-    rank: int
-    world_size: int
-    epoch: int
-    tail: Tail
-
-
-class Packable(Protocol):
-    """A dataset: rows that can be packed."""
+    schema: tuple[Column, ...]
 
     @property
-    def path(self) -> Any: ...
+    @abstractmethod
+    def key(self) -> int:
+        """A checksum of the rows and their order. States of views hold it."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Row]: ...
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int] | Array) -> list[Row]: ...
+
     @property
-    def schema(self) -> tuple[Column, ...]: ...
-    def lengths(self, column: str) -> Array: ...
-    def gather(self, indices: Array, cuts: tuple[Array, Array] | None = None) -> dict[str, Ragged]: ...
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, in order."""
+        return tuple(column.name for column in self.schema)
+
+    def torch(self) -> "TorchRows":
+        """The rows as tensors of torch: a map-style dataset for `DataLoader` and torchdata's `StatefulDataLoader`.
+
+        Integers are int64; a list of lists is a list of tensors. Metadata columns stay `str`, `int` and `float`.
+        `bp.collate(..., arrays="torch")` makes tensors of batches, and is faster.
+        """
+        return TorchRows(self)
+
+    def tf(self) -> Any:
+        """The rows as a `tf.data.Dataset`, in order. A row is a dict of tensors [length]; a list of lists is a
+        `RaggedTensor`. A metadata column is a scalar (in packed rows [documents]); strings are `tf.string`.
+        """
+        import tensorflow as tf
+
+        def elements() -> Iterator[dict[str, Any]]:
+            for row in self:
+                yield {name: _ragged(tf, each) if isinstance(each, Ragged) else each for name, each in row.items()}
+
+        made = tf.data.Dataset.from_generator(elements, output_signature=_signature(tf, self.schema))
+        return made.apply(tf.data.experimental.assert_cardinality(len(self)))
+
+
+def _signature(tf: Any, schema: Sequence[Column]) -> dict[str, Any]:
+    return {
+        column.name: tf.TensorSpec([None] * column.depth, tf.string if column.role == "string" else column.dtype)
+        if column.depth <= 1
+        else tf.RaggedTensorSpec([None, None], column.dtype, ragged_rank=1)
+        for column in schema
+    }
+
+
+def _ragged(tf: Any, rows: Ragged) -> Any:
+    return tf.RaggedTensor.from_row_splits(np.asarray(rows.values), rows.offsets, validate=False)
+
+
+class TorchRows:
+    """See `Rows.torch`, which makes it."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        return self.__getitems__([index.__index__()])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {name: _tensors(values) for name, values in row.items()} for row in self._rows.__getitems__(list(indices))
+        ]
+
+
+def _tensors(values: Any) -> Any:
+    if not isinstance(values, np.ndarray | Ragged):  # metadata: strings and numbers
+        return values
+    if isinstance(values, Ragged):
+        return [_tensors(each) for each in values]
+    import torch
+
+    # Embeddings and losses take int64, and torch has few operations for unsigned integers.
+    return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)
 
 
 class View(Rows):
@@ -57,11 +118,13 @@ class View(Rows):
     Args:
         samples: the number of samples of an epoch, over all ranks.
         key: a checksum of everything that the order depends on. A state with another key is refused.
-        ranks: the rank whose samples this view has.
+        rank, world_size: the number of this rank, whose samples this view has, and the number of ranks.
+        epoch: the number of the epoch, from 0.
+        tail: what happens to the last samples of an epoch that cannot be shared equally: `keep`: some ranks have one
+            sample more; `drop`: no rank has them.
     """
 
-    def __init__(self, samples: int, key: int, ranks: Ranks) -> None:
-        rank, world_size, epoch, tail = ranks
+    def __init__(self, samples: int, key: int, rank: int, world_size: int, epoch: int, tail: Tail) -> None:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank is {rank} of world_size {world_size}, wanted 0 to world_size - 1")
         if tail not in ("keep", "drop"):
@@ -195,88 +258,17 @@ def checked(indices: Sequence[int] | Array, count: int) -> Array:
     return np.where(found < 0, found + count, found)
 
 
-class Packed(View):
-    """A view of packed rows, see `Dataset.packed`.
-
-    Attributes:
-        samples: packed rows of an epoch, over all ranks.
-        fill_rate: tokens as a share of the capacity of the packed rows, 0 to 1.
-    """
-
-    def __init__(self, dataset: Packable, length: int, seed: int | None, strategy: Strategy, ranks: Ranks) -> None:
-        ids = ids_of(dataset)
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy is {strategy!r}, wanted one of {', '.join(STRATEGIES)}")
-        if not 1 <= length < 2**31:
-            raise ConfigError(f"length is {length}, wanted 1 to {2**31 - 1} tokens")
-        self._dataset, self._seed = dataset, seed
-        lengths = dataset.lengths(ids)
-        narrow = np.int32 if len(lengths) < 2**31 else np.int64
-        order = None if seed is None else shuffled(len(lengths), seed).astype(narrow)
-        plan = plan_packs(lengths if order is None else lengths[order], strategy, length)
-        row = plan.pieces.row.astype(narrow)
-        self._row = row if order is None else order[row]
-        self._start_of = plan.pieces.start.astype(np.int32) if plan.pieces.start.any() else None
-        self._length_of = plan.pieces.lengths.astype(np.int32)
-        self._packs = plan.packs
-        self.fill_rate = float(self._length_of.sum(dtype=np.int64) / max(1, len(plan) * length))
-        key = zlib.crc32(lengths.tobytes(), zlib.crc32(f"{length} {seed} {strategy}".encode()))
-        super().__init__(len(plan), key, ranks)
-
-    def __repr__(self) -> str:
-        return f"Packed({self._dataset!r}, samples={len(self)} of {self.samples}, fill_rate={self.fill_rate:.4f})"
-
-    @property
-    def schema(self) -> tuple[Column, ...]:
-        """The columns of the dataset, then `position_ids` and `seq_lens`. Metadata columns have a value a document."""
-        (ids,) = (column.name for column in self._dataset.schema if column.role == "ids")
-        added = Column(POSITION_IDS, "int32", 1, "position", ids), Column(SEQ_LENS, "int32", 1, "lengths", ids)
-        schema = (replace(column, depth=1) if column.metadata else column for column in self._dataset.schema)
-        return (*schema, *added)
-
-    def _ordered(self, epoch: int) -> None:
-        self._order = None if self._seed is None else shuffled(self.samples, self._seed, epoch)
-
-    def _read(self, places: Array) -> list[Row]:
-        packs = places if self._order is None else self._order[places]
-        first, stop = self._packs[packs], self._packs[packs + 1]
-        counts = stop - first
-        pieces = np.arange(counts.sum()) + np.repeat(first - offsets_of(counts)[:-1], counts)
-        lengths = self._length_of[pieces]
-        starts = np.zeros_like(lengths) if self._start_of is None else self._start_of[pieces]
-        columns = self._dataset.gather(self._row[pieces].astype(np.int64), (starts, starts + lengths))
-        tokens = offsets_of(lengths)
-        positions = (np.arange(tokens[-1]) - np.repeat(tokens[:-1], lengths)).astype(np.int32)
-        documents = offsets_of(counts)
-        beside = {c.name: metadata_values(c, columns.pop(c.name)) for c in self._dataset.schema if c.metadata}
-        values = {name: rows.flat for name, rows in columns.items()} | {POSITION_IDS: positions}
-        rows = []
-        for pack in range(len(packs)):
-            a, b = documents[pack], documents[pack + 1]
-            row: Row = {name: flat[tokens[a] : tokens[b]] for name, flat in values.items()}
-            rows.append(row | {name: found[a:b] for name, found in beside.items()} | {SEQ_LENS: lengths[a:b]})
-        return rows
-
-
-def ids_of(dataset: Packable) -> str:
-    """The column of ids that can be packed.
-
-    Raises:
-        ConfigError: there is no such column, or another column does not have a value for each token.
-    """
-    ids = [column.name for column in dataset.schema if column.role == "ids"]
+def why_not_packed(schema: Sequence[Column]) -> str | None:
+    """Why rows of these columns cannot be packed; None: they can."""
+    ids = [column.name for column in schema if column.role == "ids"]
     if len(ids) != 1:
-        raise ConfigError(f"rows with one column of ids can be packed, {dataset.path} has {', '.join(ids) or 'none'}")
-    for column in dataset.schema:
-        if column.role == "lengths":
-            raise ConfigError(f"the rows of {dataset.path} are packed already: make the output without packing")
+        return f"rows with one column of ids can be packed, here are {', '.join(ids) or 'none'}"
+    for column in schema:
         if column.role == "attention":
-            raise ConfigError(f"the rows of {dataset.path} are padded: make the output without padding")
-        if column.role == "position":
-            raise ConfigError(f"{dataset.path} has {column.name!r}, which a packed view makes: leave it out there")
+            return "the rows are padded: make the output without padding"
         if not column.of_tokens and not column.metadata:
-            raise ConfigError(f"column {column.name!r} of {dataset.path} has no value for each token: not to be packed")
-    return ids[0]
+            return f"column {column.name!r} has no value for each token"
+    return None
 
 
 def mixture(
@@ -314,7 +306,7 @@ def mixture(
     Raises:
         ConfigError: the parts do not fit together, or an argument is wrong.
     """
-    return Mixture(parts, weights, seed, samples, Ranks(rank, world_size, epoch, tail))
+    return Mixture(parts, weights, seed, samples, rank, world_size, epoch, tail)
 
 
 class Mixture(View):
@@ -326,9 +318,9 @@ class Mixture(View):
     """
 
     def __init__(
-        self, parts: Mapping[str, Rows], weights: Mapping[str, float], seed: int, samples: int | None, ranks: Ranks
+        self, parts: Mapping[str, Rows], weights: Mapping[str, float], seed: int, samples: int | None, *ranks: Any
     ) -> None:
-        _check(parts, weights)
+        self.schema = _check(parts, weights)
         self._names, self._parts, self._seed = list(parts), list(parts.values()), seed
         sizes = [len(part) for part in self._parts]
         total = sum(sizes) if samples is None else samples
@@ -338,16 +330,11 @@ class Mixture(View):
         self.quotas = dict(zip(self._names, self._quotas.tolist(), strict=True))
         self.epochs = {name: quota / size for (name, quota), size in zip(self.quotas.items(), sizes, strict=True)}
         said = [*zip(self._names, self._quotas.tolist(), (part.key for part in self._parts), strict=True), seed]
-        super().__init__(total, zlib.crc32(repr(said).encode()), ranks)
+        super().__init__(total, zlib.crc32(repr(said).encode()), *ranks)
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name}: {share:.3g} epochs" for name, share in self.epochs.items())
         return f"Mixture(samples={len(self)} of {self.samples}, {shares})"
-
-    @property
-    def schema(self) -> tuple[Column, ...]:
-        """The columns, in order."""
-        return self._parts[0].schema
 
     def source(self, index: int) -> tuple[str, int]:
         """(part of a sample, row number in the part)."""
@@ -379,7 +366,12 @@ class Mixture(View):
         return rows
 
 
-def _check(parts: Mapping[str, Rows], weights: Mapping[str, float]) -> None:
+def _check(parts: Mapping[str, Rows], weights: Mapping[str, float]) -> tuple[Column, ...]:
+    """The columns of all parts.
+
+    Raises:
+        ConfigError: the parts cannot be mixed like this.
+    """
     if not parts:
         raise ConfigError("there are no parts: give a dataset or more")
     if parts.keys() != weights.keys():
@@ -399,6 +391,7 @@ def _check(parts: Mapping[str, Rows], weights: Mapping[str, float]) -> None:
             )
         if len(part) == 0:
             raise ConfigError(f"{name!r} has no rows: leave it out")
+    return schema
 
 
 def _shown(column: Column) -> str:

@@ -20,7 +20,7 @@ from beam_prep.data.block import Reject, step
 from beam_prep.data.reasons import Reason
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError
-from beam_prep.hints import did_you_mean
+from beam_prep.hints import unknown_name
 from beam_prep.reading.filters import work_on_each
 from beam_prep.reading.json_line import check_type, describe, parse_json
 from beam_prep.reading.records import Record, Records
@@ -327,7 +327,7 @@ def adapter(name: str, **options: Any) -> ShareGPT | Alpaca:
         ConfigError: the adapter or an option is unknown, or a value is wrong.
     """
     if name not in ADAPTERS:
-        raise ConfigError(f"unknown adapter {name!r}; {did_you_mean(name, ADAPTERS)}known: {', '.join(ADAPTERS)}")
+        raise ConfigError(unknown_name("adapter", name, ADAPTERS))
     try:
         return ADAPTERS[name](**options)
     except ValidationError as error:

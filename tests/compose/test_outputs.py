@@ -89,13 +89,13 @@ def numbers(rows: Dataset) -> list[int]:
 
 OPENED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no split": (bp.open, r"has the splits 'train' \(\d+ rows\), .*\): say which, split='train', or split='all'"),
-    "another": (lambda out: bp.open(out, split="tset"), r"has no split 'tset'; did you mean 'test'\? it has 'train', "),
-    "empty": (lambda out: bp.open(out, split="train").split(""), "has no split ''; it has 'train'"),
+    "another": (lambda out: bp.open(out, split="tset"), r"unknown split 'tset'; did you mean 'test'\? known: train, "),
+    "empty": (lambda out: bp.open(out, split="train").split(""), "unknown split ''; known: train, "),
     "a domain of several": (
         lambda out: bp.open(out, split="all").domain("math"),
         r"are in the splits 'train', 'validation', 'test'; give one of them: \.split\('train'\)\.domain\('math'\)",
     ),
-    "a folder": (lambda out: bp.open(out / "test" / "math"), "is a part of an output: open .*, split='test'$"),
+    "a folder": (lambda out: bp.open(out / "test" / "math"), "is a part of an output: open "),
     "no record": (
         lambda out: inspect(out, split="test", domain="math", record=999),
         r"no record 999: .*--domain math --split test",

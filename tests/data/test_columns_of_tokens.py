@@ -8,7 +8,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.data.schema import METADATA_ROLES, NO_LOSS, OF_RECORDS, Column
 from beam_prep.readers.collate import collate
-from beam_prep.readers.views import ids_of
+from beam_prep.readers.dataset import packed_columns
 from beam_prep.shards.chunk import Chunking
 from beam_prep.tokens.rows import Padding
 
@@ -30,7 +30,7 @@ JOINING: dict[str, Callable[[tuple[Column, ...]], Any]] = {
     "positions": lambda columns: bp.Layout(position_ids="doc_reset").columns(columns),
     "chunks": lambda columns: bp.Layout(chunking=Chunking(4)).columns(columns),
     "padding": lambda columns: Padding(4, 0).check({column.name: column for column in columns}),
-    "a packed view": lambda columns: ids_of(Rows(columns)),  # type: ignore[arg-type]
+    "a packed view": lambda columns: packed_columns(Rows(columns)),  # type: ignore[arg-type]
     "a packed batch": lambda columns: collate(columns, packed=True),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_prep.config import PipelineConfig
-from beam_prep.config.values import FORMAT_NAMES
+from beam_prep.config.strict import FORMAT_NAMES
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.compose import RunSizes
 from tests.conftest import ROOT, tree

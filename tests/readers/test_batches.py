@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.config.values import FORMAT_NAMES
+from beam_prep.config.strict import FORMAT_NAMES
 from beam_prep.readers import shards
 from tests.readers.conftest import IDS, MASK, documents
 
@@ -83,7 +83,7 @@ def maps_of(folder: Path) -> int:
 def test_more_shards_than_a_process_may_map(
     formats: str, output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "MAPPED", shards.Mapped(8))
+    monkeypatch.setattr(shards, "MOST", 8)
     rows = documents([2] * 50)
     parts = {"a": [[row] for row in rows[:40]], "b": [[row] for row in rows[40:]]}
     folders = [output([IDS, MASK], parts, formats) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_more_shards_than_a_process_may_map(
 
 
 def test_threads_share_a_dataset(output: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAPPED", shards.Mapped(8))
+    monkeypatch.setattr(shards, "MOST", 8)
     dataset = bp.open(output([IDS], {"a": [[row] for row in documents([3] * 40)]}))
     wrong: list[Any] = []
 

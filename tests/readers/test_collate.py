@@ -129,7 +129,7 @@ def test_columns_give_the_batch_of_their_rows(output: Any) -> None:
     [
         (SCHEMA, {}, "needs pad_id"),
         ((IDS, LENGTHS), {"packed": False, "pad_id": 0}, "hold several documents each"),
-        (SIDES, {"packed": True}, "here are chosen, rejected: use packed=False"),
+        (SIDES, {"packed": True}, "here are chosen, rejected, or use packed=False"),
         (ROLLOUTS, {"packed": True}, "'responses' has no value for each token"),
         ((IDS, Column("attention_mask", "int32", 1, "attention")), {"packed": True}, "the rows are padded"),
         (SCHEMA, {"packed": True, "pad_to_multiple_of": 8}, "leave out pad_to_multiple_of"),

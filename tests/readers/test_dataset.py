@@ -50,12 +50,12 @@ def test_some_domains_are_opened(many: Path) -> None:
     assert part.domains == (names[1], names[0])  # the order of the output
     assert ids(part) == ids(whole.domain(names[1])) + ids(whole.domain(names[0]))
     assert len(bp.open(many, domains=[])) == 0
-    with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
+    with pytest.raises(BeamPrepError, match="unknown domain 'cookng'; did you mean 'cooking'"):
         bp.open(many, domains=["cookng"])
-    with pytest.raises(BeamPrepError, match="no domain 'cookng'; did you mean 'cooking'"):
+    with pytest.raises(BeamPrepError, match="unknown domain 'cookng'; did you mean 'cooking'"):
         whole.domain("cookng")
     assert (whole.splits, whole.split_of(0), len(bp.open(many, split="all"))) == ((), None, len(whole))
-    with pytest.raises(BeamPrepError, match=r"has no splits, wanted 'train': leave out the split, or add output\."):
+    with pytest.raises(BeamPrepError, match="unknown split 'train'; known: none"):
         bp.open(many, split="train")
     with pytest.raises(BeamPrepError, match=r"domains is 'maths', wanted a list: domains=\['maths'\]"):
         bp.open(many, domains="maths")
@@ -110,8 +110,8 @@ def test_says_why_a_path_is_not_an_output(tmp_path: Path, many: Path, monkeypatc
     (tmp_path / "file").write_text("")
     cases: dict[Path | str, str] = {
         tmp_path / "empty": "has no manifest.json: not an output of beam_prep, or the run did not finish",
-        tmp_path / "none": "no such directory; give the directory",
-        tmp_path / "file": "is a file; give the directory",
+        tmp_path / "none": "is no directory; give the directory",
+        tmp_path / "file": "is no directory; give the directory",
         many / "maths": f"is a part of an output: open {many}",
         many / "manifest.json": f"is a part of an output: open {many}",
         "/": "has no manifest.json",

@@ -161,11 +161,14 @@ def test_wrong_arguments(dataset: Dataset, options: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([Column("chosen", "int32", 1, "ids"), Column("rejected", "int32", 1, "ids")], "has chosen, rejected"),
-        ([Column("responses", "int32", 2, "ids")], "'responses' of .* has no value for each token"),
-        ([IDS, Column("seq_lens", "int32", 1, "lengths", "input_ids")], "are packed already"),
+        ([Column("chosen", "int32", 1, "ids"), Column("rejected", "int32", 1, "ids")], "here are chosen, rejected"),
+        ([Column("responses", "int32", 2, "ids")], "column 'responses' has no value for each token"),
+        (
+            [IDS, Column("seq_lens", "int32", 1, "lengths", "input_ids")],
+            "'seq_lens' is what a packed view makes: make the output without packing",
+        ),
         ([IDS, Column("attention_mask", "int32", 1, "attention")], "are padded"),
-        ([IDS, Column("position_ids", "int32", 1, "position")], "'position_ids', which a packed view makes"),
+        ([IDS, Column("position_ids", "int32", 1, "position")], "'position_ids' is what a packed view makes"),
     ],
 )
 def test_rows_that_cannot_be_packed_are_refused(columns: Any, message: str, output: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Counted:
 
     made = Counted()
     monkeypatch.setitem(clients.CLIENTS, "mem", (lambda options: made, ""))
-    monkeypatch.setattr(shards, "MAPPED", shards.Mapped(30_000))
+    monkeypatch.setattr(shards, "MAPS", deque())
     clients.client_for.cache_clear()
     return made
 
