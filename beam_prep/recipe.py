@@ -275,13 +275,13 @@ def inputs_of(
         given: paths and globs, see `list_inputs`; None or []: none.
 
     Raises:
-        ConfigError: both are given.
-        InputError: neither is given; or see `list_inputs`.
+        ConfigError: both are given, or neither.
+        InputError: see `list_inputs`.
     """
     given = [given] if isinstance(given, (str, os.PathLike)) else list(given or ())
     if config.input.groups is None:
         if not given:
-            raise InputError("no input: give files or quoted globs, or name them in the config: input.groups")
+            raise ConfigError("no input: give files or quoted globs, or name them in the config: input.groups")
         return list_inputs(given)
     if given:
         raise ConfigError(

@@ -70,7 +70,7 @@ class JobOptions(PipelineOptions):
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
         for option in OPTIONS:
-            if not option.not_in_template:  # the others concern the launch, and Beam has a `dry_run` of its own
+            if option.in_form:  # the others concern the launch, and Beam has a `dry_run` of its own
                 parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
