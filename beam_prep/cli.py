@@ -18,7 +18,7 @@ import beam_prep
 from beam_prep import options, renamed
 from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.hints import nearest, option_of, place_of, unknown_name
-from beam_prep.process import quiet_import, received_signal, stop_on_signals
+from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
     from beam_prep.pipeline import Result
@@ -270,7 +270,7 @@ def _set_up_log(verbose: bool) -> None:
 
 
 def import_beam() -> None:
-    with quiet_import():
+    with quiet_beam():
         importlib.import_module("apache_beam")
 
 

@@ -21,7 +21,7 @@ from beam_prep.first_records import FirstRecords
 from beam_prep.formats.manifest import RUN
 from beam_prep.options import RunOptions
 from beam_prep.output_claim import OutputClaim, manifest_of
-from beam_prep.process import Stopped, received_signal
+from beam_prep.process import Stopped, quiet_beam, received_signal
 from beam_prep.progress import Progress, reports_folder
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.room import AMPLE, free_bytes, lacks_room, sizes
@@ -32,7 +32,6 @@ from beam_prep.runners import (
     counters_of,
     has_ended,
     job_id_of,
-    quiet_beam,
     raised_by_worker,
     told_job,
     wait_until_done,
