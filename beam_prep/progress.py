@@ -113,18 +113,6 @@ def lasting(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def short(count: float) -> str:
-    """A number with a unit, easy to read.
-
-    >>> short(812), short(45_300), short(1_260_000)
-    ('812', '45.3k', '1.3M')
-    """
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return f"{count:.0f}"
-
-
 Ask = Callable[[], Mapping[str, int]]
 """Asks a runner for the job's counters: `stored`, `lines`, `rejected`, `tokens`; also `tasks`, and `tasks_done`."""
 
@@ -237,7 +225,7 @@ class Progress:
             f"{counts['stored'] / 1e6 / seconds:.1f} MB/s",
         ]
         if counts["tokens"]:
-            parts.append(f"{short(counts['tokens'] / seconds)} tokens/s")
+            parts.append(f"{counts['tokens'] / seconds:,.0f} tokens/s")
         if counts["maybe_trained"]:
             parts.append(f"{counts['trained'] / counts['maybe_trained']:.1%} trained")
         if counts["rejected"]:

@@ -54,20 +54,13 @@ def plain_size(inputs: Iterable[InputFile]) -> int:
     return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
-class FlinkOptions(PipelineOptions):
-    """An option of Beam's Flink job server that Beam's Python learns only from the server."""
+class JobOptions(PipelineOptions):
+    """Options that Beam does not know: one of its Flink job server, and our own, which a runner's console shows."""
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
         modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
         parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
-
-
-class JobOptions(PipelineOptions):
-    """Our own options, as strings. A runner shows them with Beam's, for example in Dataflow's console."""
-
-    @classmethod
-    def _add_argparse_args(cls, parser: Any) -> None:
         for option in OPTIONS:
             if option.in_form:  # the others concern the launch, and Beam has a `dry_run` of its own
                 parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
@@ -266,7 +259,7 @@ def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
     given, found = _given(options) - {*_READ_BY[name].split()}, []
     for runner, read in _READ_BY.items():
         if other := [f"--{each}" for each in read.split() if each in given]:
-            found.append(f"{' and '.join(other)} without effect: for {runner}, and this is {name}")
+            found.append(f"{' and '.join(other)} without effect: for --runner={runner}, and this is {name}")
             given -= {*read.split()}
     if not wait and name == "DirectRunner":
         found.append(f"--wait=false without effect: {name} works in this process, and ends with it")
@@ -291,7 +284,7 @@ def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
     wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
         # A stage hands its data on when it is done. So after a failure only that stage is repeated.
-        wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
+        wanted["execution_mode_for_batch"] = JobOptions, "BATCH_FORCED"
         page = flink_page(options)
         if page is not None and (slots := _flink_slots(page)):
             # Beam's defaults are one slot, and one Python process for all slots of a machine.

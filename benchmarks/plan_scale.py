@@ -10,7 +10,7 @@ blocks reuse their block statistics (receipts) and row indexes under new names a
 `--delay` seconds, as from an object store, and decodes real bytes. Each step runs in its own process, so its peak
 memory (`VmHWM`) does not include other steps:
 
-* `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers do this.
+* `pack`: receipts -> `packed`, some at a time -> grouped by parts. Many workers do this.
 * `plan`: the parts -> `plan_output`; each element of the result goes through Beam's coder. One worker does this.
 * `shards` (with `--compose`): the counts of all runs -> `plan_shards`. One worker does this. Before it, many workers
   sort and merge rows, which is not measured here.
@@ -65,7 +65,7 @@ from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.merge_runs import plan_shards
-from beam_prep.transforms.shard import PARTS, PackReceipts, Shard, plan_output
+from beam_prep.transforms.shard import PARTS, RECEIPTS, Shard, packed, plan_output
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -221,7 +221,7 @@ def peak() -> int:
 
 def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """The step `pack`: receipts -> the parts that the plan reads."""
-    fn, clock = PackReceipts(), Clock()
+    clock = Clock()
     job = Job(given.receipts, given.files, given.compose)
     warm()
     sent: dict[int, list[bytes]] = {}
@@ -229,12 +229,10 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     for start in range(0, given.receipts, given.bundle):
         receipts = list(job.blocks(start, min(start + given.bundle, given.receipts)))
         with clock.part("pack"):
-            fn.start_bundle()
-            packed = [each for receipt in receipts for each in fn.process(receipt)]
-            packed += [each.value for each in fn.finish_bundle()]
+            made = [packed(receipts[first : first + RECEIPTS]) for first in range(0, len(receipts), RECEIPTS)]
         # Splits are shuffled, too, and are larger than the receipts.
         splits += [len(CODER.encode(split_of(receipt))) for receipt in receipts]
-        for part, blob in packed:
+        for part, blob in made:
             sent.setdefault(part, []).append(blob)
     (folder / "parts").write_bytes(pickle.dumps(sent))
     sizes = [len(blob) for blobs in sent.values() for blob in blobs]
@@ -416,7 +414,8 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
             pipeline
             | beam.Create(bundles)
             | beam.FlatMapTuple(job.blocks).with_output_types(BlockReceipt)
-            | beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
+            | beam.BatchElements(RECEIPTS, RECEIPTS)
+            | beam.Map(packed).with_output_types(tuple[int, bytes])
             | beam.GroupByKey()
         )
         once = pipeline | beam.Impulse()

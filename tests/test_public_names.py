@@ -14,7 +14,7 @@ def is_transform(value: object) -> bool:
 
 
 # Composed by configs only.
-WITHOUT_A_NAME = {"AdaptRecords", "ByGroup", "FromTokens", "InDomain", "MergeShards", "ViewBlocks"}
+WITHOUT_A_NAME = {"AdaptRecords", "ByGroup", "FromTokens", "InDomain"}
 TRANSFORMS = [name for name in bp.__all__ if is_transform(getattr(bp, name))]
 
 

@@ -130,38 +130,33 @@ class ViewBlock(beam.DoFn):
         yield view_receipt(receipt, row_index, copies, self.scratch.write_copies(copies), self.splits)
 
 
-@dataclasses.dataclass(eq=False)
-class ViewBlocks(beam.PTransform):
-    """`BlockReceipt` -> the receipts for the plan: by split, and without copies of earlier records.
+def view_blocks(
+    receipts: beam.PCollection[BlockReceipt],
+    token_cache: TokenCache,
+    scratch: Scratch,
+    splits: Splits | None,
+    buckets: int | None,
+) -> beam.PCollection[BlockReceipt]:
+    """The receipts of blocks -> the receipts for the plan: by split, and without copies of earlier records.
 
-    Attributes:
+    Args:
+        receipts: of the blocks.
         token_cache, scratch: the folders of blocks and of copies.
         splits: see `Compose`.
         buckets: number of buckets of digests, to find equal ones; None: no deduplication.
     """
-
-    token_cache: TokenCache
-    scratch: Scratch
-    splits: Splits | None
-    buckets: int | None
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, receipts: beam.PCollection[BlockReceipt]) -> beam.PCollection[BlockReceipt]:
-        see = ViewBlock(self.token_cache, self.scratch, self.splits)
-        if self.buckets is None:
-            return receipts | "View" >> beam.ParDo(see).with_output_types(BlockReceipt)
-        copies = (
-            receipts
-            | "Digests"
-            >> beam.ParDo(ReadDigests(self.token_cache, self.buckets)).with_output_types(tuple[int, Digests])
-            | "Buckets" >> beam.GroupByKey()
-            | "Copies" >> beam.ParDo(FindCopies()).with_output_types(tuple[BlockKey, Copies])
-        )
-        by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
-        joined = {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey()
-        return joined | "View" >> beam.ParDo(see).with_output_types(BlockReceipt)
+    see = beam.ParDo(ViewBlock(token_cache, scratch, splits)).with_output_types(BlockReceipt)
+    if buckets is None:
+        return receipts | "View" >> see
+    read = beam.ParDo(ReadDigests(token_cache, buckets)).with_output_types(tuple[int, Digests])
+    copies = (
+        receipts
+        | "Digests" >> read
+        | "Buckets" >> beam.GroupByKey()
+        | "Copies" >> beam.ParDo(FindCopies()).with_output_types(tuple[BlockKey, Copies])
+    )
+    by_block = receipts | "ByBlock" >> beam.Map(_by_block).with_output_types(tuple[BlockKey, BlockReceipt])
+    return {"receipts": by_block, "copies": copies} | "Join" >> beam.CoGroupByKey() | "View" >> see
 
 
 def _by_block(receipt: BlockReceipt) -> tuple[BlockKey, BlockReceipt]:

@@ -56,7 +56,7 @@ def merge_runs(task: tuple[Runs, int, int], arranger: Arranger) -> int:
 def plan_shards(
     plan: Plan, samples: SampleCounts, counts: RunCounts, merged: int, arranger: Arranger, publisher: Publisher
 ) -> Iterable[Any]:
-    """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for Publish."""
+    """The plan -> the shards to write, and (tagged `plan`) the plan with these shards, for `publish`."""
     arranger.token_cache.options.activate()
     runs = plan.runs
     assert runs is not None
@@ -72,37 +72,30 @@ def plan_shards(
     yield beam.pvalue.TaggedOutput("plan", plan.with_shards(shards.shards_of, runs.compose.splits))
 
 
-@dataclasses.dataclass(eq=False)
-class MergeShards(beam.PTransform):
+def merge_shards(
+    plans: beam.PCollection[Plan], groups: beam.PCollection[RunGroup], arranger: Arranger, publisher: Publisher
+) -> Any:
     """The plans of a job, and the blocks of its runs -> the shards to write, and the plans with these shards.
 
-    Attributes:
+    Args:
+        plans: the plan, which does not know its shards yet.
         groups: a `RunGroup` for each run.
         arranger: see `Arranger`.
         publisher: of the output.
     """
-
-    groups: beam.PCollection[RunGroup]
-    arranger: Arranger
-    publisher: Publisher
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, plans: beam.PCollection[Plan]) -> Any:
-        groups = self.groups | "Spread" >> beam.Reshuffle()
-        samples = beam.pvalue.AsSingleton(
-            groups | "Survey" >> beam.FlatMap(survey, self.arranger) | "Samples" >> beam.CombineGlobally(sample_counts)
-        )
-        counts = beam.pvalue.AsSingleton(
-            groups | "Runs" >> beam.Map(make_run, samples, self.arranger) | "Counts" >> beam.CombineGlobally(run_counts)
-        )
-        merged = beam.pvalue.AsSingleton(
-            plans
-            | "SecondLevel" >> beam.FlatMap(second_level, counts)
-            | "SpreadMerges" >> beam.Reshuffle()
-            | "Merge" >> beam.Map(merge_runs, self.arranger)
-            | "Merged" >> beam.CombineGlobally(sum)
-        )
-        shards = beam.FlatMap(plan_shards, samples, counts, merged, self.arranger, self.publisher)
-        return plans | "Shards" >> shards.with_outputs("plan", main="work")
+    groups = groups | "SpreadRuns" >> beam.Reshuffle()
+    samples = beam.pvalue.AsSingleton(
+        groups | "Survey" >> beam.FlatMap(survey, arranger) | "Samples" >> beam.CombineGlobally(sample_counts)
+    )
+    counts = beam.pvalue.AsSingleton(
+        groups | "Runs" >> beam.Map(make_run, samples, arranger) | "Counts" >> beam.CombineGlobally(run_counts)
+    )
+    merged = beam.pvalue.AsSingleton(
+        plans
+        | "SecondLevel" >> beam.FlatMap(second_level, counts)
+        | "SpreadMerges" >> beam.Reshuffle()
+        | "Merge" >> beam.Map(merge_runs, arranger)
+        | "Merged" >> beam.CombineGlobally(sum)
+    )
+    shards = beam.FlatMap(plan_shards, samples, counts, merged, arranger, publisher)
+    return plans | "Shards" >> shards.with_outputs("plan", main="work")

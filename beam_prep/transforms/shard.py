@@ -10,8 +10,6 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
-from apache_beam.transforms.window import GlobalWindows
-from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.data.block import of_this_run
 from beam_prep.data.receipts import BlockReceipt
@@ -34,8 +32,8 @@ from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.deduplicate import ViewBlocks
-from beam_prep.transforms.merge_runs import MergeShards
+from beam_prep.transforms.deduplicate import view_blocks
+from beam_prep.transforms.merge_runs import merge_shards
 
 _CHECK_EVERY = 20.0
 """Seconds between two checks of the claim by a worker, well below the shortest lease."""
@@ -91,34 +89,18 @@ def _trained(batch: Batch) -> dict[str, int]:
     return {"trained": sum(trained.values()), "maybe_trained": sum(len(batch[name].flat) for name in trained)}
 
 
-PARTS = 32
+PARTS, RECEIPTS = 32, 2_000
+"""Parts that the plan reads one by one, and receipts that travel as one element.
+
+1.2 million receipts as objects would take gigabytes. All receipts of 10 TB are 130 MB, and a Flink TaskManager does not
+have the memory to send them at once.
+"""
 
 
-class PackReceipts(beam.DoFn):
-    """Receipts -> (part, many receipts as bytes): 1.2 million receipts as objects would take gigabytes.
-
-    The plan reads the parts one by one. All receipts of 10 TB are 130 MB, and a Flink TaskManager does not have the
-    memory to send them at once.
-    """
-
-    MOST = 2_000
-
-    def start_bundle(self) -> None:
-        self._pending: list[BlockReceipt] = []
-
-    def process(self, receipt: BlockReceipt) -> Iterable[tuple[int, bytes]]:
-        self._pending.append(receipt)
-        if len(self._pending) >= self.MOST:
-            yield self._packed()
-
-    def finish_bundle(self) -> Iterable[WindowedValue]:
-        if self._pending:
-            yield GlobalWindows.windowed_value(self._packed())
-
-    def _packed(self) -> tuple[int, bytes]:
-        blob = pack_receipts(self._pending)
-        self._pending = []
-        return zlib.crc32(blob) % PARTS, blob
+def packed(receipts: list[BlockReceipt]) -> tuple[int, bytes]:
+    """(part, many receipts as bytes)."""
+    blob = pack_receipts(receipts)
+    return zlib.crc32(blob) % PARTS, blob
 
 
 def plan_output(
@@ -310,10 +292,11 @@ class Shard(beam.PTransform):
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
         if compose.views:
             buckets = compose.buckets if compose.deduplicate else None
-            receipts |= "View" >> ViewBlocks(self.token_cache, scratch, compose.splits, buckets)
-        packed = (
+            receipts = view_blocks(receipts, self.token_cache, scratch, compose.splits, buckets)
+        parts = (
             receipts
-            | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
+            | "Batch" >> beam.BatchElements(RECEIPTS, RECEIPTS)
+            | "Pack" >> beam.Map(packed).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
         )
         arranger, publisher = Arranger(self.token_cache, scratch, compose, self.pack.provenance), self.publisher
@@ -322,13 +305,13 @@ class Shard(beam.PTransform):
             batches.pipeline
             | "Once" >> beam.Impulse()
             | "Plan"
-            >> beam.FlatMap(plan_output, beam.pvalue.AsMultiMap(packed), *of_job).with_outputs(
+            >> beam.FlatMap(plan_output, beam.pvalue.AsMultiMap(parts), *of_job).with_outputs(
                 "plan", "unsorted", "groups", main="work"
             )
         )
         work, plan = made.work, made.plan
         if compose.shuffle is not None:
-            merged = made.unsorted | "MergeShards" >> MergeShards(made.groups, arranger, publisher)
+            merged = merge_shards(made.unsorted, made.groups, arranger, publisher)
             work = (work, merged.work) | "AllWork" >> beam.Flatten()
             plan = (plan, merged.plan) | "OnePlan" >> beam.Flatten()
         return (

@@ -194,7 +194,7 @@ def made(blocks: Blocks, job: Job, sizes: RunSizes | None = None, buckets: int =
 
 
 def viewed(blocks: Blocks, compose: Compose) -> list[BlockReceipt]:
-    """The receipts as the plan sees them: what `ViewBlocks` does."""
+    """The receipts as the plan sees them: what `view_blocks` does."""
     if not compose.views:
         return blocks.receipts
     copies: dict[Any, list[Any]] = {}
@@ -218,7 +218,7 @@ def viewed(blocks: Blocks, compose: Compose) -> list[BlockReceipt]:
 
 
 def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
-    """Sorts and merges the runs of a plan: what `MergeShards` does."""
+    """Sorts and merges the runs of a plan: what `merge_shards` does."""
     runs = plan.runs
     assert runs is not None
     groups = list(plan.groups)

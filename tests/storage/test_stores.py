@@ -22,7 +22,7 @@ from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
 from beam_prep.transforms.merge_runs import make_run, merge_runs, plan_shards, survey
-from beam_prep.transforms.records import ReadSplits
+from beam_prep.transforms.records import read
 from beam_prep.transforms.shard import CacheBlocks, plan_output, publish, write
 from tests.conftest import ROOT
 
@@ -71,7 +71,6 @@ def steps_with_stores() -> list[beam.DoFn]:
     layout, arranger = Layout(), Arranger(token_cache, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
-        ReadSplits(block_bytes=1 << 20, token_cache=token_cache),
         CacheBlocks(token_cache=token_cache, publisher=publisher, dtype={}, rows_without_loss="drop"),
         ReadDigests(token_cache, 1),
         ViewBlock(token_cache, arranger.scratch, None),
@@ -91,7 +90,7 @@ def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step
         FileSystems._pipeline_options = before
 
 
-STEPS = [plan_output, write, publish, survey, make_run, merge_runs, plan_shards]
+STEPS = [read, plan_output, write, publish, survey, make_run, merge_runs, plan_shards]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
@@ -101,7 +100,8 @@ def test_so_does_every_function(step: Any) -> None:
     arranger = Arranger(TokenCache("s3://bucket/token_cache", "recipe", GIVEN), Scratch("s3://bucket/scratch"))
     staging = Staging("s3://bucket/a", "launch", GIVEN)
     publisher = Publisher("s3://bucket/out", staging, ("bin",), Layout(), 0.1, 0.1, None, False, {}, {})
-    values |= {"publisher": publisher} if step is publish else {"arranger": arranger}
+    given = {"publisher": publisher} if step is publish else {"arranger": arranger, "token_cache": arranger.token_cache}
+    values |= {name: value for name, value in given.items() if name in values}
     try:
         FileSystems.set_options(PipelineOptions([]))
         with pytest.raises((AssertionError, AttributeError, TypeError)):  # nothing else was given
