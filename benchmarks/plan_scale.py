@@ -64,8 +64,8 @@ from beam_prep.storage.publish import Publisher
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.merge_runs import plan_shards
-from beam_prep.transforms.shard import PARTS, RECEIPTS, Shard, packed, plan_output
+from beam_prep.transforms.plan import PARTS, RECEIPTS, packed, plan_output, plan_shards
+from beam_prep.transforms.shard import Shard
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,21 +18,20 @@ from beam_prep.formats.manifest import WrittenFile, count_tokens
 from beam_prep.progress import report, reported_rows
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
-from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import Receipts, pack_receipts, placed
+from beam_prep.shards.plan import Plan
+from beam_prep.shards.receipts import placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import normalise_path
-from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects, write_shard
-from beam_prep.storage.reuse import KeyedShard, ShardKeys, WrittenShard, keyed
+from beam_prep.storage.publish import Publisher, write_rejects, write_shard
+from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.staging import Staging
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.deduplicate import view_blocks
-from beam_prep.transforms.merge_runs import merge_shards
+from beam_prep.transforms.plan import RECEIPTS, merge_shards, packed, plan_output, view_blocks
 
 _CHECK_EVERY = 20.0
 """Seconds between two checks of the claim by a worker, well below the shortest lease."""
@@ -87,60 +85,6 @@ def _trained(batch: Batch) -> dict[str, int]:
     """Trained tokens, and all tokens of the same columns, of a block with masks or labels."""
     trained = count_tokens([*batch.schema.values()], batch.columns)["trained"]
     return {"trained": sum(trained.values()), "maybe_trained": sum(len(batch[name].flat) for name in trained)}
-
-
-PARTS, RECEIPTS = 32, 2_000
-"""Parts that the plan reads one by one, and receipts that travel as one element.
-
-1.2 million receipts as objects would take gigabytes. All receipts of 10 TB are 130 MB, and a Flink TaskManager does not
-have the memory to send them at once.
-"""
-
-
-def packed(receipts: list[BlockReceipt]) -> tuple[int, bytes]:
-    """(part, many receipts as bytes)."""
-    blob = pack_receipts(receipts)
-    return zlib.crc32(blob) % PARTS, blob
-
-
-def plan_output(
-    _: bytes,
-    parts: Mapping[int, Iterable[Iterable[bytes]]],
-    arranger: Arranger,
-    publisher: Publisher,
-    max_tokens: int,
-    max_items: int | None,
-    progress: str | None,
-) -> Iterable[Any]:
-    """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for `publish`.
-
-    With a shuffle, the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of runs `groups`.
-    """
-    token_cache, scratch, compose = arranger.token_cache, arranger.scratch, arranger.compose
-    token_cache.options.activate()
-    report(progress, plans=1)
-    blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
-    receipts = Receipts(blobs, lengths_by_block=max_items is not None)
-    plan = make_plan(receipts, token_cache.row_indexes, max_tokens, max_items, compose, scratch.copies)
-    plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
-    if publisher.max_reject_chars:
-        plan = dataclasses.replace(plan, samples=samples(plan, arranger))
-    earlier = publisher.earlier()
-    goes_on = publisher.prepare(plan)
-    if goes_on:
-        last = token_cache.single_use and receipts.distinct and not compose.composes
-        report(progress, planned=plan.ledger.kept)
-        keys = ShardKeys.of_job(arranger, publisher.formats, publisher.layout, plan.columns)
-        shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
-        yield from keyed(shards, keys, earlier)
-    yield from plan.rejects
-    # The counts tell `publish` which shards there must be.
-    small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
-    if plan.runs is None or not goes_on:
-        yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(small, runs=None))
-    else:
-        yield from (beam.pvalue.TaggedOutput("groups", group) for group in plan.groups)
-        yield beam.pvalue.TaggedOutput("unsorted", small)
 
 
 def write(

@@ -24,7 +24,7 @@ from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.deduplicate import FindCopies, ReadDigests, ViewBlock
+from beam_prep.transforms.plan import FindCopies, ReadDigests, ViewBlock
 from tests.compose.naive import Job, Part, Row
 
 LINE_BYTES = 10

@@ -20,10 +20,9 @@ from beam_prep.storage.staging import Staging
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
-from beam_prep.transforms.merge_runs import make_run, merge_runs, plan_shards, survey
+from beam_prep.transforms.plan import ReadDigests, ViewBlock, make_run, merge_runs, plan_output, plan_shards, survey
 from beam_prep.transforms.records import read
-from beam_prep.transforms.shard import CacheBlocks, plan_output, publish, write
+from beam_prep.transforms.shard import CacheBlocks, publish, write
 from tests.conftest import ROOT
 
 WITHOUT = """

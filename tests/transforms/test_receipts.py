@@ -5,7 +5,7 @@ from beam_prep.data.hashing import Node
 from beam_prep.data.receipts import BlockReceipt, counts_list
 from beam_prep.data.schema import Column
 from beam_prep.shards.receipts import placed
-from beam_prep.transforms.shard import RECEIPTS, packed
+from beam_prep.transforms.plan import RECEIPTS, packed
 
 
 def receipt(number: int, count: int) -> BlockReceipt:
