@@ -89,7 +89,7 @@ class WorkerProcesses(FnApiRunner):
         settings += f" PYTHONPATH={shlex.quote(path)} BEAM_PREP_NOTES={notes}"
         worker = f"{shlex.quote(sys.executable)} -P -c 'from {__name__} import work; work({os.getpid()})'"
         hidden = "" if log.isEnabledFor(logging.DEBUG) else "2> /dev/null"
-        command = f"trap '' INT; echo $$ >> {notes}; export {settings}; exec {worker} {hidden}"
+        command = f"echo $$ >> {notes}; trap '' INT; export {settings}; exec {worker} {hidden}"
         super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
     def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:
@@ -108,8 +108,8 @@ class WorkerProcesses(FnApiRunner):
                 done.set_exception(error)
 
         # Beam's threads that read from a killed worker end with a traceback.
-        err = sys.stderr if log.isEnabledFor(logging.DEBUG) else None
-        with self._notes, contextlib.redirect_stderr(err):
+        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else None
+        with self._notes, open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(screen or nowhere):
             threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
             killed = False
             try:
