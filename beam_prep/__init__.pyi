@@ -53,3 +53,4 @@ from beam_prep.transforms.steps import Tokenize as Tokenize
 from beam_prep.transforms.steps import Truncate as Truncate
 
 open = open_dataset
+__all__: list[str]

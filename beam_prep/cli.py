@@ -152,7 +152,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     if words[:1] in (["run"], ["replay"]):
         words = options.normalise_flags(words)
     try:
-        given, given.beam_options = PARSER.parse_known_args(words, argparse.Namespace())
+        given, others = PARSER.parse_known_args(words)
     except _UsageError as error:
         command = words[0] if words else ""
         if command in COMMANDS and (problem := _unknown_option(command, words[1:])):
@@ -160,9 +160,9 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         if words and command not in COMMANDS and not command.startswith("-"):
             raise _UsageError(unknown_name("command", command, COMMANDS)) from None
         raise error
-    if given.beam_options and not given.beams:
-        problem = _unknown_option(given.command, given.beam_options)
-        raise _UsageError(problem or f"unknown argument {given.beam_options[0]!r}")
+    if others and not given.beams:
+        raise _UsageError(_unknown_option(given.command, others) or f"unknown argument {others[0]!r}")
+    given.beam_options = others
     if given.command == "run" and (problem := options.complete(given)):
         raise _UsageError(problem)
     return given
