@@ -1,108 +1,34 @@
 """beam_prep: raw JSONL -> tokenised, loss-masked, sharded training data, as an Apache Beam pipeline."""
 
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from beam_prep._version import __version__ as __version__
 from beam_prep.hints import RENAMED_NAMES
-from beam_prep.process import quiet_import
-
-if TYPE_CHECKING:
-    from beam_prep.config import PipelineConfig as PipelineConfig
-    from beam_prep.data.ragged import Ragged as Ragged
-    from beam_prep.data.rendered import Rendered as Rendered
-    from beam_prep.data.schema import Column as Column
-    from beam_prep.data.schema import MaskOptions as MaskOptions
-    from beam_prep.data.schema import Output as Output
-    from beam_prep.data.schema import Section as Section
-    from beam_prep.data.schema import TextRules as TextRules
-    from beam_prep.pipeline import Pipeline as Pipeline
-    from beam_prep.readers.collate import collate as collate
-    from beam_prep.readers.dataset import Dataset as Dataset
-    from beam_prep.readers.open import open_dataset
-    from beam_prep.readers.views import mixture as mixture
-    from beam_prep.reading.records import Records as Records
-    from beam_prep.reading.rollouts import RolloutFields as RolloutFields
-    from beam_prep.reading.verdicts import FieldUse as FieldUse
-    from beam_prep.recipe import Prepare as Prepare
-    from beam_prep.replay import Replay as Replay
-    from beam_prep.shards.chunk import Chunking as Chunking
-    from beam_prep.shards.compose import Compose as Compose
-    from beam_prep.shards.compose import DomainMix as DomainMix
-    from beam_prep.shards.compose import Splits as Splits
-    from beam_prep.shards.layout import Layout as Layout
-    from beam_prep.tokens.batch import Batch as Batch
-    from beam_prep.tokens.batch import Segments as Segments
-    from beam_prep.tokens.mask import RoleMask as RoleMask
-    from beam_prep.tokens.rows import Padding as Padding
-    from beam_prep.tokens.tokenizer import Tokenizer as Tokenizer
-    from beam_prep.transforms.records import FromRecords as FromRecords
-    from beam_prep.transforms.records import ReadJSONL as ReadJSONL
-    from beam_prep.transforms.shard import Shard as Shard
-    from beam_prep.transforms.steps import AdaptRecords as AdaptRecords
-    from beam_prep.transforms.steps import ApplyTemplate as ApplyTemplate
-    from beam_prep.transforms.steps import BuildMask as BuildMask
-    from beam_prep.transforms.steps import CountBadAnswers as CountBadAnswers
-    from beam_prep.transforms.steps import Decontaminate as Decontaminate
-    from beam_prep.transforms.steps import FilterByChars as FilterByChars
-    from beam_prep.transforms.steps import FilterRecords as FilterRecords
-    from beam_prep.transforms.steps import FromRollouts as FromRollouts
-    from beam_prep.transforms.steps import FromTokens as FromTokens
-    from beam_prep.transforms.steps import KeepFields as KeepFields
-    from beam_prep.transforms.steps import KeyRecords as KeyRecords
-    from beam_prep.transforms.steps import Labels as Labels
-    from beam_prep.transforms.steps import MapRecords as MapRecords
-    from beam_prep.transforms.steps import Pad as Pad
-    from beam_prep.transforms.steps import Shift as Shift
-    from beam_prep.transforms.steps import SplitPrompt as SplitPrompt
-    from beam_prep.transforms.steps import Tokenize as Tokenize
-    from beam_prep.transforms.steps import Truncate as Truncate
-
-    open = open_dataset
+from beam_prep.process import quiet_beam
 
 # Imported at first use: a trainer that opens an output needs numpy, not Beam.
-_NAMES_OF = {
-    "config": "PipelineConfig",
-    "data.ragged": "Ragged",
-    "data.rendered": "Rendered",
-    "data.schema": "Column MaskOptions Output Section TextRules",
-    "pipeline": "Pipeline",
-    "readers.collate": "collate",
-    "readers.dataset": "Dataset",
-    "readers.open": "open",
-    "readers.views": "mixture",
-    "reading.records": "Records",
-    "reading.rollouts": "RolloutFields",
-    "reading.verdicts": "FieldUse",
-    "recipe": "Prepare",
-    "replay": "Replay",
-    "shards.chunk": "Chunking",
-    "shards.compose": "Compose DomainMix Splits",
-    "shards.layout": "Layout",
-    "testing": "testing",
-    "tokens.batch": "Batch Segments",
-    "tokens.mask": "RoleMask",
-    "tokens.rows": "Padding",
-    "tokens.tokenizer": "Tokenizer",
-    "transforms.records": "FromRecords ReadJSONL",
-    "transforms.shard": "Shard",
-    "transforms.steps": "AdaptRecords ApplyTemplate BuildMask CountBadAnswers Decontaminate FilterByChars "
-    "FilterRecords FromRollouts FromTokens KeepFields KeyRecords Labels MapRecords Pad Shift SplitPrompt "
-    "Tokenize Truncate",
+_PUBLIC = {
+    alias.asname or "open": f"{node.module}"
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_bytes()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-_PUBLIC = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+"""Public name -> its module, as `__init__.pyi` lists them. `open` is `open_dataset` there."""
 
-__all__ = sorted(_PUBLIC)
+__all__ = sorted(_PUBLIC.keys() - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         new = f"; it is bp.{RENAMED_NAMES[name]} now" if name in RENAMED_NAMES else ""
         raise AttributeError(f"module 'beam_prep' has no attribute {name!r}{new}")
-    with quiet_import():
-        module = importlib.import_module(f"beam_prep.{_PUBLIC[name]}")
-    if name == "testing":
-        return module
+    with quiet_beam():
+        if name == "testing":
+            return importlib.import_module("beam_prep.testing")
+        module = importlib.import_module(_PUBLIC[name])
     value = getattr(module, "open_dataset" if name == "open" else name)
     globals()[name] = value
     return value

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError, validate_call
 
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
-from beam_prep.hints import instead, shown, unknown_name
+from beam_prep.options import check_names
 from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
@@ -36,36 +36,20 @@ ConfigOrPath = str | dict[str, Any]
 Made = TypeVar("Made")
 
 
-def _for_yaml(name: str) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Decorates a function that makes a transform: checks names and types of its arguments first.
+def _for_yaml(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Decorates a function that makes a transform: checks names and types of its arguments first."""
+    parameters, validated = inspect.signature(make).parameters, validate_call(config={"strict": True})(make)
 
-    Args:
-        name: the name of the transform, for messages.
-    """
+    @functools.wraps(make)
+    def checked(**arguments: Any) -> Made:
+        check_names("argument", arguments, parameters)
+        try:
+            return validated(**arguments)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ConfigError(f"{problem['loc'][0]}: {problem['msg']}; known: {', '.join(parameters)}") from None
 
-    def decorate(make: Callable[..., Made]) -> Callable[..., Made]:
-        parameters = inspect.signature(make).parameters
-
-        @functools.wraps(make)
-        def checked(**arguments: Any) -> Made:
-            for argument, value in arguments.items():
-                if argument not in parameters:
-                    raise ConfigError(f"{name}: {unknown_name('argument', argument, parameters, instead(argument))}")
-                wanted = parameters[argument].annotation
-                try:
-                    TypeAdapter(wanted).validate_python(value, strict=True)
-                except ValidationError:
-                    kind = inspect.formatannotation(wanted).replace("typing.", "")
-                    raise ConfigError(f"{name}: {argument} is {shown(value)}, wanted {kind}") from None
-            missing = [each.name for each in parameters.values() if each.default is each.empty]
-            for argument in missing:
-                if argument not in arguments:
-                    raise ConfigError(f"{name}: {argument} is missing; known: {', '.join(parameters)}")
-            return make(**arguments)
-
-        return checked
-
-    return decorate
+    return checked
 
 
 def _loaded(given: ConfigOrPath, tokenizer: str) -> tuple[PipelineConfig, Tokenizer]:
@@ -75,7 +59,7 @@ def _loaded(given: ConfigOrPath, tokenizer: str) -> tuple[PipelineConfig, Tokeni
     return config, loaded if template is None else loaded.with_template(template)
 
 
-@_for_yaml("ReadJSONL")
+@_for_yaml
 def read_jsonl(
     inputs: str | list[str], block_bytes: int = BLOCK_BYTES, max_line_bytes: int = MAX_LINE_BYTES
 ) -> ReadJSONL:
@@ -84,13 +68,13 @@ def read_jsonl(
     return ReadJSONL(paths, block_bytes, max_line_bytes=max_line_bytes)
 
 
-@_for_yaml("FromRecords")
+@_for_yaml
 def from_records(buckets: int = 256, block_bytes: int = BLOCK_BYTES) -> FromRecords:
     """Rows of a bounded collection -> blocks of records, ordered by their digests. See `beam_prep.FromRecords`."""
     return FromRecords(buckets, block_bytes)
 
 
-@_for_yaml("Prepare")
+@_for_yaml
 def prepare(
     config: ConfigOrPath,
     tokenizer: str,
@@ -124,7 +108,7 @@ def _one_step(kind: type[BlockStep]) -> Callable[..., BlockStep]:
         return _step(kind, config, tokenizer)
 
     make.__doc__ = f"One step of a config. `config`, `tokenizer`: see Prepare. See `beam_prep.{kind.__name__}`."
-    return _for_yaml(kind.__name__)(make)
+    return _for_yaml(make)
 
 
 key_records = _one_step(steps.KeyRecords)
@@ -143,13 +127,13 @@ shift = _one_step(steps.Shift)
 labels = _one_step(steps.Labels)
 
 
-@_for_yaml("Tokenize")
+@_for_yaml
 def tokenize(config: ConfigOrPath, tokenizer: str, tokenizer_backend: Backend = "auto") -> BlockStep:
     """Text -> ids. `config`, `tokenizer`, `tokenizer_backend`: see Prepare. See `beam_prep.Tokenize`."""
     return _step(Tokenize, config, tokenizer, backend=tokenizer_backend)
 
 
-@_for_yaml("Shard")
+@_for_yaml
 def shard(
     output: str,
     config: ConfigOrPath,

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,61 +18,12 @@ import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
 from beam_prep.hints import instead, nearest, option_of, place_of, unknown_name
-from beam_prep.process import quiet_import, received_signal, stop_on_signals
+from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
     from beam_prep.pipeline import Result
 
-RUN_EXAMPLE = """\
-example:
-  beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
-
-Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
-process, and large ones in one worker process for each core.
-"""
-
-REPLAY_EXAMPLE = """\
-example:
-  beam-prep replay out/ -c configs/fixed.json -o new/
-
-The inputs are those of OUT, and must be unchanged. At the end, replay lists the records that are no longer rejected,
-the newly rejected ones, and the kept ones that changed (needs output.provenance in both configs). All options of `run`
-may follow. Without -c and --tokenizer_path, those of OUT are used.
-"""
-
-INSPECT_EXAMPLE = """\
-examples:
-  beam-prep inspect out/
-  beam-prep inspect out/ --random 20 --seed 7
-  beam-prep inspect out/ --html page.html
-  beam-prep inspect out/ --reason bad_json
-  beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
-"""
-
-AUDIT_EXAMPLE = """\
-example:
-  beam-prep audit 'data/*.jsonl' -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
-
-Checks a sample of all files, and writes nothing. Exit code 0: no findings; 1: findings; 2 and more: a run with
-these arguments would not start.
-"""
-
-INIT_EXAMPLE = """\
-example:
-  beam-prep init 'data/*.jsonl' --tokenizer_path path/to/tokenizer
-
-Writes the config, and a .md file beside it that explains each setting. Then prints what to type next.
-"""
-
-
-TEMPLATE_EXAMPLE = """\
-examples:
-  beam-prep template path/to/tokenizer
-  beam-prep template path/to/tokenizer --chat_template fixed.jinja --html page.html
-
-For each test conversation (system message, tools, parallel calls, reasoning ...), shows whether the template takes it,
-what the template leaves out, and what is trained. docs/templates.md explains the words.
-"""
+log = logging.getLogger("beam_prep")
 
 
 class _UsageError(Exception):
@@ -91,25 +43,24 @@ _SUBPARSERS = PARSER.add_subparsers(dest="command", required=True, metavar="COMM
 COMMANDS: Mapping[str, argparse.ArgumentParser] = _SUBPARSERS.choices
 """The parser of each command."""
 
-_Run = Callable[[argparse.Namespace, list[str]], int]
+_Run = Callable[[argparse.Namespace], int]
 _Add = Callable[[argparse.ArgumentParser], object]
 
 
-def _command(help: str, *arguments: _Add, example: str | None = None, beams: bool = False) -> Callable[[_Run], _Run]:
-    """Decorates the function of a command: `_NAME(arguments, options of Beam)` returns the exit code.
+def _command(*arguments: _Add, beams: bool = False) -> Callable[[_Run], _Run]:
+    """Decorates the function `_NAME` of a command, which returns the exit code. Its docstring is the command's help.
 
     Args:
-        help: what the command does.
         arguments: functions that each add an argument to the command's parser.
-        example: the end of the command's help.
-        beams: options of Beam may follow.
+        beams: options of Beam may follow; the function gets them as `given.beam_options`.
     """
 
     def add(run: _Run) -> _Run:
+        help, _, epilog = str(inspect.getdoc(run)).partition("\n\n")
         keep_lines = argparse.RawDescriptionHelpFormatter
-        name = run.__name__.strip("_")
-        end = example or ("options of Beam may follow" if beams else None)
-        parser = _SUBPARSERS.add_parser(name, help=help, epilog=end, allow_abbrev=False, formatter_class=keep_lines)
+        parser = _SUBPARSERS.add_parser(
+            run.__name__.strip("_"), help=help, epilog=epilog, allow_abbrev=False, formatter_class=keep_lines
+        )
         parser.set_defaults(run=run, beams=beams)
         for argument in arguments:
             argument(parser)
@@ -129,22 +80,24 @@ _NO_PAGER = _argument("--no_pager", action="store_true", help="in a terminal, pr
 _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
 
-_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _SIZES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a time such as 90s, 30m, 12h or 7d")
-    return float(match[1]) * _TIMES[match[2] or "s"]
+def _number_of(units: Mapping[str, int], wanted: str) -> Callable[[str], float]:
+    """A function that parses a number with a unit."""
+
+    def parse(text: str) -> float:
+        match = re.fullmatch(rf"(\d+(?:\.\d+)?)({'|'.join(units)})", text)
+        if match is None:
+            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {wanted}")
+        return float(match[1]) * units[match[2]]
+
+    return parse
 
 
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]B|)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a size such as 500MB, 2.5GB or 1TB")
-    return int(float(match[1]) * _SIZES[match[2]])
+_seconds = _number_of(_TIMES, "a time such as 90s, 30m, 12h or 7d")
+_bytes = _number_of(_SIZES, "a size such as 500MB, 2.5GB or 1TB")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        given, beam_options = _parsed(words)
+        given = _parsed(words)
     except _UsageError as error:
         name = f"beam-prep {words[0]}" if words[:1] and words[0] in COMMANDS else "beam-prep"
         print(f"{name}: {error} ({name} --help says more)", file=sys.stderr)
@@ -165,28 +118,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop_on_signals()
     try:
         if given.command in ("run", "replay"):
-            _say_that_it_begins(given)
-        if problem := unknown_beam_options(beam_options, given.command):
-            print(f"beam-prep {given.command}: {problem}", file=sys.stderr)
-            return 2
-        return int(given.run(given, beam_options))
+            # The imports and a tokenizer take seconds, and longer on a cold disk.
+            tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
+            log.info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
+        if problem := unknown_beam_options(given.beam_options, given.command):
+            return _refused(given, problem)
+        return int(given.run(given))
     except BaseException as error:
         if (number := received_signal()) is not None:
             _end(given.command, number)
-        if isinstance(error, BeamPrepError):
-            print(f"beam-prep: {error}", file=sys.stderr)
-            return error.exit_code
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
             sys.stderr.close()
             return 0
-        if isinstance(error, OSError) and (found := of_the_system(error)) is not None:
-            print(f"beam-prep: {found}", file=sys.stderr)
-            return found.exit_code
-        raise
+        found = of_the_system(error) if isinstance(error, OSError) else error
+        if not isinstance(found, BeamPrepError):
+            raise
+        print(f"beam-prep: {found}", file=sys.stderr)
+        return found.exit_code
 
 
-def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command's arguments, and those that may be Beam's.
+def _refused(given: argparse.Namespace, problem: str) -> int:
+    """Prints what is wrong with the options of a command. Returns the exit code."""
+    print(f"beam-prep {given.command}: {problem}", file=sys.stderr)
+    return 2
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """The command's arguments, and in `beam_options` those that may be Beam's.
 
     Raises:
         _UsageError: says what is wrong, and which option may be meant.
@@ -204,49 +162,47 @@ def _parsed(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise error
     if others and not given.beams:
         raise _UsageError(_unknown_option(given.command, others) or f"unknown argument {others[0]!r}")
+    given.beam_options = others
     if given.command == "run" and (problem := options.complete(given)):
         raise _UsageError(problem)
-    return given, others
+    return given
 
 
-def _options_of(command: str) -> list[str]:
-    """The options of a command: `-o`, `--output_dir` ..."""
-    return [name for action in COMMANDS[command]._actions for name in action.option_strings]
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The options of a parser: `-o`, `--output_dir` ..."""
+    return [name for action in parser._actions for name in action.option_strings]
 
 
 def _unknown_option(command: str, words: Sequence[str]) -> str | None:
     """What is wrong with the first option that neither the command nor Beam has, or None."""
-    ours = _options_of(command)
+    ours = _options_of(COMMANDS[command])
     names = [word.partition("=")[0] for word in words if re.match(r"--[A-Za-z]|-[A-Za-z]$", word)]
     unknown = [name for name in names if name not in ours]
     beams: list[str] = []
     if unknown and COMMANDS[command].get_default("beams"):
-        beams = [name for action in _options_of_beam()._actions for name in action.option_strings]
+        beams = _options_of(_parser_of_beam())
         unknown = [name for name in unknown if name not in beams]
     if not unknown:
         return None
     neither = ", neither ours nor Beam's" if beams else ""
-    return f"unknown option {unknown[0]!r}{neither}{_meant(command, unknown[0], ours, beams)}"
+    meant = next(filter(None, _meanings(command, unknown[0], ours, beams)), None)
+    return f"unknown option {unknown[0]!r}{neither}{f'; {meant}' if meant else ''}"
 
 
-def _meant(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -> str:
-    """A hint at the option or field of a config that a name may mean."""
-    word = name.lstrip("-").replace("-", "_").lower()
-    known = [*ours, *beams]
+def _meanings(command: str, name: str, ours: Sequence[str], beams: Sequence[str]) -> Iterator[str | None]:
+    """Hints at the option or field of a config that a name may mean, the likeliest first; None: not that one."""
+    word, known = name.lstrip("-").replace("-", "_").lower(), [*ours, *beams]
     if word.startswith("s3_") and not beams:
-        return f"; set boto3's variables for beam-prep {command}: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ..."
-    if (what_to_do := instead(word, "--")) is not None:
-        return f"; {what_to_do}"
-    if (option := option_of(word)) is not None and f"--{option}" in known:
-        return f"; did you mean --{option}?"
-    if command in ("run", "replay", "inspect") and (place := _place_in_config(word)) is not None:
-        return f"; it is set in the config: {place}"
-    if f"--{word}" in known:
-        return f"; did you mean --{word}?"
-    if elsewhere := [each for each in COMMANDS if f"--{word}" in _options_of(each)]:
-        return f"; it is an option of {' and '.join(elsewhere)}"
+        yield f"set boto3's variables for beam-prep {command}: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ..."
+    yield instead(word, "--")
+    option = f"--{option_of(word)}"
+    yield f"did you mean {option}?" if option in known else None
+    place = _place_in_config(word) if command in ("run", "replay", "inspect") else None
+    yield place and f"it is set in the config: {place}"
+    elsewhere = [each for each in COMMANDS if f"--{word}" in _options_of(COMMANDS[each])]
+    yield f"it is an option of {' and '.join(elsewhere)}" if elsewhere and f"--{word}" not in known else None
     near = nearest(f"--{word}", ours) or nearest(f"--{word}", beams)
-    return f"; did you mean {near}?" if near else ""
+    yield near and f"did you mean {near}?"
 
 
 def _place_in_config(word: str) -> str | None:
@@ -259,7 +215,7 @@ def _place_in_config(word: str) -> str | None:
     return place_of(word)
 
 
-def _options_of_beam() -> argparse.ArgumentParser:
+def _parser_of_beam() -> argparse.ArgumentParser:
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -268,6 +224,24 @@ def _options_of_beam() -> argparse.ArgumentParser:
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(known)
     return known
+
+
+def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> str | None:
+    """What is wrong with the options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
+
+    Args:
+        beam_options: the options that the command does not have.
+        command: the command.
+    """
+    if not beam_options:
+        return None
+    if problem := _unknown_option(command, beam_options):
+        return problem
+    try:
+        _, unknown = _parser_of_beam().parse_known_args(list(beam_options))
+    except _UsageError as error:
+        return str(error)
+    return f"unknown argument {unknown[0]!r}" if unknown else None
 
 
 UNTIL_ENDED = 5.0
@@ -287,7 +261,7 @@ def _end(command: str, number: int) -> NoReturn:
 
 def _set_up_log(verbose: bool) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
-    logging.getLogger("beam_prep").setLevel(logging.DEBUG if verbose else logging.INFO)
+    log.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
         # Beam logs a traceback of what is raised anyway, or of a killed worker; its threads outlive a run.
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
@@ -296,7 +270,7 @@ def _set_up_log(verbose: bool) -> None:
 
 
 def import_beam() -> None:
-    with quiet_import():
+    with quiet_beam():
         importlib.import_module("apache_beam")
 
 
@@ -309,43 +283,20 @@ def _reach_stores(beam_options: list[str]) -> None:
     FileSystems.set_options(PipelineOptions(beam_options))
 
 
-def _say_that_it_begins(given: argparse.Namespace) -> None:
-    """Logs a first line: the imports and a tokenizer take seconds, and longer on a cold disk."""
-    tokenizer = "" if given.tokenizer_path is None else f" {given.tokenizer_path}"
-    logging.getLogger("beam_prep").info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
+@_command(options.add_arguments, beams=True)
+def _run(given: argparse.Namespace) -> int:
+    """JSONL files -> an output directory
 
+    example:
+      beam-prep run 'data/*.jsonl' -o out/ -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
 
-def unknown_beam_options(beam_options: Sequence[str], command: str = "run") -> str | None:
-    """What is wrong with the options that are not ours, or None. Beam only logs a misspelt option, and ignores it.
-
-    Args:
-        beam_options: the options that the command does not have.
-        command: the command.
+    Any option of Beam may follow (--runner=..., --direct_num_workers=2 ...). Without a runner, small inputs run in this
+    process, and large ones in one worker process for each core.
     """
-    if not beam_options:
-        return None
-    if problem := _unknown_option(command, beam_options):
-        return problem
-    try:
-        _, unknown = _options_of_beam().parse_known_args(list(beam_options))
-    except _UsageError as error:
-        return str(error)
-    return f"unknown argument {unknown[0]!r}" if unknown else None
-
-
-@_command("JSONL files -> an output directory", options.add_arguments, example=RUN_EXAMPLE, beams=True)
-def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     import_beam()
     from beam_prep.pipeline import Pipeline
-    from beam_prep.recipe import read_config
 
-    arguments = _with_config(options.pipeline_arguments(given), given)
-    if not given.inputs:
-        config = arguments["config"] if given.config is None else read_config(given.config)
-        if config.input.groups is None:
-            print("beam-prep run: no input: give files or quoted globs, or --inputs", file=sys.stderr)
-            return 2
-    job = Pipeline(**arguments, beam_options=[*beam_options, *options.changed_options(given)])
+    job = Pipeline(**_arguments_of(given), beam_options=[*given.beam_options, *options.changed_options(given)])
     if given.dry_run:
         from beam_prep.dry_run import dry_run
 
@@ -356,10 +307,11 @@ def _run(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def _with_config(arguments: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
-    """The arguments, with the config of `--config_json`."""
+def _arguments_of(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Pipeline` or `Replay`, with the config of `--config_json`."""
     from beam_prep.config import PipelineConfig
 
+    arguments = options.arguments_of(given)
     if given.config_json is not None:
         arguments["config"] = PipelineConfig.from_text(given.config_json, "--config_json", files="none")
     return arguments
@@ -372,18 +324,21 @@ def _made(result: "Result") -> str:
     return f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last"
 
 
-@_command(
-    "run the inputs of an output again, after a change of config, template or tokenizer, and list what changed",
-    options.add_replay_arguments,
-    example=REPLAY_EXAMPLE,
-    beams=True,
-)
-def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
+@_command(options.add_replay_arguments, beams=True)
+def _replay(given: argparse.Namespace) -> int:
+    """run the inputs of an output again, after a change of config, template or tokenizer, and list what changed
+
+    example:
+      beam-prep replay out/ -c configs/fixed.json -o new/
+
+    The inputs are those of OUT, and must be unchanged. At the end, replay lists the records that are no longer
+    rejected, the newly rejected ones, and the kept ones that changed (needs output.provenance in both configs). All
+    options of `run` may follow. Without -c and --tokenizer_path, those of OUT are used.
+    """
     import_beam()
     from beam_prep.replay import Replay
 
-    arguments = _with_config(options.replay_arguments(given), given)
-    replay = Replay(given.output, **arguments, beam_options=beam_options)
+    replay = Replay(given.output, **_arguments_of(given), beam_options=given.beam_options)
     if not replay.rejected:
         print(f"{given.output} has no rejected records: nothing to replay")
         return 0
@@ -400,19 +355,9 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 @_command(
-    "show records with trained tokens in colour: of an output, or of files before a run",
-    _argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        help="an output directory; with --config: JSONL files, or none, if the config has input.groups",
-    ),
+    _argument("paths", nargs="*", metavar="PATH", help="an output directory; with --config: files, as for a run"),
     _argument("--record", type=int, help="number of the only record to show"),
-    _argument(
-        "--count",
-        type=int,
-        help="show the first N records (default: the first, the shortest, the longest, and a few at random)",
-    ),
+    _argument("--count", type=int, help="show the first N records (default: a few of different lengths)"),
     _argument("--domain", help="only records of this domain"),
     _argument("--split", help="only records of this split"),
     _argument("--random", type=int, metavar="N", help="show N records, drawn at random"),
@@ -421,36 +366,33 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
     _argument("--longest", action="store_true", help="show the longest records, 10 or --count"),
     _argument("--grep", metavar="PATTERN", help="show records whose text matches a regular expression"),
     _argument(
-        "--reason",
-        metavar="R",
-        help="show the records that were left out for this reason, or all that were `rejected` or `dropped` "
-        "(an output keeps only the first dropped records of each reason)",
+        "--reason", metavar="R", help="show records left out for this reason, or all `rejected`, or all `dropped`"
     ),
-    _argument(
-        "--source", action="store_true", help="with --record: print the line (or row) of the input that it was made of"
-    ),
+    _argument("--source", action="store_true", help="with --record: print the line (or row) that it was made of"),
     _argument("--ids", action="store_true", help="show each token's id in front of it"),
-    _argument(
-        "--html",
-        metavar="FILE",
-        help="write a page for a browser to FILE: 1,000 records drawn at random, or those of the options above",
-    ),
+    _argument("--html", metavar="FILE", help="write a page for a browser to FILE (default: of 1,000 random records)"),
     _NO_PAGER,
     _argument("-c", "--config", metavar="FILE", help="show files as a run with this config would make them"),
     _argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer for --config"),
-    example=INSPECT_EXAMPLE,
 )
-def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
+def _inspect(given: argparse.Namespace) -> int:
+    """show records with trained tokens in colour: of an output, or of files before a run
+
+    examples:
+      beam-prep inspect out/
+      beam-prep inspect out/ --random 20 --seed 7
+      beam-prep inspect out/ --html page.html
+      beam-prep inspect out/ --reason bad_json
+      beam-prep inspect data/chat.jsonl -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
+    """
     if problem := _wrong_inspect(given):
-        print(f"beam-prep inspect: {problem}", file=sys.stderr)
-        return 2
+        return _refused(given, problem)
     names = ("count", "random", "seed", "shortest", "longest", "grep", "reason", "ids", "html")
     chosen = {**{name: getattr(given, name) for name in names}, "pager": not given.no_pager}
     if given.config is None:
         from beam_prep.inspect.output import inspect
 
-        places = {name: getattr(given, name) for name in ("record", "domain", "split", "source")}
-        inspect(given.paths[0], **chosen, **places)
+        inspect(given.paths[0], **chosen, **{name: getattr(given, name) for name in _OF_OUTPUTS})
         return 0
     import_beam()
     from beam_prep.preview import preview
@@ -459,69 +401,74 @@ def _inspect(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
+_OF_OUTPUTS = ("record", "domain", "split", "source")
+"""Options of `inspect` that a preview does not have."""
+
+
 def _wrong_inspect(given: argparse.Namespace) -> str | None:
     """What is wrong with the options of `inspect`, and what to type; None if nothing is."""
-    output = next((path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))), None)
-    file = next((path for path in given.paths if os.path.isfile(path)), None)
     if given.ids and given.html is not None:
         return "--ids is for the terminal; a page has the ids already: press i in it, and leave out --ids"
-    before = "beam-prep inspect FILE --config CONFIG.json --tokenizer_path DIR_OR_NAME"
-    if given.config is None:
-        if given.tokenizer_path is not None and output is not None:
-            return f"{output} is an output and keeps its tokenizer; type: beam-prep inspect {output}"
-        if given.tokenizer_path is not None:
-            return f"--tokenizer_path without --config; to see files before a run, type: {before}"
-        if file is not None and not os.path.isfile(os.path.join(os.path.dirname(file), "manifest.json")):
-            return f"{file} is a file, not an output; to see it before a run, type: {before}"
-        if len(given.paths) != 1:
-            return f"found {len(given.paths)} paths, wanted one output; to see files before a run, type: {before}"
+    outputs = [path for path in given.paths if os.path.isfile(os.path.join(path, "manifest.json"))]
+    files = [path for path in given.paths if os.path.isfile(path)]
+    if given.config is None and given.tokenizer_path is None and len(given.paths) == 1 and not files:
         return None
-    if output is not None:
-        return f"--config is for files before a run, and {output} is an output; type: beam-prep inspect {output}"
-    if given.tokenizer_path is None:
-        return f"--config without --tokenizer_path; type: {before}"
-    if given.source:
-        return "--source is for outputs; a file before a run is shown with the place of each record"
-    if given.record is not None or given.domain is not None or given.split is not None:
-        return "--record, --domain and --split are for outputs; with --config, use --count N"
+    if given.config is None or given.tokenizer_path is None or outputs:
+        before = [f"--{name}" for name in ("config", "tokenizer_path") if getattr(given, name) is not None]
+        return (
+            f"found {' '.join([*given.paths, *before]) or 'nothing'}, wanted one output, which keeps its tokenizer "
+            "(beam-prep inspect OUTPUT), or files before a run (beam-prep inspect FILE --config CONFIG.json "
+            "--tokenizer_path DIR_OR_NAME)"
+        )
+    for name in _OF_OUTPUTS:
+        if getattr(given, name) not in (None, False):
+            return f"--{name} is for outputs; with --config, use --count N"
     return None
 
 
 @_command(
-    "look for problems of data, config and tokenizer on a sample, before a run",
     _argument("inputs", nargs="*", metavar="FILE", help=_INPUTS),
     _argument("-c", "--config", required=True, metavar="FILE", help="the config of the run"),
     _argument("--tokenizer_path", required=True, metavar="DIR_OR_NAME", help="the tokenizer of the run"),
-    _argument("--sample", type=int, metavar="N", help="records to check (default: 2000)"),
+    _argument("--sample", type=int, default=2000, metavar="N", help="records to check (default: 2000)"),
     _JSON,
-    example=AUDIT_EXAMPLE,
 )
-def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
-    import_beam()
-    from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit_groups
+def _audit(given: argparse.Namespace) -> int:
+    """look for problems of data, config and tokenizer on a sample, before a run
 
-    count = SAMPLE if given.sample is None else given.sample
-    found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
-    shown = {group: as_json(each) for group, each in found.items()}
+    example:
+      beam-prep audit 'data/*.jsonl' -c configs/sft_chat.json --tokenizer_path path/to/tokenizer
+
+    Checks a sample of all files, and writes nothing. Exit code 0: no findings; 1: findings; 2 and more: a run with
+    these arguments would not start.
+    """
+    import_beam()
+    from beam_prep.audit.audit import as_json, as_lines, audit_groups
+
+    found = audit_groups(given.inputs, given.config, given.tokenizer_path, given.sample)
     if given.json:
+        shown = {group: as_json(each) for group, each in found.items()}
         print(json.dumps(shown.get(None, {"groups": shown})))
-        return int(any(each.findings for each in found.values()))
-    for group, each in found.items():
-        print("\n".join([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)]))
+    else:
+        for group, each in found.items():
+            print("\n".join([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)]))
     return int(any(each.findings for each in found.values()))
 
 
 @_command(
-    "look at files, and write a config that fits them",
     _argument("inputs", nargs="+", metavar="FILE", help=_INPUTS),
-    _argument(
-        "-o", "--output", default="config.json", metavar="FILE", help="the config to write (default: config.json)"
-    ),
+    _argument("-o", "--output", default="config.json", metavar="FILE", help="the config (default: config.json)"),
     _argument("--tokenizer_path", metavar="DIR_OR_NAME", help="the tokenizer, to choose lengths and template"),
     _argument("--overwrite", action="store_true", help="replace an existing config"),
-    example=INIT_EXAMPLE,
 )
-def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
+def _init(given: argparse.Namespace) -> int:
+    """look at files, and write a config that fits them
+
+    example:
+      beam-prep init 'data/*.jsonl' --tokenizer_path path/to/tokenizer
+
+    Writes the config, and a .md file beside it that explains each setting. Then prints what to type next.
+    """
     import_beam()
     from beam_prep.starter.write import start
 
@@ -530,61 +477,62 @@ def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 @_command(
-    "show what a chat template takes, what it leaves out, and what is trained",
     _argument("tokenizer_path", metavar="TOKENIZER", help="a tokenizer's folder, or its name on the Hub"),
     _argument(
-        "--chat_template",
-        metavar="FILE_OR_NAME",
-        help="a template file, or the name of one of the tokenizer's templates (default: all of them)",
+        "--chat_template", metavar="FILE_OR_NAME", help="a file, or one of the tokenizer's (default: all of them)"
     ),
     _argument("--html", metavar="FILE", help="write a page for a browser to FILE"),
     _JSON,
     _NO_PAGER,
-    example=TEMPLATE_EXAMPLE,
 )
-def _template(given: argparse.Namespace, beam_options: list[str]) -> int:
+def _template(given: argparse.Namespace) -> int:
+    """show what a chat template takes, what it leaves out, and what is trained
+
+    examples:
+      beam-prep template path/to/tokenizer
+      beam-prep template path/to/tokenizer --chat_template fixed.jinja --html page.html
+
+    For each test conversation (system message, tools, parallel calls, reasoning ...), shows whether the template takes
+    it, what the template leaves out, and what is trained. docs/templates.md explains the words.
+    """
     import_beam()
     from beam_prep.preview import template
 
     if given.html and given.json:
-        print("beam-prep template: --html and --json exclude each other: type one of them", file=sys.stderr)
-        return 2
+        return _refused(given, "--html and --json exclude each other: type one of them")
     pager = not given.no_pager
     template(given.tokenizer_path, given.chat_template, html=given.html, as_json=given.json, pager=pager)
     return 0
 
 
 @_command(
-    "print rows of an output as JSON lines",
     _OUTPUT,
     _argument("--count", type=int, help="rows to print (default: all)"),
     _argument("--domain", help="only rows of this domain"),
     _argument("--split", help="only rows of this split (default: of all)"),
 )
-def _cat(given: argparse.Namespace, beam_options: list[str]) -> int:
+def _cat(given: argparse.Namespace) -> int:
+    """print rows of an output as JSON lines"""
     from beam_prep.inspect.output import cat
 
     cat(given.output, given.count, given.domain, given.split)
     return 0
 
 
-@_command(
-    "write the report of an output again",
-    _OUTPUT,
-    _argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)"),
-)
-def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
+@_command(_OUTPUT, _argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)"))
+def _report(given: argparse.Namespace) -> int:
+    """write the report of an output again"""
     from beam_prep.formats.manifest import REPORT
     from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.report_page import page
     from beam_prep.storage.files import write_file
 
-    if "://" in given.output and given.to is None:
-        print(f"beam-prep report: {given.output} is in a store; type where the page goes: -o FILE", file=sys.stderr)
-        return 2
+    is_stored = "://" in given.output
+    if is_stored and given.to is None:
+        return _refused(given, f"{given.output} is in a store; type where the page goes: -o FILE")
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
-    title = os.path.basename(os.path.abspath(given.output) if "://" not in given.output else given.output.rstrip("/"))
+    title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))
     text = page(rows.manifest, rows.run, rows.tokenizer, title)
     write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page
     print(f"{target}: open it in a browser")
@@ -592,28 +540,27 @@ def _report(given: argparse.Namespace, beam_options: list[str]) -> int:
 
 
 @_command(
-    "check every file, count and row of an output against its manifest",
     _OUTPUT,
     _JSON,
     _argument("--inputs", action="store_true", help="also read the inputs that still exist, and compare them"),
     beams=True,
 )
-def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
-    from beam_prep.formats.manifest import MANIFEST
+def _verify(given: argparse.Namespace) -> int:
+    """check every file, count and row of an output against its manifest
 
-    found, wrong = _compared(given, beam_options)
+    Options of Beam may follow.
+    """
+    found, wrong = _compared(given)
     if given.json:
         print(json.dumps({**found, "problems": wrong}))
         return bool(wrong)
     for problem in wrong:
         print(problem, file=sys.stderr)
-    if wrong and "://" not in given.output and not os.path.isdir(given.output):
-        return 1  # without an output there is no manifest to compare
     if wrong:
         count = _counted(len(wrong), "problem")
-        print(f"beam-prep: {given.output} is not what its {MANIFEST} says: {count}", file=sys.stderr)
+        print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
         return 1
-    line = f"{given.output}: {_size(found, found['shards'])}, all as {MANIFEST} says"
+    line = f"{given.output}: {_size(found, found['shards'])}, all as manifest.json says"
     if given.inputs:
         compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
         line += f"; {_counted(compared, 'input')} read again"
@@ -622,7 +569,7 @@ def _verify(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[str, Any], list[str]]:
+def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.open import ALL, open_dataset
@@ -632,7 +579,7 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
     found: dict[str, Any] = {"output": given.output}
     try:
         if "://" in given.output:
-            _reach_stores(beam_options)
+            _reach_stores(given.beam_options)
             from beam_prep.readers.stored import StoredFiles
             from beam_prep.storage.files import join
             from beam_prep.storage.versions import Versions
@@ -660,26 +607,18 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
 
 
 @_command(
-    "remove blocks from token caches that no run has used for some days",
     _argument("caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir"),
-    _argument(
-        "--older_than",
-        type=_seconds,
-        default="7d",
-        metavar="TIME",
-        help="remove blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
-    ),
-    _argument(
-        "--max_bytes",
-        type=_bytes,
-        metavar="SIZE",
-        help="then remove blocks, the oldest first, until the token cache has at most this size: 500MB, 2.5GB, 1TB",
-    ),
+    _argument("--older_than", type=_seconds, default="7d", metavar="TIME", help="90s, 30m, 12h, 7d (default: 7d)"),
+    _argument("--max_bytes", type=_bytes, metavar="SIZE", help="then remove the oldest, to this size: 500MB, 1TB"),
     _argument("--dry_run", action="store_true", help="print what would be removed, and remove nothing"),
     beams=True,
 )
-def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
-    _reach_stores(beam_options)
+def _gc(given: argparse.Namespace) -> int:
+    """remove blocks from token caches that no run has used for some days
+
+    Options of Beam may follow.
+    """
+    _reach_stores(given.beam_options)
     from beam_prep.storage.token_cache import collect
 
     for path in given.caches:
@@ -688,8 +627,9 @@ def _gc(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-@_command("print the presets of configs: the settings of trainers, under one name")
-def _presets(given: argparse.Namespace, beam_options: list[str]) -> int:
+@_command()
+def _presets(given: argparse.Namespace) -> int:
+    """print the presets of configs: the settings of trainers, under one name"""
     from beam_prep.config.presets import PRESETS
 
     for name, preset in PRESETS.items():
@@ -703,8 +643,9 @@ def _presets(given: argparse.Namespace, beam_options: list[str]) -> int:
     return 0
 
 
-@_command("print the JSON Schema of configs, for editors")
-def _schema(given: argparse.Namespace, beam_options: list[str]) -> int:
+@_command()
+def _schema(given: argparse.Namespace) -> int:
+    """print the JSON Schema of configs, for editors"""
     from beam_prep.config import PipelineConfig
 
     print(json.dumps(PipelineConfig.json_schema(), indent=2))

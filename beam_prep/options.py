@@ -7,17 +7,179 @@ which means the same as no value.
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from beam_prep.errors import ConfigError
 from beam_prep.hints import GONE_VALUES, instead, unknown_name
 
 OptionKind = Literal["text", "boolean", "integer", "number", "choice", "input_file", "input_folder", "output_folder"]
+
+_KINDS: dict[Any, OptionKind] = {bool: "boolean", int: "integer", int | None: "integer", float: "number"}
+_METAVARS: dict[OptionKind, str] = {
+    "boolean": "true|false",
+    "integer": "N",
+    "number": "X",
+    "input_file": "FILE",
+    "input_folder": "DIR_OR_NAME",
+    "output_folder": "DIR",
+}
+_PATTERNS: dict[OptionKind, str] = {
+    "integer": r"^\d+$",
+    "number": r"^\d+(\.\d+)?$",
+    "output_folder": r"^gs://[^/\s]+/\S+$",
+}
+
+
+def _option(group: str, label: str, example: str, default: Any = None, **more: Any) -> Any:
+    """A field of a table below: its docstring is the help, and its type decides its kind.
+
+    Args:
+        group: the heading of its group, in the help and in the form.
+        label: its title in the form.
+        example: a value that its pattern accepts.
+        default: its default value; `...`: the job needs one.
+        more: `kind`, `short`, `metavar` and `pattern` of `Option`, if they are not those of the type, and bounds.
+    """
+    bounds = {name: more.pop(name) for name in ("ge", "le", "lt") if name in more}
+    return Field(default, title=label, examples=[example], json_schema_extra={"group": group, **more}, **bounds)
+
+
+_job, _output, _files, _speed, _launch = (
+    partial(_option, group) for group in ("Job", "Output", "Working files", "Speed", "Launch")
+)
+_OUTPUT_FOLDER: dict[str, Any] = {"kind": "output_folder"}
+
+
+class JobOptions(BaseModel, use_attribute_docstrings=True):
+    """Inputs, output, config and tokenizer: the first arguments of `Pipeline`."""
+
+    inputs: str | None = _job(
+        "Input files",
+        "gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
+        metavar="LIST",
+        pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
+    )
+    """JSONL or Parquet files (.gz, .bz2 and .zst are read too), as paths or globs separated by commas or white space,
+    or @LIST, a file that names one a line. Without it, the config names the files: input.groups"""
+    output_dir: str = _job("Output folder", "gs://bucket/prepared/chats", ..., short="-o", **_OUTPUT_FOLDER)
+    """the directory to make"""
+    config: str | None = _job(
+        "Config file",
+        "gs://bucket/configs/sft_chat.json",
+        kind="input_file",
+        short="-c",
+        pattern=r"^gs://[^/\s]+/\S+\.json$",
+    )
+    """the config, a JSON file; give either this or config_json"""
+    config_json: str | None = _job(
+        "Config, as JSON",
+        '{"input": {"sections": [{"field": "text", "action": "train"}]}}',
+        metavar="JSON",
+        pattern=r"^\s*\{[\s\S]*\}\s*$",
+    )
+    """the config as JSON; give either this or config"""
+    tokenizer_path: str = _job(
+        "Tokenizer folder",
+        "gs://bucket/tokenizers/qwen3",
+        ...,
+        kind="input_folder",
+        # Dataflow's image is offline: no Hugging Face names. But it may contain tokenizers.
+        pattern=r"^(gs://[^/\s]+|/template/tokenizers)/\S+$",
+    )
+    """a tokenizer's folder; on the command line also its Hugging Face name"""
+
+
+class RunOptions(BaseModel):
+    """How a job runs: the other arguments of `Pipeline`. docs/config.md explains each.
+
+    >>> from beam_prep.options import RunOptions
+    >>> RunOptions.of({"overwrite": True}).max_reject_rate
+    0.01
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    overwrite: bool = _output("Overwrite", "true", False)
+    """replace the output of another job"""
+    keep_versions: int | None = _output("Versions kept", "3", ge=1)
+    """make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many"""
+    version_name: str | None = _output(
+        "Name of the version", "20261122", metavar="NAME", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+    )
+    """with --keep_versions: the version's name (default: the launch time in UTC); versions are in order of their
+    names"""
+    max_reject_rate: float = _output("Largest share of rejected records", "0.05", 0.01, metavar="SHARE", ge=0, le=1)
+    """fail when a larger share of the records is rejected"""
+    max_no_loss_rate: float = _output(
+        "Largest share of records with nothing to train on", "0.2", 0.05, metavar="SHARE", ge=0, le=1
+    )
+    """fail when a larger share of the records is dropped as empty or without loss"""
+    max_reject_chars: int = _output("Characters kept of a rejected record", "0", 1000, ge=0)
+    """most characters kept of a rejected record; 0: no text"""
+    max_line_bytes: int = _output("Largest length of a line", "1048576", 64 * 1024 * 1024, ge=1, lt=1 << 31)
+    """reject a line that is longer than this number of bytes"""
+    cache_dir: str | None = _files("Folder of the token cache", "gs://bucket/token_cache", **_OUTPUT_FOLDER)
+    """keep tokenised blocks here for later runs; by default they are removed when this run succeeds"""
+    staging: str | None = _files("Folder for unfinished files", "gs://bucket/unfinished", **_OUTPUT_FOLDER)
+    """the folder of unfinished files; by default .beam_prep next to the output"""
+    lease: float = _files("Seconds until a killed launch is forgotten", "120", 600.0, metavar="SECONDS", ge=60)
+    """how long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store"""
+    block_bytes: int = _speed("Block size", "4194304", 8 * 1024 * 1024)
+    """bytes of input in a block, a multiple of 65536; does not change the output"""
+    tokenizer_backend: Literal["auto", "transformers", "gigatoken"] = _speed("Encoder", "transformers", "auto")
+    """the library that encodes: transformers = the reference; gigatoken = gigatoken (BPE), or an error; auto = above
+    2 MB gigatoken, if it gives the same ids as transformers"""
+    check: Literal["sample", "full"] = _speed("Check against the reference", "full", "sample")
+    """what is compared with transformers: sample = some records of every block (if one differs, the reference makes the
+    block); full = everything, from the bytes to the masks (a difference fails the run)"""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """The options by name. Missing ones get their defaults.
+
+        Raises:
+            ConfigError: a name is unknown or old, or a value is wrong.
+        """
+        check_names("option", given, cls.model_fields)
+        values = {name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in given.items()}
+        try:
+            made = cls.model_validate(values)
+        except ValidationError as error:
+            found = error.errors()[0]
+            raise ConfigError(f"{found['loc'][0]} is {found['input']!r}, {_wanted(found)}") from None
+        if made.version_name is not None and made.keep_versions is None:
+            raise ConfigError(f"version_name is {made.version_name!r} without keep_versions: give both")
+        return made
+
+
+class LaunchOptions(BaseModel, use_attribute_docstrings=True):
+    """Options that only the command line handles. The template's launcher logs everything, and cannot wait."""
+
+    dry_run: bool = _launch("Dry run", "", False)
+    """print what would be done, and do nothing"""
+    wait: bool = _launch("Wait", "", True)
+    """wait until the job has ended"""
+    verbose: bool = _launch("Verbose", "", False)
+    """show Beam's own log too"""
+
+
+def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ConfigError for a name that is unknown or old."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(unknown_name(what, name, known, instead(name)))
+
+
+def _wanted(problem: Any) -> str:
+    """What to give instead of a wrong value, from one of pydantic's errors."""
+    if problem["type"].startswith("bool"):
+        return "wanted true or false"
+    return GONE_VALUES.get(str(problem["input"])) or problem["msg"].replace("Input should be", "wanted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,37 +188,41 @@ class Option:
 
     Attributes:
         name: as in `--name=value`, and the name of the template's parameter.
-        label: its title in the form.
-        group: the heading of its group, in the help and in the form.
+        label, group, example: see `_option`.
         kind: the kind of its value. Files and folders differ from texts in the form only.
         help: what it does.
-        example: a value that `pattern` accepts.
+        type: its type, with bounds.
         default: its default value, or None.
         required: True if the job needs it.
-        choices: the values of a `choice`, each with its meaning.
-        wanted: which values there are, for messages; "": any of its kind.
+        in_form: True if the form of the template has it; False if only the command line handles it.
         short: as in `-o value`.
         metavar: the placeholder of the value in the help.
         pattern: a regular expression for values in the form. The command line takes local paths, too.
-        not_in_template: the reason why the form lacks the option; "" if the form has it.
-        of_pipeline: True for arguments of `Pipeline`; False for options that only the command line handles.
     """
 
     name: str
     label: str
     group: str
+    example: str
     kind: OptionKind
     help: str
-    example: str
+    type: Any
     default: Any
     required: bool
-    choices: tuple[tuple[str, str], ...]
-    wanted: str = ""
+    in_form: bool
     short: str | None = None
     metavar: str | None = None
     pattern: str = ""
-    not_in_template: str = ""
-    of_pipeline: bool = True
+
+    @property
+    def of_pipeline(self) -> bool:
+        """True for arguments of `Pipeline`."""
+        return self.in_form and self.name != "config_json"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a `choice`."""
+        return get_args(get_args(self.type)[0]) if self.kind == "choice" else ()
 
     def parse(self, text: str) -> Any:
         """Parses a value. "" is the default.
@@ -69,286 +235,39 @@ class Option:
         if text == "":
             return self.default
         try:
-            value = _PARSERS.get(self.kind, str)(text)
-        except (KeyError, ValueError):
-            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {_TYPES[self.kind]}") from None
-        if self.choices and value not in dict(self.choices):
-            raise argparse.ArgumentTypeError(f"found {text!r}, {self.instead_of(text)}")
-        return value
-
-    def instead_of(self, value: object) -> str:
-        """What to give instead of a wrong value."""
-        return GONE_VALUES.get(str(value), f"wanted {self.wanted}")
-
-
-_PARSERS: dict[OptionKind, Callable[[str], Any]] = {
-    "boolean": lambda text: {"true": True, "false": False}[text.lower()],
-    "integer": int,
-    "number": float,
-}
-_TYPES: dict[OptionKind, str] = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
-_KINDS: dict[Any, OptionKind] = {bool: "boolean", int: "integer", int | None: "integer", float: "number"}
-
-
-def _option(group: str, default: Any, label: str, help: str, example: str = "", **more: Any) -> Any:
-    """A field of a table below. Its type decides its kind; `more`: see `Option`, and bounds of its value."""
-    bounds = {name: more.pop(name) for name in ("ge", "le", "lt") if name in more}
-    extra = {"group": group, **more}
-    return Field(default, title=label, description=help, examples=[example], json_schema_extra=extra, **bounds)
-
-
-_job, _output, _files, _speed, _launch = (
-    partial(_option, group) for group in ("Job", "Output", "Working files", "Speed", "Launch")
-)
-_FOLDER = {"kind": "output_folder", "metavar": "DIR", "pattern": r"^gs://[^/\s]+/\S+$"}
-_SHARE = {
-    "metavar": "SHARE",
-    "pattern": r"^(0(\.\d+)?|1(\.0+)?)$",
-    "wanted": "a share between 0 and 1",
-    "ge": 0,
-    "le": 1,
-}
-_SECONDS = {"metavar": "SECONDS", "pattern": r"^\d+(\.\d+)?$"}
-_COUNT = {"metavar": "N", "pattern": r"^[1-9]\d*$"}
-
-
-_READABLE = "JSONL or Parquet files (.gz, .bz2 and .zst are read too)"
-
-
-class JobOptions(BaseModel):
-    """Inputs, output, config and tokenizer: the first arguments of `Pipeline`."""
-
-    inputs: str | None = _job(
-        None,
-        "Input files",
-        f"{_READABLE}, as paths or globs separated by commas or white space, or @LIST, a file that names one a line. "
-        "Without it, the config names the files: input.groups",
-        "gs://bucket/chats/*.jsonl.gz, gs://bucket/more.jsonl",
-        metavar="LIST",
-        pattern=r"^\s*@?gs://[^\s,]+([\s,]+@?gs://[^\s,]+)*\s*$",
-    )
-    output_dir: str = _job(
-        ..., "Output folder", "the directory to make", "gs://bucket/prepared/chats", short="-o", **_FOLDER
-    )
-    config: str | None = _job(
-        None,
-        "Config file",
-        "the config, a JSON file; give either this or config_json",
-        "gs://bucket/configs/sft_chat.json",
-        kind="input_file",
-        short="-c",
-        metavar="FILE",
-        pattern=r"^gs://[^/\s]+/\S+\.json$",
-    )
-    config_json: str | None = _job(
-        None,
-        "Config, as JSON",
-        "the config as JSON; give either this or config",
-        '{"input": {"sections": [{"field": "text", "action": "train"}]}}',
-        metavar="JSON",
-        pattern=r"^\s*\{[\s\S]*\}\s*$",
-        of_pipeline=False,
-    )
-    tokenizer_path: str = _job(
-        ...,
-        "Tokenizer folder",
-        "a tokenizer's folder; on the command line also its Hugging Face name",
-        "gs://bucket/tokenizers/qwen3",
-        kind="input_folder",
-        metavar="DIR_OR_NAME",
-        # Dataflow's image is offline: no Hugging Face names. But it may contain tokenizers.
-        pattern=r"^(gs://[^/\s]+|/template/tokenizers)/\S+$",
-    )
-
-
-class RunOptions(BaseModel):
-    """How a job runs: the other arguments of `Pipeline`. docs/config.md explains each.
-
-    >>> from beam_prep.options import RunOptions
-    >>> RunOptions.of({"overwrite": True}).max_reject_rate
-    0.01
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    overwrite: bool = _output(False, "Overwrite", "replace the output of another job", "true")
-    keep_versions: int | None = _output(
-        None,
-        "Versions kept",
-        "make a version, DIR/<time>, to which DIR/latest points at the end, and keep this many",
-        "3",
-        wanted="how many are kept, 1 or more",
-        ge=1,
-        **_COUNT,
-    )
-    version_name: str | None = _output(
-        None,
-        "Name of the version",
-        "with --keep_versions: the version's name (default: the launch time in UTC); versions are in order of "
-        "their names",
-        "20261122",
-        metavar="NAME",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-    )
-    max_reject_rate: float = _output(
-        0.01,
-        "Largest share of rejected records",
-        "fail when a larger share of the records is rejected",
-        "0.05",
-        **_SHARE,
-    )
-    max_no_loss_rate: float = _output(
-        0.05,
-        "Largest share of records with nothing to train on",
-        "fail when a larger share of the records is dropped as empty or without loss",
-        "0.2",
-        **_SHARE,
-    )
-    max_reject_chars: int = _output(
-        1000,
-        "Characters kept of a rejected record",
-        "most characters kept of a rejected record; 0: no text",
-        "0",
-        wanted="0 or more characters",
-        ge=0,
-        metavar="N",
-        pattern=r"^\d+$",
-    )
-    max_line_bytes: int = _output(
-        64 * 1024 * 1024,
-        "Largest length of a line",
-        "reject a line that is longer than this number of bytes",
-        "1048576",
-        wanted="1 or more, below 2 GiB",
-        ge=1,
-        lt=1 << 31,
-        **_COUNT,
-    )
-    cache_dir: str | None = _files(
-        None,
-        "Folder of the token cache",
-        "keep tokenised blocks here for later runs; by default they are removed when this run succeeds",
-        "gs://bucket/token_cache",
-        **_FOLDER,
-    )
-    staging: str | None = _files(
-        None,
-        "Folder for unfinished files",
-        "the folder of unfinished files; by default .beam_prep next to the output",
-        "gs://bucket/unfinished",
-        **_FOLDER,
-    )
-    lease: float = _files(
-        600.0,
-        "Seconds until a killed launch is forgotten",
-        "how long a killed launch blocks its output where its lock cannot be seen: from another machine, in a store",
-        "120",
-        wanted="60 seconds or more",
-        ge=60,
-        **_SECONDS,
-    )
-    block_bytes: int = _speed(
-        8 * 1024 * 1024,
-        "Block size",
-        "bytes of input in a block, a multiple of 65536; does not change the output",
-        "4194304",
-        metavar="N",
-        pattern=r"^[1-9]\d{4,}$",
-    )
-    tokenizer_backend: Literal["auto", "transformers", "gigatoken"] = _speed(
-        "auto",
-        "Encoder",
-        "the library that encodes; gigatoken is compared with the reference, see check",
-        "transformers",
-        meanings=(
-            "above 2 MB gigatoken, if it gives the same ids as transformers",
-            "the reference",
-            "gigatoken (BPE), or an error",
-        ),
-    )
-    check: Literal["sample", "full"] = _speed(
-        "sample",
-        "Check against the reference",
-        "what is compared with transformers: a sample of each block, or everything",
-        "full",
-        meanings=(
-            "some records of every block (if one differs, the reference makes the block)",
-            "everything, from the bytes to the masks (a difference fails the run)",
-        ),
-    )
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """The options by name. Missing ones get their defaults.
-
-        Raises:
-            ConfigError: a name is unknown or old, or a value is wrong.
-        """
-        for name in given:
-            if name not in cls.model_fields:
-                raise ConfigError(unknown_name("option", name, cls.model_fields, instead(name)))
-        values = {name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in given.items()}
-        try:
-            made = cls.model_validate(values)
+            return TypeAdapter(self.type).validate_python(text)
         except ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])
-            value, option = values[name], BY_NAME[name]
-            shown = f"{value:g}" if isinstance(value, float) else repr(value)
-            raise ConfigError(f"{name} is {shown}, {option.instead_of(value)}") from None
-        if made.version_name is not None and made.keep_versions is None:
-            raise ConfigError(f"version_name is {made.version_name!r} without keep_versions: give both")
-        return made
-
-
-class LaunchOptions(BaseModel):
-    """Options that only the command line handles."""
-
-    dry_run: bool = _launch(
-        False,
-        "Dry run",
-        "print what would be done, and do nothing",
-        not_in_template="the launcher's log is no place for an answer",
-    )
-    wait: bool = _launch(
-        True,
-        "Wait",
-        "wait until the job has ended",
-        not_in_template="Dataflow creates the job when the launcher has ended",
-    )
-    verbose: bool = _launch(False, "Verbose", "show Beam's own log too", not_in_template="the launcher logs everything")
+            raise argparse.ArgumentTypeError(f"found {text!r}, {_wanted(error.errors()[0])}") from None
 
 
 def _options(table: type[BaseModel]) -> Iterable[Option]:
     for name, field in table.model_fields.items():
         more: dict[str, Any] = {**field.json_schema_extra}  # type: ignore[dict-item]
-        names = get_args(field.annotation) if (meanings := more.pop("meanings", ())) else ()
-        more.setdefault("kind", "choice" if names else _KINDS.get(field.annotation, "text"))
-        more.setdefault("wanted", f"one of {', '.join(names)}" if names else _TYPES.get(more["kind"], "a text"))
-        more.setdefault("of_pipeline", table is not LaunchOptions)
+        of_type = "choice" if get_origin(field.annotation) is Literal else _KINDS.get(field.annotation, "text")
+        kind = more.setdefault("kind", of_type)
+        more.setdefault("metavar", _METAVARS.get(kind))
+        more.setdefault("pattern", _PATTERNS.get(kind, ""))
         yield Option(
             name=name,
             label=str(field.title),
-            help=str(field.description),
+            help=" ".join(str(field.description).split()),
             example=(field.examples or [""])[0],
+            type=Annotated[field.annotation, "bounds", *field.metadata],
             default=None if field.is_required() else field.default,
             required=field.is_required(),
-            choices=tuple(zip(names, meanings, strict=True)),
+            in_form=table is not LaunchOptions,
             **more,
         )
 
 
 OPTIONS = tuple(option for table in (JobOptions, RunOptions, LaunchOptions) for option in _options(table))
 """All options of `beam-prep run`."""
-BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run` to a parser. Call `normalise_flags` before parsing and `complete` after it."""
-    inputs_help = (
-        f"{_READABLE}, folders of datasets, quoted globs, or @LIST; "
-        "or give --inputs; none, if the config has input.groups"
-    )
-    parser.add_argument("files", nargs="*", metavar="INPUT", help=inputs_help)
+    help = "JSONL or Parquet files, folders of datasets, quoted globs, or @LIST: see --inputs"
+    parser.add_argument("files", nargs="*", metavar="INPUT", help=help)
     _add(parser, OPTIONS)
 
 
@@ -363,31 +282,16 @@ def _add(parser: argparse.ArgumentParser, wanted: Iterable[Option]) -> None:
     for option in wanted:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group.lower())
-        names = ([option.short] if option.short else []) + [f"--{option.name}"]
+        alone = "alone: true; " if option.kind == "boolean" else ""
+        default = "" if option.default is None else f" ({alone}default: {str(option.default).lower()})"
         groups[option.group].add_argument(
-            *names,
+            *filter(None, (option.short, f"--{option.name}")),
             type=option.parse,
             default=option.default,
             required=option.required,
-            metavar=_metavar(option),
-            help=_help(option),
+            metavar="|".join(option.choices) or option.metavar,
+            help=f"{option.help}{default}".replace("%", "%%"),
         )
-
-
-def _metavar(option: Option) -> str | None:
-    if option.kind == "boolean":
-        return "true|false"
-    return "|".join(name for name, _ in option.choices) or option.metavar
-
-
-def _help(option: Option) -> str:
-    text = option.help
-    if option.choices:
-        text += ": " + "; ".join(f"{name} = {meaning}" for name, meaning in option.choices)
-    if option.default is not None:
-        flag = option.kind == "boolean"
-        text += f" (alone: true; default: {str(option.default).lower()})" if flag else f" (default: {option.default})"
-    return text.replace("%", "%%")
 
 
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
@@ -420,15 +324,11 @@ def complete(given: argparse.Namespace) -> str | None:
     return None
 
 
-def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `Pipeline`, by name."""
-    return {option.name: getattr(given, option.name) for option in OPTIONS if option.of_pipeline}
-
-
-def replay_arguments(given: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `Replay` that were given, by name."""
-    names = [option.name for option in OPTIONS if option.of_pipeline and option.name != "inputs"]
-    return {name: value for name in names if (value := getattr(given, name)) is not None}
+def arguments_of(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Pipeline` or `Replay` that were given, or have a default, by name."""
+    values = vars(given)
+    names = (option.name for option in OPTIONS if option.of_pipeline)
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def changed_options(given: argparse.Namespace) -> list[str]:
@@ -437,6 +337,6 @@ def changed_options(given: argparse.Namespace) -> list[str]:
     found = []
     for option in OPTIONS:
         value = values[option.name]
-        if not option.not_in_template and value != option.default:
+        if option.in_form and value != option.default:
             found.append(f"--{option.name}={str(value).lower() if isinstance(value, bool) else value}")
     return found

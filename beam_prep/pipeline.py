@@ -21,7 +21,7 @@ from beam_prep.first_records import FirstRecords
 from beam_prep.formats.manifest import RUN
 from beam_prep.options import RunOptions
 from beam_prep.output_claim import OutputClaim, manifest_of
-from beam_prep.process import Stopped, received_signal
+from beam_prep.process import Stopped, quiet_beam, received_signal
 from beam_prep.progress import Progress, reports_folder
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.room import AMPLE, free_bytes, lacks_room, sizes
@@ -32,7 +32,6 @@ from beam_prep.runners import (
     counters_of,
     has_ended,
     job_id_of,
-    quiet_beam,
     raised_by_worker,
     told_job,
     wait_until_done,
@@ -50,7 +49,6 @@ from beam_prep.storage.stores.objects import read_bytes
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.storage.tokenizers import load_tokenizer, ship
 from beam_prep.storage.versions import check_name
-from beam_prep.tokens.backends import Backend
 from beam_prep.tokens.check import CachePolicy
 from beam_prep.transforms.records import ReadJSONL
 
@@ -58,6 +56,8 @@ log = logging.getLogger("beam_prep")
 
 _SHOWN = 5
 """Warnings about the first records that are logged at the start."""
+_OF_SHARD = {"max_reject_rate", "max_no_loss_rate", "max_reject_chars", "overwrite", "keep_versions"}
+"""Options of a run that are arguments of `Shard`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ class Pipeline:
             engine = choose_runner(options, self.inputs)
             warnings = self._look_at_inputs(engine, ignored)
             self.output = claim.choose_version()
-            with self._staging_of(engine) as reports, self._ended_well(engine, claim) as job:
-                pipeline = self._pipeline(engine, warnings, reports)
+            with self._launched(engine, claim) as job:
+                pipeline = self._pipeline(engine, warnings, job.reports)
                 claim.take(engine.here, wait)
-                progress = Progress(reports, self.inputs, limited=self.config.preprocessing.max_items is not None)
+                progress = Progress(job.reports, self.inputs, limited=self.config.preprocessing.max_items is not None)
                 with progress, quiet_beam(), claim.claims.renewed(self.options.lease):
                     job.running = pipeline.run()
                     if not engine.here:
@@ -201,7 +201,7 @@ class Pipeline:
         Raises:
             InputError, TokenizerError: an input or the backend cannot be used.
         """
-        _ = self._backend  # raises before anything runs, if it cannot be used
+        self._backend = self._first_records.backend(self.options.tokenizer_backend, self.references)
         files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
         log.info("%s; %s, %.1f MB", engine.how, files, total_size(self.inputs) / 1e6)
         self._first_records.check_files()
@@ -230,32 +230,19 @@ class Pipeline:
     def _first_records(self) -> FirstRecords:
         return FirstRecords(self.config, self.tokenizer, self.inputs)
 
-    @functools.cached_property
-    def _backend(self) -> Backend:
-        return self._first_records.backend(self.options.tokenizer_backend, self.references)
-
     @contextlib.contextmanager
-    def _staging_of(self, engine: Engine) -> Iterator[str | None]:
-        """Makes the folder of unfinished files. Yields the folder of the workers' reports; None: they share none."""
+    def _launched(self, engine: Engine, claim: OutputClaim) -> Iterator["_Job"]:
+        """Makes the folder of unfinished files. Ends job, claim and folder, as far as they end with this launch."""
+        job, is_done = _Job(), False
+        shared = self.staging.path("progress") if self.staging.local else None
         try:
             self.staging.create()
             if not engine.here:  # workers on other machines do not have the tokenizer's folder
                 self.tokenizer = ship(self.tokenizer, self.staging.root)
             if self._references is not None:
                 self.references = ship_references(self._references, self.staging.root)
-            with reports_folder(self.staging.path("progress") if self.staging.local else None, engine.here) as folder:
-                yield folder
-        except Stopped:
-            if engine.here:  # the signal may have come while the folder was being removed
-                self.staging.remove()
-            raise
-
-    @contextlib.contextmanager
-    def _ended_well(self, engine: Engine, claim: OutputClaim) -> Iterator["_Job"]:
-        """Ends the job, its claim and its unfinished files, as far as they end with this launch."""
-        job, is_done = _Job(), False
-        try:
-            yield job
+            with reports_folder(shared, engine.here) as job.reports:
+                yield job
             is_done = not job.is_left
         except Exception as error:  # runners wrap what a worker raised, each in its own way
             found = raised_by_worker(error)
@@ -270,7 +257,11 @@ class Pipeline:
                 claim.fails()
             # On another runner the job may still run: a later launch removes its files.
             if engine.here or is_done:
-                self.staging.remove()
+                try:
+                    self.staging.remove()
+                except Stopped:  # there is no second signal
+                    self.staging.remove()
+                    raise
 
     def _pipeline(self, engine: Engine, warnings: list[str], reports: str | None) -> beam.Pipeline:
         """The job's steps.
@@ -301,14 +292,10 @@ class Pipeline:
                     config,
                     self.tokenizer,
                     self.output,
-                    max_reject_rate=options.max_reject_rate,
-                    max_no_loss_rate=options.max_no_loss_rate,
-                    max_reject_chars=options.max_reject_chars,
-                    overwrite=options.overwrite,
+                    **options.model_dump(include=_OF_SHARD),
                     token_cache=token_cache,
                     staging=self.staging,
                     progress=reports,
-                    keep_versions=options.keep_versions,
                     compose=self.compose,
                     facts=self.facts,
                     run=run,
@@ -364,10 +351,17 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _Job:
-    """A job: Beam's result once it runs, and whether it is left to its runner."""
+    """A job.
+
+    Attributes:
+        running: Beam's result, once it runs.
+        is_left: True: it is left to its runner.
+        reports: the folder of the workers' reports; None: they share none.
+    """
 
     running: Any = None
     is_left: bool = False
+    reports: str | None = None
 
 
 def _options(given: Sequence[str] | PipelineOptions | None) -> PipelineOptions:

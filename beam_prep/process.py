@@ -1,4 +1,4 @@
-"""Signals that end this process, and a filter for Beam's logging during its import."""
+"""Signals that end this process, and silence for Beam."""
 
 import contextlib
 import logging
@@ -31,16 +31,25 @@ def received_signal() -> int | None:
 
 
 @contextlib.contextmanager
-def quiet_import() -> Iterator[None]:
-    """Hides Beam's warnings about extras that are not installed ("apitools not found ..."): no job needs them."""
-    root = logging.getLogger()
-    root.addFilter(not_of_beam)
+def quiet_beam() -> Iterator[None]:
+    """Silences Beam, unless everything is logged.
+
+    Its import warns of extras that are not installed ("apitools not found ..."): no job needs them. A run logs the
+    traceback of a failed bundle several times; the error is raised anyway.
+    """
+    if logging.getLogger("beam_prep").isEnabledFor(logging.DEBUG):
+        yield
+        return
+    beam, root = logging.getLogger("apache_beam"), logging.getLogger()
+    before = beam.level
+    beam.setLevel(logging.CRITICAL)
+    root.addFilter(_not_of_beam)  # messages of job servers come from other loggers
     try:
         yield
     finally:
-        root.removeFilter(not_of_beam)
+        beam.setLevel(before)
+        root.removeFilter(_not_of_beam)
 
 
-def not_of_beam(record: logging.LogRecord) -> bool:
-    """A filter of the root logger: drops the records of Beam."""
+def _not_of_beam(record: logging.LogRecord) -> bool:
     return "apache_beam" not in record.pathname

@@ -273,13 +273,13 @@ def inputs_of(
         given: paths and globs, see `list_inputs`; None or []: none.
 
     Raises:
-        ConfigError: both are given.
-        InputError: neither is given; or see `list_inputs`.
+        ConfigError: both are given, or neither.
+        InputError: see `list_inputs`.
     """
     given = [given] if isinstance(given, (str, os.PathLike)) else list(given or ())
     if config.input.groups is None:
         if not given:
-            raise InputError("no input: give files or quoted globs, or name them in the config: input.groups")
+            raise ConfigError("no input: give files or quoted globs, or name them in the config: input.groups")
         return list_inputs(given)
     if given:
         raise ConfigError(
@@ -389,9 +389,11 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
     """The packing, padding and names of a config's shards.
 
     Raises:
-        ConfigError: see `pad_id_of`.
+        ConfigError: rows are padded, and the tokenizer has no id for that.
     """
-    preprocessing, multiple = config.preprocessing, config.pad_multiple
+    preprocessing, multiple, pad_id = config.preprocessing, config.pad_multiple, tokenizer.pad_id
+    if multiple is not None and pad_id is None:
+        raise ConfigError("preprocessing.padding: this tokenizer has no pad_token and no eos_token; name one in it")
     return Layout(
         preprocessing.packing_strategy,
         preprocessing.max_packed_len or preprocessing.max_seq_len,
@@ -400,7 +402,7 @@ def layout(config: PipelineConfig, tokenizer: Tokenizer) -> Layout:
         config.columns(),
         config.names,
         "keep_start" if preprocessing.truncation_mode == "chunk" else preprocessing.truncation_mode,
-        None if multiple is None else Padding(multiple, pad_id_of(tokenizer)),
+        None if multiple is None or pad_id is None else Padding(multiple, pad_id),
         Chunking(preprocessing.chunk_size, preprocessing.stride, preprocessing.rows_without_loss == "keep")
         if preprocessing.chunks
         else None,
@@ -416,7 +418,7 @@ def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any
         more: other arguments of `Shard`.
 
     Raises:
-        ConfigError: see `pad_id_of`.
+        ConfigError: see `layout`.
         ValueError, OutputError: see `Shard`.
     """
     return Shard(
@@ -430,18 +432,6 @@ def shard(config: PipelineConfig, tokenizer: Tokenizer, output: str, **more: Any
         tokenizer=tokenizer,
         **more,
     )
-
-
-def pad_id_of(tokenizer: Tokenizer) -> int:
-    """The id that pads rows.
-
-    Raises:
-        ConfigError: the tokenizer has none.
-    """
-    pad_id = tokenizer.pad_id
-    if pad_id is None:
-        raise ConfigError("preprocessing.padding: this tokenizer has no pad_token and no eos_token; name one in it")
-    return pad_id
 
 
 def references_of(config: PipelineConfig) -> References | None:

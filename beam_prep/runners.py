@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,6 @@ from apache_beam.options.pipeline_options import (
     PortableOptions,
     PrismRunnerOptions,
     SetupOptions,
-    SparkRunnerOptions,
     StandardOptions,
     WorkerOptions,
 )
@@ -40,7 +40,6 @@ from beam_prep import errors
 from beam_prep.data.block import InputFile
 from beam_prep.errors import BeamPrepError, ConfigError, EngineError
 from beam_prep.options import OPTIONS
-from beam_prep.process import not_of_beam
 
 log = logging.getLogger("beam_prep")
 
@@ -55,29 +54,20 @@ def plain_size(inputs: Iterable[InputFile]) -> int:
     return sum(file.size * (_COMPRESSED if file.compression else 1) for file in inputs)
 
 
-class FlinkOptions(PipelineOptions):
-    """An option of Beam's Flink job server that Beam's Python learns only from the server."""
+class JobOptions(PipelineOptions):
+    """Options that Beam does not know: one of its Flink job server, and our own, which a runner's console shows."""
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
         modes = ("PIPELINED", "PIPELINED_FORCED", "BATCH", "BATCH_FORCED")
         parser.add_argument("--execution_mode_for_batch", choices=modes, help="how Flink hands data on between tasks")
-
-
-class JobOptions(PipelineOptions):
-    """Our own options, as strings. A runner shows them with Beam's, for example in Dataflow's console."""
-
-    @classmethod
-    def _add_argparse_args(cls, parser: Any) -> None:
         for option in OPTIONS:
-            if not option.not_in_template:  # the others concern the launch, and Beam has a `dry_run` of its own
+            if option.in_form:  # the others concern the launch, and Beam has a `dry_run` of its own
                 parser.add_argument(f"--{option.name}", help=option.help.replace("%", "%%"))
 
 
 def cores() -> int:
     """The number of processors that this process may use."""
-    if sys.version_info >= (3, 13):
-        return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -86,19 +76,20 @@ def cores() -> int:
 class WorkerProcesses(FnApiRunner):
     """The local runner with Beam's worker processes. It notices a killed worker; Beam would wait forever.
 
-    A shell starts each worker, so that its process id is known. Then Ctrl-C in a terminal reaches only the launcher.
-    Tracebacks of workers are hidden, because the launcher reports the error.
+    A shell starts each worker and notes its process id; `work` notes when it has ended well. Then Ctrl-C in a terminal
+    reaches only the launcher. Tracebacks of workers are hidden, because the launcher reports the error.
     """
 
     def __init__(self) -> None:
-        self._ids = tempfile.NamedTemporaryFile(prefix="beam_prep-workers-")  # noqa: SIM115
+        self._notes = tempfile.NamedTemporaryFile(prefix="beam_prep-workers-")  # noqa: SIM115
         # Otherwise the Rust tokenizers start a thread for each core in every worker.
         settings = "TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false} RAYON_NUM_THREADS=${RAYON_NUM_THREADS:-1}"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # workers import what the launcher does
-        settings += f" PYTHONPATH={shlex.quote(path)}"
+        notes = shlex.quote(self._notes.name)
+        settings += f" PYTHONPATH={shlex.quote(path)} BEAM_PREP_NOTES={notes}"
         worker = f"{shlex.quote(sys.executable)} -P -c 'from {__name__} import work; work({os.getpid()})'"
         hidden = "" if log.isEnabledFor(logging.DEBUG) else "2> /dev/null"
-        command = f"trap '' INT; echo $$ >> {shlex.quote(self._ids.name)}; export {settings}; exec {worker} {hidden}"
+        command = f"echo $$ >> {notes}; trap '' INT; export {settings}; exec {worker} {hidden}"
         super().__init__(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
     def run_pipeline(self, pipeline: Any, options: PipelineOptions) -> Any:
@@ -116,29 +107,41 @@ class WorkerProcesses(FnApiRunner):
             except BaseException as error:  # the waiting thread raises it
                 done.set_exception(error)
 
-        thread = threading.Thread(target=run, daemon=True, name="beam_prep-run")
-        with self._ids, _quiet_threads(thread) as killed:
-            thread.start()
+        # Beam's threads that read from a killed worker end with a traceback.
+        screen = sys.stderr if log.isEnabledFor(logging.DEBUG) else None
+        with self._notes, open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(screen or nowhere):
+            threading.Thread(target=run, daemon=True, name="beam_prep-run").start()
+            killed = False
             try:
-                while not killed.is_set() and not concurrent.futures.wait([done], _LOOK_EVERY).done:
-                    pass
+                while not killed and not concurrent.futures.wait([done], _LOOK_EVERY).done:
+                    killed = any(not _is_there(worker) for worker in self._workers())
             finally:
                 if not done.done():
-                    # Kill the other workers, too. At the end of a run, where they end one by one, this only saves time.
                     for each in self._workers():
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(each, signal.SIGKILL)
-            if not concurrent.futures.wait([done], _UNTIL_ENDED).done:
-                raise EngineError(DIED)
-            error = done.exception()
-            if killed.is_set() and error is not None and raised_by_worker(error) is error:
-                # The error is about the connection to the killed worker.
-                raise EngineError(DIED) from error
-            return done.result()
+                    concurrent.futures.wait([done], _UNTIL_ENDED)
+        if not done.done():
+            raise EngineError(DIED)
+        error = done.exception()
+        if killed and error is not None and raised_by_worker(error) is error:
+            # The error is about the connection to the killed worker.
+            raise EngineError(DIED) from error
+        return done.result()
 
-    def _workers(self) -> list[int]:
-        with open(self._ids.name) as file:
-            return [int(line) for line in file if line.endswith("\n")]
+    def _workers(self) -> set[int]:
+        """The process ids of the workers that have not ended well."""
+        with open(self._notes.name) as file:
+            notes = [int(line) for line in file if line.endswith("\n")]
+        return {note for note in notes if note > 0 and -note not in notes}
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def work(launcher: int) -> None:
@@ -152,36 +155,12 @@ def work(launcher: int) -> None:
 
     threading.Thread(target=end_with_launcher, daemon=True).start()
     sdk_worker_main.main(None)
+    with open(os.environ["BEAM_PREP_NOTES"], "a") as file:
+        file.write(f"-{os.getpid()}\n")
 
 
-_LOOK_EVERY, _UNTIL_ENDED = 0.2, 10.0
+_LOOK_EVERY, _UNTIL_ENDED = 0.2, 3.0
 """Seconds between two checks of the other processes; seconds that Beam may take after they were killed."""
-
-
-@contextlib.contextmanager
-def _quiet_threads(run: threading.Thread) -> Iterator[threading.Event]:
-    """Hides errors of Beam's threads: threads that read from a killed worker end with an error.
-
-    Yields an event, which is set when a worker has died: Beam's thread that waits for the worker raises then.
-    """
-    before, died = threading.excepthook, threading.Event()
-
-    def hook(found: threading.ExceptHookArgs) -> None:
-        if any(words in str(found.exc_value) for words in _DIED):
-            died.set()
-        trace, files = found.exc_traceback, []
-        while trace is not None:
-            files.append(trace.tb_frame.f_code.co_filename)
-            trace = trace.tb_next
-        if not any("apache_beam" in file for file in files):
-            before(found)
-
-    threading.excepthook = hook
-    try:
-        yield died
-    finally:
-        if not run.is_alive():  # otherwise its threads may end later
-            threading.excepthook = before
 
 
 class Engine(NamedTuple):
@@ -216,8 +195,8 @@ def choose_runner(options: PipelineOptions, inputs: Sequence[InputFile]) -> Engi
         ConfigError: an option that the runner needs is missing.
     """
     name = options.view_as(StandardOptions).runner
-    if name not in (None, "DirectRunner", "FnApiRunner"):
-        chosen = _set_defaults(options, str(name).rpartition(".")[2])
+    if _name_of(options) != "DirectRunner":
+        chosen = _set_defaults(options, _name_of(options))
         words = ", ".join(f"{option}={value}" for option, value in chosen.items())
         return Engine(name, options, f"runner: {name}{f' with {words}' if words else ''}")
     direct = options.view_as(DirectOptions)
@@ -245,77 +224,52 @@ def workers_of(options: PipelineOptions) -> int:
     Args:
         options: the options of the `Engine` from `choose_runner`.
     """
-    runner = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
-    if runner in ("DirectRunner", "FnApiRunner"):
-        found = options.view_as(DirectOptions).direct_num_workers
-    elif runner == "FlinkRunner":
-        found = options.view_as(FlinkRunnerOptions).parallelism
-    elif runner == "DataflowRunner":
-        workers = options.view_as(WorkerOptions)
-        found = workers.max_num_workers or workers.num_workers
-    else:
-        found = None
+    runner, workers = _name_of(options), options.view_as(WorkerOptions)
+    found = {
+        "DirectRunner": options.view_as(DirectOptions).direct_num_workers,
+        "FlinkRunner": options.view_as(FlinkRunnerOptions).parallelism,
+        "DataflowRunner": workers.max_num_workers or workers.num_workers,
+    }.get(runner)
     return max(1, min(found or 1, _MOST_WORKERS))
 
 
-_GROUPS: dict[str, tuple[type[PipelineOptions], ...]] = {
-    "FlinkRunner": (FlinkRunnerOptions, FlinkOptions),
-    "PrismRunner": (PrismRunnerOptions,),
-    "SparkRunner": (SparkRunnerOptions,),
-    "DataflowRunner": (WorkerOptions,),  # without those of `_FOR_ALL`
-    "DirectRunner": (DirectOptions,),
-    "a runner with a job server": (PortableOptions,),
+_PORTABLE = "job_endpoint artifact_endpoint environment_type environment_config sdk_worker_parallelism "
+_READ_BY = {
+    "DirectRunner": "direct_num_workers direct_running_mode",
+    "FlinkRunner": _PORTABLE + "flink_master flink_version flink_job_server_jar flink_submit_uber_jar parallelism "
+    "max_parallelism execution_mode_for_batch",
+    "PrismRunner": _PORTABLE + "prism_location",
+    "SparkRunner": _PORTABLE
+    + "spark_master_url spark_version spark_job_server_jar spark_submit_uber_jar spark_rest_url",
+    "DataflowRunner": "num_workers max_num_workers autoscaling_algorithm machine_type worker_machine_type disk_size_gb",
 }
-"""Options that only one runner reads."""
-_FOR_ALL = (
-    "worker_harness_container_image",
-    "sdk_container_image",
-    "sdk_harness_container_image_overrides",
-    "default_sdk_harness_log_level",
-    "sdk_harness_log_level_overrides",
-    "max_cache_memory_usage_mb",
-    "element_processing_timeout_minutes",
-)
-_PORTABLE = ("FlinkRunner", "PrismRunner", "SparkRunner", "PortableRunner")
+"""Options that not every runner reads."""
 
 
 def without_effect(options: PipelineOptions, wait: bool = True) -> list[str]:
-    """The given options that have no effect with this runner: one sentence for each group of options.
+    """The given options that have no effect with this runner: one sentence for each of the other runners.
 
     Args:
         options: as the user gave them, before `choose_runner`.
         wait: as the user gave it.
     """
-    name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
-    name = "DirectRunner" if name == "FnApiRunner" else name
-    if name not in {*_GROUPS, *_PORTABLE}:
+    name = _name_of(options)
+    if name not in _READ_BY:
         return []  # an unknown runner may read any option
-    read = {name, *(["a runner with a job server"] if name in _PORTABLE else [])}
-    read |= {*_GROUPS} - {"DirectRunner"} if name == "PortableRunner" else set()
-    given, found = _given(options) - {*_FOR_ALL}, []
-    for runner, groups in _GROUPS.items():
-        known = [each for group in groups for each in options.view_as(group).get_all_options(current_only=True)]
-        other = " and ".join(f"--{each}" for each in known if each in given)
-        if runner in read or not other:
-            continue
-        text = f"{other} without effect: for {runner}, and this is {name}"
-        if name == "DirectRunner" and "num_workers" in given and runner == "DataflowRunner":
-            number = options.view_as(WorkerOptions).num_workers
-            text += f"; for worker processes on this machine, type --direct_num_workers={number}"
-        elif name == "DirectRunner" and runner.endswith("Runner"):
-            text += f"; type --runner={runner} to run there"
-        found.append(text)
-    if name == "DirectRunner":
-        direct = options.view_as(DirectOptions)
-        alone = direct.direct_running_mode == "in_memory" and "direct_running_mode" in given
-        if alone and direct.direct_num_workers > 1:
-            found.append(
-                f"--direct_num_workers={direct.direct_num_workers} without effect: --direct_running_mode=in_memory is "
-                "one worker; leave that out, or type multi_processing"
-            )
-        if not wait:
-            found.append(f"--wait=false without effect: {name} works in this process, and ends with it")
+    given, found = _given(options) - {*_READ_BY[name].split()}, []
+    for runner, read in _READ_BY.items():
+        if other := [f"--{each}" for each in read.split() if each in given]:
+            found.append(f"{' and '.join(other)} without effect: for --runner={runner}, and this is {name}")
+            given -= {*read.split()}
+    if not wait and name == "DirectRunner":
+        found.append(f"--wait=false without effect: {name} works in this process, and ends with it")
     return found
+
+
+def _name_of(options: PipelineOptions) -> str:
+    """The name of the runner; `DirectRunner` for all that work in this process."""
+    name = str(options.view_as(StandardOptions).runner or "DirectRunner").rpartition(".")[2]
+    return "DirectRunner" if name == "FnApiRunner" else name
 
 
 def _given(options: PipelineOptions) -> set[str]:
@@ -330,7 +284,7 @@ def _set_defaults(options: PipelineOptions, runner: str) -> dict[str, Any]:
     wanted: dict[str, tuple[type[PipelineOptions], Any]] = {}
     if runner == "FlinkRunner":
         # A stage hands its data on when it is done. So after a failure only that stage is repeated.
-        wanted["execution_mode_for_batch"] = FlinkOptions, "BATCH_FORCED"
+        wanted["execution_mode_for_batch"] = JobOptions, "BATCH_FORCED"
         page = flink_page(options)
         if page is not None and (slots := _flink_slots(page)):
             # Beam's defaults are one slot, and one Python process for all slots of a machine.
@@ -393,8 +347,11 @@ def job_id_of(running: Any) -> str | None:
 
 def told_job(running: Any, options: PipelineOptions) -> dict[str, str]:
     """The id of a job and the address of its page, as far as they are known. Logs both."""
-    found = {"id": job_id_of(running), "url": _page(running, options)}
-    job = {name: value for name, value in found.items() if value is not None}
+    number, page = job_id_of(running), flink_page(options)
+    if _name_of(options) == "DataflowRunner":
+        cloud = options.view_as(GoogleCloudOptions)
+        page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{number}?project={cloud.project}"
+    job = {name: value for name, value in (("id", number), ("url", page)) if value is not None}
     if job:
         log.info("job %s", " ".join(job.values()))
     return job
@@ -410,19 +367,9 @@ def _cancel_on_flink(page: str, job_id: str) -> None:
         urllib.request.urlopen(request, timeout=30).close()
 
 
-def _page(running: Any, options: PipelineOptions) -> str | None:
-    """The page of a job in its runner's console."""
-    name = str(options.view_as(StandardOptions).runner).rpartition(".")[2]
-    if name == "DataflowRunner":
-        cloud = options.view_as(GoogleCloudOptions)
-        page = "https://console.cloud.google.com/dataflow/jobs"
-        return f"{page}/{cloud.region}/{job_id_of(running)}?project={cloud.project}"
-    return flink_page(options)
-
-
 def flink_page(options: PipelineOptions) -> str | None:
     """The address of a Flink cluster's console and REST interface; None if it is not given, or on another runner."""
-    if str(options.view_as(StandardOptions).runner).rpartition(".")[2] != "FlinkRunner":
+    if _name_of(options) != "FlinkRunner":
         return None
     master = options.view_as(FlinkRunnerOptions).flink_master
     if not master or master.startswith("["):  # Beam starts a cluster, or the job server knows one
@@ -430,27 +377,21 @@ def flink_page(options: PipelineOptions) -> str | None:
     return str(master) if "://" in master else f"http://{master}"
 
 
-_COUNTERS = ("stored", "lines", "rejected", "tokens")
-
-
-def counters_of(running: Any, options: PipelineOptions) -> dict[str, int]:
+def counters_of(running: Any, options: PipelineOptions) -> Counter[str]:
     """The progress of a job on another machine, as far as its runner reports it.
 
     Returns:
         the sums of the counters of `CacheBlocks`; on Flink also `tasks` and `tasks_done`.
     """
-    found: dict[str, int] = {}
+    found = Counter[str]()
     with contextlib.suppress(Exception):  # each runner has its own errors; some answer only at the end
-        wanted = MetricsFilter().with_namespace("beam_prep")
-        for counter in running.metrics().query(wanted)["counters"]:
-            if counter.key.metric.name in _COUNTERS:
-                value = counter.committed if counter.committed is not None else counter.attempted
-                found[counter.key.metric.name] = found.get(counter.key.metric.name, 0) + int(value or 0)
-    if not found.get("lines") and (page := flink_page(options)) is not None:
+        for counter in running.metrics().query(MetricsFilter().with_namespace("beam_prep"))["counters"]:
+            value = counter.committed if counter.committed is not None else counter.attempted
+            found[counter.key.metric.name] += int(value or 0)
+    if not found["lines"] and (page := flink_page(options)) is not None:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            job = next(_jobs_on_flink(page, str(job_id_of(running))), None)
-            if job is not None:
-                found |= {"tasks": int(job["tasks"]["total"]), "tasks_done": int(job["tasks"]["finished"])}
+            for job in _jobs_on_flink(page, str(job_id_of(running))):
+                found.update(tasks=int(job["tasks"]["total"]), tasks_done=int(job["tasks"]["finished"]))
     return found
 
 
@@ -492,44 +433,22 @@ _DIED = ("Channel closed prematurely", "Process died with exit code", "Worker su
 """Messages about a dead worker process: of the local runner and Beam's job server, of Flink, of subprocesses."""
 
 
-def _root(error: BaseException) -> BaseException:
-    """The error of the operating system that caused this error; otherwise the error itself."""
+def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The first of an error and its causes that is of a kind."""
     seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, OSError):
+    while seen is not None and not isinstance(seen, kind):
         seen = seen.__cause__ or seen.__context__
-    return error if seen is None else seen
+    return seen
 
 
 def raised_by_worker(error: BaseException) -> BaseException:
     """The error that a worker raised, taken from the runner's error."""
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, BeamPrepError):
-        seen = seen.__cause__ or seen.__context__
-    if seen is not None:
-        name, message = type(seen).__name__, str(seen)
+    if (ours := _cause(error, BeamPrepError)) is not None:
+        name, message = type(ours).__name__, str(ours)
     elif found := _RAISED.findall(str(error)):
         name, message = found[-1]
     elif any(words in str(error) for words in _DIED):
         return EngineError(DIED)
-    elif (of_system := errors.of_the_system(_root(error))) is not None:
-        return of_system
     else:
-        return error
+        return errors.of_the_system(_cause(error, OSError) or error) or error
     return getattr(errors, name, BeamPrepError)(re.sub(r" \[while running '[^']*'\]$", "", message))
-
-
-@contextlib.contextmanager
-def quiet_beam() -> Iterator[None]:
-    """Silences Beam, which logs the traceback of a failed bundle several times. The error is raised anyway."""
-    if log.isEnabledFor(logging.DEBUG):
-        yield
-        return
-    beam_log, root = logging.getLogger("apache_beam"), logging.getLogger()
-    before = beam_log.level
-    beam_log.setLevel(logging.CRITICAL)
-    root.addFilter(not_of_beam)  # messages of job servers come from other loggers
-    try:
-        yield
-    finally:
-        beam_log.setLevel(before)
-        root.removeFilter(not_of_beam)

@@ -10,8 +10,8 @@ blocks reuse their block statistics (receipts) and row indexes under new names a
 `--delay` seconds, as from an object store, and decodes real bytes. Each step runs in its own process, so its peak
 memory (`VmHWM`) does not include other steps:
 
-* `pack`: receipts -> `PackReceipts`, a bundle at a time -> grouped by parts. Many workers do this.
-* `plan`: the parts -> `MakePlan`; each element of the result goes through Beam's coder. One worker does this.
+* `pack`: receipts -> `packed`, some at a time -> grouped by parts. Many workers do this.
+* `plan`: the parts -> `plan_output`; each element of the result goes through Beam's coder. One worker does this.
 * `shards` (with `--compose`): the counts of all runs -> `plan_shards`. One worker does this. Before it, many workers
   sort and merge rows, which is not measured here.
 * `publish`: a receipt of every planned shard -> the manifest, and the manifest read back. One worker does this.
@@ -59,11 +59,12 @@ from beam_prep.shards.row_index import Copies, RowIndex
 from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
+from beam_prep.storage.publish import Publisher
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.token_cache import AT_ONCE, TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.merge_runs import plan_shards
-from beam_prep.transforms.shard import PARTS, MakePlan, PackReceipts, Shard
+from beam_prep.transforms.plan import PARTS, RECEIPTS, packed, plan_output, plan_shards
+from beam_prep.transforms.shard import Shard
 
 SEED = 20250811
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -219,7 +220,7 @@ def peak() -> int:
 
 def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """The step `pack`: receipts -> the parts that the plan reads."""
-    fn, clock = PackReceipts(), Clock()
+    clock = Clock()
     job = Job(given.receipts, given.files, given.compose)
     warm()
     sent: dict[int, list[bytes]] = {}
@@ -227,12 +228,10 @@ def pack(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     for start in range(0, given.receipts, given.bundle):
         receipts = list(job.blocks(start, min(start + given.bundle, given.receipts)))
         with clock.part("pack"):
-            fn.start_bundle()
-            packed = [each for receipt in receipts for each in fn.process(receipt)]
-            packed += [each.value for each in fn.finish_bundle()]
+            made = [packed(receipts[first : first + RECEIPTS]) for first in range(0, len(receipts), RECEIPTS)]
         # Splits are shuffled, too, and are larger than the receipts.
         splits += [len(CODER.encode(split_of(receipt))) for receipt in receipts]
-        for part, blob in packed:
+        for part, blob in made:
             sent.setdefault(part, []).append(blob)
     (folder / "parts").write_bytes(pickle.dumps(sent))
     sizes = [len(blob) for blobs in sent.values() for blob in blobs]
@@ -269,7 +268,7 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     sizes: dict[str, list[int]] = {"shards": [], "rejects": [], "runs": []}
     shards = []
     with clock.part("plan"):
-        for element in make.process(b"", parts):
+        for element in plan_output(b"", parts, *make, given.max_tokens, None, None):
             if isinstance(element, beam.pvalue.TaggedOutput) and element.tag == "groups":
                 sizes["runs"].append(len(CODER.encode(element.value)))
             elif isinstance(element, beam.pvalue.TaggedOutput):
@@ -301,12 +300,12 @@ def plan(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**clock.found, **found}
 
 
-def maker(token_cache: TokenCache, given: argparse.Namespace, folder: Path) -> MakePlan:
-    """The DoFn that makes the plan."""
+def maker(token_cache: TokenCache, given: argparse.Namespace, folder: Path) -> tuple[Arranger, Publisher]:
+    """The arranger and the publisher of the job."""
     compose = COMPOSE if given.compose else Compose()
     arranger = Arranger(token_cache, Scratch("gs://bucket/scratch"), compose)
     publisher = Shard(str(folder / "out"), compose=compose).publisher
-    return MakePlan(arranger=arranger, max_tokens=given.max_tokens, max_items=None, publisher=publisher)
+    return arranger, publisher
 
 
 def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -320,7 +319,7 @@ def shards(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     sizes, listed = [], []
     with clock.part("shards"):
         merged = sum(1 for _ in runs.tasks())
-        for element in plan_shards(found, samples, counts, merged, make.arranger, make.publisher):
+        for element in plan_shards(found, samples, counts, merged, *make):
             if isinstance(element, beam.pvalue.TaggedOutput):
                 (folder / "plan").write_bytes(CODER.encode(element.value))
             else:
@@ -388,14 +387,14 @@ def receipt_of(domain: str, shard: int, folder: str, split: str | None, rows: in
 
 
 def written_of(work: KeyedShard | RejectsPlan) -> WrittenShard | WrittenFile:
-    """The result of `Write` for a shard or a file of rejects."""
+    """The result of `write` for a shard or a file of rejects."""
     if isinstance(work, KeyedShard):
         return receipt_of(work.plan.domain, work.plan.shard, work.plan.folder, work.plan.split, work.plan.rows)
     return WrittenFile(f"rejects/rejects-{work.index:05d}.jsonl", 10**6, "")
 
 
 def manifest_of(written: list[WrittenShard | WrittenFile], found: Plan) -> bytes:
-    """The manifest that `Publish` would write."""
+    """The manifest that `publish` would write."""
     shards = [each.receipt for each in written if isinstance(each, WrittenShard)]
     rejects = [each for each in written if isinstance(each, WrittenFile)]
     return dump(build_manifest(found, shards, rejects, [], ["bin"], {}))
@@ -414,13 +413,13 @@ def on_runner(given: argparse.Namespace, folder: Path) -> dict[str, float]:
             pipeline
             | beam.Create(bundles)
             | beam.FlatMapTuple(job.blocks).with_output_types(BlockReceipt)
-            | beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
+            | beam.BatchElements(RECEIPTS, RECEIPTS)
+            | beam.Map(packed).with_output_types(tuple[int, bytes])
             | beam.GroupByKey()
         )
         once = pipeline | beam.Impulse()
-        planned = once | beam.ParDo(make, beam.pvalue.AsMultiMap(parts)).with_outputs(
-            "plan", "unsorted", "groups", main="work"
-        )
+        plan = beam.FlatMap(plan_output, beam.pvalue.AsMultiMap(parts), *make, given.max_tokens, None, None)
+        planned = once | plan.with_outputs("plan", "unsorted", "groups", main="work")
         (
             planned.work
             | beam.Reshuffle()

@@ -106,7 +106,11 @@ def test_rows_of_beam_are_records_with_what_is_nested(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("Prepare", {"config": TEXT}, "Prepare: tokenizer is missing; known: config, tokenizer, tokenizer_backend, "),
+        (
+            "Prepare",
+            {"config": TEXT},
+            "tokenizer: Missing required argument; known: config, tokenizer, ",
+        ),
         ("Prepare", {"config": TEXT, "tokeniser": "x"}, "unknown argument 'tokeniser'; did you mean 'tokenizer'?"),
         ("Prepare", {"config": "none.json", "tokenizer": TOKENIZER}, "none.json: the config cannot be read"),
         ("Shift", {"config": TEXT, "tokenizer": TOKENIZER}, "Shift: this config has no such step; its steps are "),
@@ -121,5 +125,5 @@ def test_what_is_wrong_is_said_with_the_line(name: str, config: dict[str, Any], 
 
 
 def test_what_is_wrong_in_a_source_is_said() -> None:
-    with pytest.raises(ValueError, match="ReadJSONL: block_bytes is true, wanted int"):
+    with pytest.raises(ValueError, match="block_bytes: Input should be a valid integer"):
         run([step("ReadJSONL", inputs="x", block_bytes=True)])

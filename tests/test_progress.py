@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.data.block import InputFile
-from beam_prep.progress import Counts, Progress, lasting, report_block, reported
+from beam_prep.progress import Progress, lasting, report, reported
 from beam_prep.runners import counters_of
 from tests.conftest import ROOT
 from tests.test_worker_processes import flink as flink
@@ -44,26 +44,22 @@ def of_size(size: int) -> list[InputFile]:
 
 # Reports
 
-numbers = st.builds(
-    Counts,
-    bytes=st.integers(0, 10**15),
-    written=st.integers(0, 10**9),
-)
+numbers = st.fixed_dictionaries({"stored": st.integers(0, 10**15), "written": st.integers(0, 10**9)})
 
 
 @given(st.lists(st.tuples(numbers, st.integers(0, 2)), max_size=9), st.integers(20, 200))
 def test_a_report_that_is_read_while_it_is_written_gives_the_same_sums(
-    written: list[tuple[Counts, int]], step: int
+    written: list[tuple[dict[str, int], int]], step: int
 ) -> None:
     """Any number of looks, at any bytes, of several workers: complete lines count once."""
-    texts = [b"".join(each.line().encode() + b"\n" for each, worker in written if worker == w) for w in range(3)]
+    texts = [b"".join(json.dumps(each).encode() + b"\n" for each, worker in written if worker == w) for w in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         for end in range(0, max(map(len, texts)) + step, step):
             for worker, text in enumerate(texts):
                 Path(folder, str(worker)).write_bytes(text[:end])
             found = reported(folder)
-    assert found.bytes == sum(each.bytes for each, _ in written)
-    assert found.written == sum(each.written for each, _ in written)
+    for name in ("stored", "written"):
+        assert found[name] == sum(each[name] for each, _ in written)
 
 
 @pytest.fixture
@@ -72,19 +68,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_line_that_is_not_complete_is_passed_over(folder: Path) -> None:
-    report_block(str(folder), Counts(bytes=5))
-    (folder / "killed").write_bytes(Counts(bytes=7).line().encode())
-    assert reported(str(folder)).bytes == 5
-    (folder / "torn").write_bytes(b"1 2\n\0\0\xff\n" + Counts(bytes=8).line().encode() + b"\n")
-    assert reported(str(folder)).bytes == 13
-    assert reported(str(folder / "missing")) == Counts()
+    report(str(folder), stored=5)
+    (folder / "killed").write_bytes(b'{"stored": 7}')
+    assert reported(str(folder)) == {"stored": 5}
+    (folder / "torn").write_bytes(b'{"sto\n\0\0\xff\n{"stored": 8}\n')
+    assert reported(str(folder)) == {"stored": 13}
+    assert reported(str(folder / "missing")) == {}
 
 
 def test_a_plan_that_is_made_again_counts_once(folder: Path) -> None:
     for _ in range(2):
-        report_block(str(folder), Counts(plans=1))
-        report_block(str(folder), Counts(plans=1, planned=10))
-    assert (reported(str(folder)).plans, reported(str(folder)).planned) == (1, 10)
+        report(str(folder), plans=1)
+        report(str(folder), planned=10)
+    assert reported(str(folder)) == {"plans": 1, "planned": 10}
 
 
 # What is said
@@ -92,39 +88,40 @@ def test_a_plan_that_is_made_again_counts_once(folder: Path) -> None:
 
 def test_the_time_that_is_left_is_that_of_the_last_minute(folder: Path, clock: Clock) -> None:
     shown = Progress(str(folder), of_size(1000 * MB), clock=clock)
-    assert shown.state().line() == "tokenise 0%: no block is done yet, for 0 s"
+    assert shown.line() == "tokenise 0%: no block is done yet, for 0 s"
     clock.now += 1  # half of it was in the token cache already
-    report_block(str(folder), Counts(500 * MB, 10, stored=500 * MB))
-    shown.state()
+    report(str(folder), stored=500 * MB, lines=10)
+    shown.line()
     for _ in range(100):  # 1 MB a second from here on
         clock.now += 1
-        report_block(str(folder), Counts(MB, 10, stored=MB))
-        state = shown.state()
-    assert state.left is not None
-    assert 395 < state.left < 405
-    assert state.line().startswith("tokenise 60%: 600 of 1,000 MB, 1,010 records, 5.9 MB/s, about 6 min ")
+        report(str(folder), stored=MB, lines=10)
+        line = shown.line()
+    assert line == "tokenise 60%: 600 of 1,000 MB, 1,010 records, 5.9 MB/s, about 6 min 40 s left"
 
 
 def test_each_phase_has_its_own_goal(folder: Path, clock: Clock) -> None:
     shown = Progress(str(folder), of_size(10 * MB), clock=clock)
-    report_block(str(folder), Counts(10 * MB, 1000, stored=10 * MB))
-    report_block(str(folder), Counts(plans=1))
+    report(str(folder), stored=10 * MB, lines=1000)
+    report(str(folder), plans=1)
     clock.now += 1
-    assert shown.state().line() == "plan: 1,000 records, for 0 s"
-    report_block(str(folder), Counts(plans=1, planned=900))
-    assert shown.state().line() == "write 0%: 0 of 900 rows"
-    report_block(str(folder), Counts(written=300))
+    assert shown.line() == "plan: 1,000 records, for 0 s"
+    report(str(folder), planned=900)
+    assert shown.line() == "write 0%: 0 of 900 rows"
+    report(str(folder), written=300)
     clock.now += 2
-    assert shown.state().line() == "write 33%: 300 of 900 rows, about 4 s left"
-    report_block(str(folder), Counts(written=1200))  # a shard that was written twice
-    assert shown.state().line() == "write 100%: 900 of 900 rows, about 0 s left"
+    assert shown.line() == "write 33%: 300 of 900 rows"
+    report(str(folder), written=300)
+    clock.now += 2
+    assert shown.line() == "write 67%: 600 of 900 rows, about 2 s left"
+    report(str(folder), written=1200)  # a shard that was written twice
+    assert shown.line() == "write 100%: 900 of 900 rows, about 0 s left"
 
 
 def test_where_max_items_may_end_the_output_no_end_is_promised(folder: Path, clock: Clock) -> None:
     shown = Progress(str(folder), of_size(8 * MB), limited=True, clock=clock)
-    report_block(str(folder), Counts(5 * MB, 10, stored=5 * MB))
+    report(str(folder), stored=5 * MB, lines=10)
     clock.now += 1
-    assert shown.state().line() == "tokenise: 5.0 MB, 10 records, 5.0 MB/s"
+    assert shown.line() == "tokenise: 5.0 MB, 10 records, 5.0 MB/s"
 
 
 def test_a_runner_that_works_elsewhere_is_asked(clock: Clock) -> None:
@@ -133,10 +130,10 @@ def test_a_runner_that_works_elsewhere_is_asked(clock: Clock) -> None:
     answers += [{"stored": 5 * MB, "lines": 10, "tokens": 100}, {"stored": 10 * MB, "lines": 20}]
     shown.ask(lambda: answers.pop(0))
     clock.now += 1
-    assert [shown.state().line() for _ in range(4)] == [
+    assert [shown.line() for _ in range(4)] == [
         "tokenise: no block is done yet, for 1 s",
         "tokenise: 4 of 9 tasks of the job are done, for 1 s",
-        "tokenise 50%: 5 of 10 MB, 10 records, 5.0 MB/s, 100 tokens/s, about 1 s left",
+        "tokenise 50%: 5 of 10 MB, 10 records, 5.0 MB/s, 100 tokens/s",
         "plan: 20 records, for 0 s",
     ]
 
@@ -173,6 +170,7 @@ def test_counters_of_a_real_job_are_those_of_its_manifest(folder: Path) -> None:
     assert counters_of(job, PipelineOptions([])) == {
         "stored": CHATS.stat().st_size,
         "lines": 260,
+        "kept": 260,
         "rejected": 0,
         "tokens": totals["tokens"]["input_ids"],
     }

@@ -33,8 +33,8 @@ def test_generated_files_are_up_to_date(path: Path) -> None:
 
 
 def test_every_option_is_a_parameter_or_left_out_with_a_reason() -> None:
-    assert PARAMETERS.keys() == {option.name for option in OPTIONS if not option.not_in_template}
-    assert {option.name for option in OPTIONS if option.not_in_template} == {"dry_run", "wait", "verbose"}
+    assert PARAMETERS.keys() == {option.name for option in OPTIONS if option.in_form}
+    assert {option.name for option in OPTIONS if not option.in_form} == {"dry_run", "wait", "verbose"}
 
 
 def test_every_terraform_variable_is_used_and_every_used_one_is_there() -> None:

@@ -94,9 +94,9 @@ def test_what_makes_no_sense_is_refused(run: Run) -> None:
             run(3, keep_versions=1, version_name=name)
     with pytest.raises(ConfigError, match="version_name is 'a' without keep_versions"):
         run(3, version_name="a")
-    with pytest.raises(ConfigError, match="keep_versions is 0, wanted how many"):
+    with pytest.raises(ConfigError, match="keep_versions is 0, wanted greater than or equal to 1"):
         run(3, keep_versions=0)
-    with pytest.raises(ConfigError, match="lease is 1, wanted 60 seconds or more"):
+    with pytest.raises(ConfigError, match="lease is 1, wanted greater than or equal to 60"):
         run(3, lease=1)
 
 

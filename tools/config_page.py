@@ -85,8 +85,6 @@ def _options() -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in (f"--{option.name}", option.short) if name)
         default = "none" if option.default is None else f"`{json.dumps(option.default).strip(chr(34))}`"
         meaning = f"{option.help[0].upper()}{option.help[1:]}"
-        if option.choices:
-            meaning += ": " + "; ".join(f"`{value}`: {what}" for value, what in option.choices)
         meaning = meaning.replace("<", "&lt;").replace("|", r"\|")
         yield f"| {names} | {'required' if option.required else default} | {meaning}. |"
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from beam_prep.data.block import COLLECTION
 from beam_prep.errors import BeamPrepError, InputError, StorageError
-from beam_prep.process import quiet_import
+from beam_prep.process import quiet_beam
 from beam_prep.reading.sources import place_at
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class InputLines:
         Raises:
             InputError, StorageError: the input cannot be read, or differs from the manifest.
         """
-        with quiet_import():  # of Beam
+        with quiet_beam():  # of Beam
             from beam_prep.storage.inputs import line_at, unchanged_input
 
         if path not in self._listed:

@@ -22,27 +22,15 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.transforms.block_step import BlockStep, timed
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
-class ReadSplits(beam.DoFn):
-    """Splits -> their blocks: see `read_split`."""
-
-    block_bytes: int
-    token_cache: TokenCache | None
-    max_line_bytes: int = MAX_LINE_BYTES
-
-    def setup(self) -> None:
-        if self.token_cache is not None:
-            self.token_cache.options.activate()
-
-    def process(self, split: Split) -> Iterable[Records]:
-        blocks = iter(read_split(split, self.block_bytes, self.token_cache, self.max_line_bytes))
-        while True:
-            started = time.perf_counter()
-            block = next(blocks, None)
-            if block is None:
-                return
-            block.spent("ReadJSONL", time.perf_counter() - started)
-            yield block
+def read(split: Split, block_bytes: int, token_cache: TokenCache | None, max_line_bytes: int) -> Iterable[Records]:
+    """A split -> its blocks: see `read_split`. They note how long they took."""
+    if token_cache is not None:
+        token_cache.options.activate()
+    started = time.perf_counter()
+    for block in read_split(split, block_bytes, token_cache, max_line_bytes):
+        block.spent("ReadJSONL", time.perf_counter() - started)
+        yield block
+        started = time.perf_counter()
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,16 +76,14 @@ class ReadJSONL(beam.PTransform):
 
     def expand(self, start: beam.pvalue.PBegin) -> beam.PCollection[Records]:
         packed = pack_files(self.inputs)  # type: ignore[arg-type]
-        read = ReadSplits(
-            block_bytes=self.block_bytes, token_cache=self.token_cache, max_line_bytes=self.max_line_bytes
-        )
+        made = beam.FlatMap(read, self.block_bytes, self.token_cache, self.max_line_bytes)
         return (
             start
             | "Once" >> beam.Impulse()
             | "Splits" >> beam.FlatMap(split_files, packed, self.block_bytes, self.workers).with_output_types(Split)
             # Otherwise one process would read all blocks.
             | "Spread" >> beam.Reshuffle()
-            | "Blocks" >> beam.ParDo(read).with_output_types(Records)
+            | "Blocks" >> made.with_output_types(Records)
         )
 
 
@@ -143,14 +129,14 @@ def _keyed(element: Any, buckets: int) -> tuple[int, bytes]:
     return bucket_of(encoded, buckets), encoded
 
 
-def _sized(keyed: tuple[int, bytes]) -> tuple[int, int]:
-    return keyed[0], line_size(keyed[1])
-
-
 def _blocks(
     group: tuple[int, Iterable[bytes]], sizes: Mapping[int, int], buckets: int, block_bytes: int
 ) -> Iterable[Records]:
     return blocks(*group, sizes, buckets, block_bytes)
+
+
+def _sized(bucket: int, encoded: bytes) -> tuple[int, int]:
+    return bucket, line_size(encoded)
 
 
 @dataclasses.dataclass(eq=False)
@@ -207,14 +193,8 @@ class FromRecords(beam.PTransform):
         )
         sizes = (
             keyed
-            | "Size" >> beam.Map(_sized).with_output_types(tuple[int, int])
+            | "Size" >> beam.MapTuple(_sized).with_output_types(tuple[int, int])
             | "Sizes" >> beam.CombinePerKey(sum).with_output_types(tuple[int, int])
         )
-        return (
-            keyed
-            | "Buckets" >> beam.GroupByKey()
-            | "Blocks"
-            >> beam.FlatMap(_blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes).with_output_types(
-                Records
-            )
-        )
+        made = beam.FlatMap(_blocks, beam.pvalue.AsDict(sizes), self.buckets, self.block_bytes)
+        return keyed | "Buckets" >> beam.GroupByKey() | "Blocks" >> made.with_output_types(Records)

@@ -3,38 +3,34 @@
 import dataclasses
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
-from apache_beam.transforms.window import GlobalWindows
-from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.data.block import of_this_run
 from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
-from beam_prep.progress import Counts, report_block, reported_rows
+from beam_prep.progress import report, reported_rows
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
-from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import Receipts, pack_receipts, placed
+from beam_prep.shards.plan import Plan
+from beam_prep.shards.receipts import placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.output import Staging, normalise_path
-from beam_prep.storage.publish import Publisher, first_rejects, samples, write_rejects
+from beam_prep.storage.publish import Publisher, write_rejects
 from beam_prep.storage.reuse import KeyedShard, WrittenShard
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.mask import RowsWithoutLoss
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.deduplicate import ViewBlocks
-from beam_prep.transforms.merge_runs import MergeShards
+from beam_prep.transforms.plan import RECEIPTS, merge_shards, packed, plan_output, view_blocks
 
 _CHECK_EVERY = 20.0
 """Seconds between two checks of the claim by a worker, well below the shortest lease."""
@@ -59,155 +55,58 @@ class CacheBlocks(beam.DoFn):
         if self.publisher.launched and time.monotonic() - self._checked > _CHECK_EVERY:
             self.publisher.target.check_claim()  # raises if the job has lost its claim; otherwise renews the claim
             self._checked = time.monotonic()
-        receipt, reused = batch.receipt, batch.receipt is not None
-        done = Counts(batch.origin.bytes, stored=batch.origin.stored)
-        if reused:
-            self.token_cache.used(self.token_cache.name(self.token_cache.digest(batch.origin)))
+        name = self.token_cache.name(self.token_cache.digest(batch.origin))
+        receipt, reused, trained = batch.receipt, batch.receipt is not None, {}
         if receipt is None:
             layout, tokenizer = self.publisher.layout, self.publisher.tokenizer
             eos_id = None if tokenizer is None else tokenizer.id_of("eos_token")
             batch = layout.cached(batch, eos_id, self.rows_without_loss, self.dtype)
             receipt = self.token_cache.write(batch, layout.tokens(batch), self.publisher.max_reject_chars)
-            if self.progress is not None:
-                done.trained, done.maybe_trained = _trained(batch)
-        rejected = sum(receipt.counts("rejected").values())
-        count = Metrics.counter
-        count("beam_prep", "lines").inc(receipt.lines)
-        count("beam_prep", "kept").inc(receipt.kept)
-        count("beam_prep", "rejected").inc(rejected)
-        count("beam_prep", "stored").inc(batch.origin.stored)
-        count("beam_prep", "tokens").inc(receipt.tokens)
-        count("beam_prep", "blocks_reused" if reused else "blocks_cached").inc()
-        Metrics.distribution("beam_prep", "tokens_per_block").update(receipt.tokens)
-        if self.progress is not None:
-            done.lines, done.rejects = receipt.lines, rejected
-            done.tokens = receipt.tokens
-            report_block(self.progress, done)
+            trained = _trained(batch) if self.progress is not None else {}
+        else:
+            self.token_cache.used(name)
+        counts = {
+            "stored": batch.origin.stored,
+            "lines": receipt.lines,
+            "kept": receipt.kept,
+            "rejected": sum(receipt.counts("rejected").values()),
+            "tokens": receipt.tokens,
+        }
+        for counter, count in counts.items():
+            Metrics.counter("beam_prep", counter).inc(count)
+        report(self.progress, **counts, **trained)
         batch.spent("TokenCache", time.perf_counter() - started)
         made = {name: count for name, count in batch.made.items() if of_this_run(name)} | receipt.counts("made")
-        name = self.token_cache.name(self.token_cache.digest(batch.origin))
         yield placed(receipt, batch.origin, name, reused, made)
 
 
-def _trained(batch: Batch) -> tuple[int, int]:
-    """(trained tokens, all tokens of the same columns) of a block with masks or labels; otherwise (0, 0)."""
+def _trained(batch: Batch) -> dict[str, int]:
+    """Trained tokens, and all tokens of the same columns, of a block with masks or labels."""
     trained = count_tokens([*batch.schema.values()], batch.columns)["trained"]
-    return sum(trained.values()), sum(len(batch[name].flat) for name in trained)
+    return {"trained": sum(trained.values()), "maybe_trained": sum(len(batch[name].flat) for name in trained)}
 
 
-PARTS = 32
-
-
-class PackReceipts(beam.DoFn):
-    """Receipts -> (part, many receipts as bytes): 1.2 million receipts as objects would take gigabytes.
-
-    The plan reads the parts one by one. All receipts of 10 TB are 130 MB, and a Flink TaskManager does not have the
-    memory to send them at once.
-    """
-
-    MOST = 2_000
-
-    def start_bundle(self) -> None:
-        self._pending: list[BlockReceipt] = []
-
-    def process(self, receipt: BlockReceipt) -> Iterable[tuple[int, bytes]]:
-        self._pending.append(receipt)
-        if len(self._pending) >= self.MOST:
-            yield self._packed()
-
-    def finish_bundle(self) -> Iterable[WindowedValue]:
-        if self._pending:
-            yield GlobalWindows.windowed_value(self._packed())
-
-    def _packed(self) -> tuple[int, bytes]:
-        blob = pack_receipts(self._pending)
-        self._pending = []
-        return zlib.crc32(blob) % PARTS, blob
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class MakePlan(beam.DoFn):
-    """Receipts -> the shards and rejects to write, and (tagged `plan`) the plan, for Publish.
-
-    With a shuffle, the shards are not known yet: then the plan is tagged `unsorted`, and the blocks of runs `groups`.
-    """
-
-    arranger: Arranger
-    max_tokens: int
-    max_items: int | None
-    publisher: Publisher
-    progress: str | None = None
-
-    def setup(self) -> None:
-        self.arranger.token_cache.options.activate()
-
-    def process(self, _: bytes, parts: Mapping[int, Iterable[Iterable[bytes]]]) -> Iterable[Any]:
-        if self.progress is not None:
-            report_block(self.progress, Counts(plans=1))
-        token_cache, scratch, compose = self.arranger.token_cache, self.arranger.scratch, self.arranger.compose
-        blobs = (blob for part in range(PARTS) for group in parts[part] for blob in group)
-        receipts = Receipts(blobs, lengths_by_block=self.max_items is not None)
-        plan = make_plan(receipts, token_cache.row_indexes, self.max_tokens, self.max_items, compose, scratch.copies)
-        plan = dataclasses.replace(plan, first_rejects=first_rejects(plan, token_cache))
-        if self.publisher.max_reject_chars:
-            plan = dataclasses.replace(plan, samples=samples(plan, self.arranger))
-        earlier = self.publisher.earlier()
-        goes_on = self.publisher.prepare(plan)
-        if goes_on:
-            last = token_cache.single_use and receipts.distinct and not compose.composes
-            if self.progress is not None:
-                report_block(self.progress, Counts(plans=1, planned=plan.ledger.kept))
-            shards = (dataclasses.replace(shard, last=last, cut=plan.cut) for shard in plan.shards)
-            yield from self.publisher.keyed(shards, self.arranger, plan.columns, earlier)
-        yield from plan.rejects
-        # The counts tell Publish which shards there must be.
-        small = dataclasses.replace(plan, shards=(), rejects=(), first_rejected=(), groups=())
-        if plan.runs is None or not goes_on:
-            yield beam.pvalue.TaggedOutput("plan", dataclasses.replace(small, runs=None))
-        else:
-            yield from (beam.pvalue.TaggedOutput("groups", group) for group in plan.groups)
-            yield beam.pvalue.TaggedOutput("unsorted", small)
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class Write(beam.DoFn):
+def write(
+    work: KeyedShard | RejectsPlan, arranger: Arranger, publisher: Publisher, progress: str | None
+) -> WrittenShard | WrittenFile:
     """Writes one shard in every format, or one file of rejects."""
-
-    arranger: Arranger
-    publisher: Publisher
-    progress: str | None = None
-
-    def setup(self) -> None:
-        self.arranger.token_cache.options.activate()
-
-    def process(self, work: KeyedShard | RejectsPlan) -> Iterable[WrittenShard | WrittenFile]:
-        if isinstance(work, KeyedShard):
-            started = time.perf_counter()
-            with reported_rows(self.progress) as tell:
-                written = self.publisher.write_shard(work, self.arranger, tell)
-            yield dataclasses.replace(written, seconds=time.perf_counter() - started)
-        else:
-            yield write_rejects(work, self.arranger.token_cache, self.publisher.target)
+    arranger.token_cache.options.activate()
+    if not isinstance(work, KeyedShard):
+        return write_rejects(work, arranger.token_cache, publisher.target)
+    started = time.perf_counter()
+    with reported_rows(progress) as tell:
+        written = publisher.write_shard(work, arranger, tell)
+    return dataclasses.replace(written, seconds=time.perf_counter() - started)
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
-class Publish(beam.DoFn):
-    """Publishes the complete output with its manifest, or fails and leaves only the rejects."""
+def publish(written: list[WrittenShard | WrittenFile], plan: Plan, publisher: Publisher) -> str:
+    """Publishes the complete output with its manifest, or fails and leaves only the rejects. Returns its path."""
+    from beam_prep.report_page import page  # only one worker needs it, at the end
 
-    publisher: Publisher
-
-    def setup(self) -> None:
-        self.publisher.staging.options.activate()
-
-    def process(self, written: list[WrittenShard | WrittenFile], plan: Plan) -> Iterable[str]:
-        from beam_prep.report_page import page  # only one worker needs it, at the end
-
-        yield self.publisher.publish(
-            plan,
-            [shard for shard in written if isinstance(shard, WrittenShard)],
-            [file for file in written if isinstance(file, WrittenFile)],
-            page,
-        )
+    publisher.staging.options.activate()
+    shards = [shard for shard in written if isinstance(shard, WrittenShard)]
+    files = [file for file in written if isinstance(file, WrittenFile)]
+    return publisher.publish(plan, shards, files, page)
 
 
 @dataclasses.dataclass(eq=False)
@@ -291,9 +190,9 @@ class Shard(beam.PTransform):
                 FORMATS[name].require()
             except ImportError as error:
                 raise ConfigError(f"output.storage_format: {error}") from None
-        for name, value, least in (("max_tokens", self.max_tokens, 1), ("max_items", self.max_items, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}, wanted at least {least}")
+        for name, value in (("max_tokens", self.max_tokens), ("max_items", self.max_items)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1")
         check_rates(self.max_reject_rate, self.max_no_loss_rate)
         if self.rows_without_loss not in ("drop", "keep", "reject"):
             raise ValueError(f"rows_without_loss is {self.rows_without_loss!r}, wanted drop, keep or reject")
@@ -336,37 +235,32 @@ class Shard(beam.PTransform):
         compose, scratch = self.compose, Scratch(self.staging.path("scratch"))
         if compose.views:
             buckets = compose.buckets if compose.deduplicate else None
-            receipts |= "View" >> ViewBlocks(self.token_cache, scratch, compose.splits, buckets)
-        packed = (
+            receipts = view_blocks(receipts, self.token_cache, scratch, compose.splits, buckets)
+        parts = (
             receipts
-            | "Pack" >> beam.ParDo(PackReceipts()).with_output_types(tuple[int, bytes])
+            | "Batch" >> beam.BatchElements(RECEIPTS, RECEIPTS)
+            | "Pack" >> beam.Map(packed).with_output_types(tuple[int, bytes])
             | "Parts" >> beam.GroupByKey()
         )
-        arranger = Arranger(self.token_cache, scratch, compose, self.pack.provenance)
-        make = MakePlan(
-            arranger=arranger,
-            max_tokens=self.max_tokens,
-            max_items=self.max_items,
-            publisher=self.publisher,
-            progress=self.progress,
-        )
-        write = Write(arranger=arranger, publisher=self.publisher, progress=self.progress)
-        publish = Publish(publisher=self.publisher)
+        arranger, publisher = Arranger(self.token_cache, scratch, compose, self.pack.provenance), self.publisher
+        of_job = (arranger, publisher, self.max_tokens, self.max_items, self.progress)
         made = (
             batches.pipeline
             | "Once" >> beam.Impulse()
             | "Plan"
-            >> beam.ParDo(make, beam.pvalue.AsMultiMap(packed)).with_outputs("plan", "unsorted", "groups", main="work")
+            >> beam.FlatMap(plan_output, beam.pvalue.AsMultiMap(parts), *of_job).with_outputs(
+                "plan", "unsorted", "groups", main="work"
+            )
         )
         work, plan = made.work, made.plan
         if compose.shuffle is not None:
-            merged = made.unsorted | "MergeShards" >> MergeShards(made.groups, arranger, self.publisher)
+            merged = merge_shards(made.unsorted, made.groups, arranger, publisher)
             work = (work, merged.work) | "AllWork" >> beam.Flatten()
             plan = (plan, merged.plan) | "OnePlan" >> beam.Flatten()
         return (
             work
             | "Spread" >> beam.Reshuffle()
-            | "Write" >> beam.ParDo(write)
+            | "Write" >> beam.Map(write, arranger, publisher, self.progress)
             | "Written" >> beam.CombineGlobally(ToListCombineFn())
-            | "Publish" >> beam.ParDo(publish, beam.pvalue.AsSingleton(plan))
+            | "Publish" >> beam.Map(publish, beam.pvalue.AsSingleton(plan), publisher)
         )

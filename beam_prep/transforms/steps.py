@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 from beam_prep.chat.apply import COMPARED, render_records
@@ -489,10 +490,7 @@ class Labels(BlockStep):
     [{'input_ids': [7, 8, 9], 'labels': [-100, 8, 9]}]
     """
 
-    work, gives = to_labels, Batch
-
-    def settings(self) -> dict[str, Any]:
-        return {"shift": False}
+    work, gives = partial(to_labels, shift=False), Batch
 
 
 class Shift(BlockStep):
@@ -508,10 +506,7 @@ class Shift(BlockStep):
     [{'input_ids': [7, 8], 'labels': [8, 9]}]
     """
 
-    work, gives = to_labels, Batch
-
-    def settings(self) -> dict[str, Any]:
-        return {"shift": True}
+    work, gives = partial(to_labels, shift=True), Batch
 
 
 class Pad(BlockStep):

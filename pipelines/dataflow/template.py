@@ -28,7 +28,7 @@ PARAM_TYPES: dict[OptionKind, str] = {
 
 def parameters() -> list[dict[str, Any]]:
     """The parameters of the template, as in metadata.json; all values are strings there."""
-    return [_parameter(option) for option in OPTIONS if not option.not_in_template]
+    return [_parameter(option) for option in OPTIONS if option.in_form]
 
 
 def _parameter(option: Option) -> dict[str, Any]:
@@ -47,8 +47,7 @@ def _parameter(option: Option) -> dict[str, Any]:
     if option.pattern:
         found["regexes"] = [option.pattern]
     if option.choices:
-        labels = [{"value": name, "label": name, "description": meaning} for name, meaning in option.choices]
-        found["enumOptions"] = labels
+        found["enumOptions"] = [{"value": name, "label": name} for name in option.choices]
     return found
 
 

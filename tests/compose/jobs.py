@@ -23,7 +23,7 @@ from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.deduplicate import FindCopies, ReadDigests, ViewBlock
+from beam_prep.transforms.plan import FindCopies, ReadDigests, ViewBlock
 from tests.compose.naive import Job, Part, Row
 
 LINE_BYTES = 10
@@ -193,7 +193,7 @@ def made(blocks: Blocks, job: Job, sizes: RunSizes | None = None, buckets: int =
 
 
 def viewed(blocks: Blocks, compose: Compose) -> list[BlockReceipt]:
-    """The receipts as the plan sees them: what `ViewBlocks` does."""
+    """The receipts as the plan sees them: what `view_blocks` does."""
     if not compose.views:
         return blocks.receipts
     copies: dict[Any, list[Any]] = {}
@@ -217,7 +217,7 @@ def viewed(blocks: Blocks, compose: Compose) -> list[BlockReceipt]:
 
 
 def merged(plan: Plan, arranger: Arranger) -> tuple[Plan, list[ShardPlan]]:
-    """Sorts and merges the runs of a plan: what `MergeShards` does."""
+    """Sorts and merges the runs of a plan: what `merge_shards` does."""
     runs = plan.runs
     assert runs is not None
     groups = list(plan.groups)

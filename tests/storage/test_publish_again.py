@@ -16,9 +16,9 @@ import beam_prep as bp
 from beam_prep.errors import RunError
 from beam_prep.storage import output as output_module
 from beam_prep.storage.output import LocalOutput, Staging, StoredOutput
+from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.objects import read_bytes
-from beam_prep.transforms.shard import Publish
 from tests.conftest import ROOT
 from tests.storage.memory import MemoryStore
 
@@ -41,20 +41,20 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kills, self.working = True, False
         self.made = self.changes = 0
-        publish = Publish.process
+        publish = Publisher.publish
 
-        def process(step: Publish, written: Any, plan: Any) -> Iterator[str]:
+        def published(*given: Any) -> str:
             for self.made in itertools.count(1):
                 self.changes, self.working = 0, self.kills
                 try:
-                    yield from publish(step, written, plan)
-                    return
+                    return publish(*given)
                 except Killed:
                     pass
                 finally:
                     self.working = False
+            raise AssertionError
 
-        monkeypatch.setattr(Publish, "process", process)
+        monkeypatch.setattr(Publisher, "publish", published)
 
     def before(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*given: Any, **named: Any) -> Any:

@@ -19,10 +19,9 @@ from beam_prep.storage.publish import Publisher
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import StoreOptions
 from beam_prep.storage.token_cache import TokenCache
-from beam_prep.transforms.deduplicate import ReadDigests, ViewBlock
-from beam_prep.transforms.merge_runs import make_run, merge_runs, plan_shards, survey
-from beam_prep.transforms.records import ReadSplits
-from beam_prep.transforms.shard import CacheBlocks, MakePlan, Publish, Write
+from beam_prep.transforms.plan import ReadDigests, ViewBlock, make_run, merge_runs, plan_output, plan_shards, survey
+from beam_prep.transforms.records import read
+from beam_prep.transforms.shard import CacheBlocks, publish, write
 from tests.conftest import ROOT
 
 WITHOUT = """
@@ -61,19 +60,16 @@ def test_the_path_of_an_output_is_written_in_one_way() -> None:
             normalise_path(path)
 
 
+GIVEN = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
+
+
 def steps_with_stores() -> list[beam.DoFn]:
-    staging = Staging(
-        "s3://bucket/a", "s3://bucket/a", "launch", StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
-    )
+    staging = Staging("s3://bucket/a", "launch", GIVEN)
     token_cache = TokenCache("s3://bucket/token_cache", "recipe", staging.options)
     layout, arranger = Layout(), Arranger(token_cache, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
     return [
-        ReadSplits(block_bytes=1 << 20, token_cache=token_cache),
         CacheBlocks(token_cache=token_cache, publisher=publisher, dtype={}, rows_without_loss="drop"),
-        MakePlan(arranger=arranger, max_tokens=1, max_items=None, publisher=publisher),
-        Write(arranger=arranger, publisher=publisher),
-        Publish(publisher=publisher),
         ReadDigests(token_cache, 1),
         ViewBlock(token_cache, arranger.scratch, None),
     ]
@@ -87,24 +83,28 @@ def test_every_step_that_uses_a_store_activates_the_options_of_its_launcher(step
         received = pickle.loads(pickle.dumps(step))
         assert StoreOptions.current().given == ()
         received.setup()
-        assert StoreOptions.current().given == (("s3_endpoint_url", "http://launcher:2"),)
+        assert StoreOptions.current() == GIVEN
     finally:
         FileSystems._pipeline_options = before
 
 
-@pytest.mark.parametrize("step", [survey, make_run, merge_runs, plan_shards], ids=lambda step: step.__name__)
-def test_so_does_every_step_of_a_shuffle(step: Any) -> None:
+STEPS = [read, plan_output, write, publish, survey, make_run, merge_runs, plan_shards]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_so_does_every_function(step: Any) -> None:
     before = FileSystems._pipeline_options
-    given = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
     values: dict[str, Any] = dict.fromkeys(inspect.signature(step).parameters)
-    values["arranger"] = Arranger(
-        TokenCache("s3://bucket/token_cache", "recipe", given), Scratch("s3://bucket/scratch")
-    )
+    arranger = Arranger(TokenCache("s3://bucket/token_cache", "recipe", GIVEN), Scratch("s3://bucket/scratch"))
+    staging = Staging("s3://bucket/a", "launch", GIVEN)
+    publisher = Publisher("s3://bucket/out", staging, ("bin",), Layout(), 0.1, 0.1, None, False, {}, {})
+    given = {"publisher": publisher} if step is publish else {"arranger": arranger, "token_cache": arranger.token_cache}
+    values |= {name: value for name, value in given.items() if name in values}
     try:
         FileSystems.set_options(PipelineOptions([]))
         with pytest.raises((AssertionError, AttributeError, TypeError)):  # nothing else was given
             list(step(**values))
-        assert StoreOptions.current() == given
+        assert StoreOptions.current() == GIVEN
     finally:
         FileSystems._pipeline_options = before
 

@@ -5,7 +5,7 @@ from beam_prep.data.hashing import Node
 from beam_prep.data.receipts import BlockReceipt, counts_list
 from beam_prep.data.schema import Column
 from beam_prep.shards.receipts import placed
-from beam_prep.transforms.shard import PackReceipts
+from beam_prep.transforms.plan import RECEIPTS, packed
 
 
 def receipt(number: int, count: int) -> BlockReceipt:
@@ -20,10 +20,5 @@ def receipt(number: int, count: int) -> BlockReceipt:
 
 def test_no_element_on_the_way_to_the_plan_is_large() -> None:
     """A bundle of Flink is all that a slot does: one element of all its receipts was more than it could send."""
-    fn = PackReceipts()
-    fn.start_bundle()
-    count = 3 * PackReceipts.MOST + 1
-    blobs = [blob for number in range(count) for _, blob in fn.process(receipt(number, count))]
-    blobs += [windowed.value[1] for windowed in fn.finish_bundle()]
-    assert len(blobs) == 4
-    assert max(map(len, blobs)) < 200 * PackReceipts.MOST
+    _, blob = packed([receipt(number, RECEIPTS) for number in range(RECEIPTS)])
+    assert len(blob) < 200 * RECEIPTS

@@ -70,7 +70,7 @@ variable "keep_versions" {
   default     = null
 
   validation {
-    condition     = var.keep_versions == null || can(regex("^[1-9]\\d*$", var.keep_versions))
+    condition     = var.keep_versions == null || can(regex("^\\d+$", var.keep_versions))
     error_message = "Wanted a value like 3."
   }
 }
@@ -92,7 +92,7 @@ variable "max_reject_rate" {
   default     = null
 
   validation {
-    condition     = var.max_reject_rate == null || can(regex("^(0(\\.\\d+)?|1(\\.0+)?)$", var.max_reject_rate))
+    condition     = var.max_reject_rate == null || can(regex("^\\d+(\\.\\d+)?$", var.max_reject_rate))
     error_message = "Wanted a value like 0.05."
   }
 }
@@ -103,7 +103,7 @@ variable "max_no_loss_rate" {
   default     = null
 
   validation {
-    condition     = var.max_no_loss_rate == null || can(regex("^(0(\\.\\d+)?|1(\\.0+)?)$", var.max_no_loss_rate))
+    condition     = var.max_no_loss_rate == null || can(regex("^\\d+(\\.\\d+)?$", var.max_no_loss_rate))
     error_message = "Wanted a value like 0.2."
   }
 }
@@ -125,7 +125,7 @@ variable "max_line_bytes" {
   default     = null
 
   validation {
-    condition     = var.max_line_bytes == null || can(regex("^[1-9]\\d*$", var.max_line_bytes))
+    condition     = var.max_line_bytes == null || can(regex("^\\d+$", var.max_line_bytes))
     error_message = "Wanted a value like 1048576."
   }
 }
@@ -169,13 +169,13 @@ variable "block_bytes" {
   default     = null
 
   validation {
-    condition     = var.block_bytes == null || can(regex("^[1-9]\\d{4,}$", var.block_bytes))
+    condition     = var.block_bytes == null || can(regex("^\\d+$", var.block_bytes))
     error_message = "Wanted a value like 4194304."
   }
 }
 
 variable "tokenizer_backend" {
-  description = "The library that encodes; gigatoken is compared with the reference, see check. Example: transformers"
+  description = "The library that encodes: transformers = the reference; gigatoken = gigatoken (BPE), or an error; auto = above 2 MB gigatoken, if it gives the same ids as transformers. Example: transformers"
   type        = string
   default     = null
 
@@ -186,7 +186,7 @@ variable "tokenizer_backend" {
 }
 
 variable "check" {
-  description = "What is compared with transformers: a sample of each block, or everything. Example: full"
+  description = "What is compared with transformers: sample = some records of every block (if one differs, the reference makes the block); full = everything, from the bytes to the masks (a difference fails the run). Example: full"
   type        = string
   default     = null
 
