@@ -99,6 +99,7 @@ class Facts:
         left_out: openings, without blanks, that prompts have behind a header, and history has not.
         cuts: (constant behind a text, the turn goes on) -> characters of the constant that the model writes, before
             another message speaks within the turn.
+        disordered: the template does not write answers in the order of the messages.
         learning: True while the probes are rendered.
     """
 
@@ -122,6 +123,9 @@ class Facts:
                 rendered.append(([*known], renderer.run(known)))
             except RAISED:
                 continue  # the template does not take it
+        found = [places(rendering, range(len(messages))) for messages, rendering in rendered]
+        begins = [[place.begin for _, place in sorted(each.items()) if place.end > place.begin] for each in found[:1]]
+        self.disordered = any(each != sorted(each) for each in begins)
         for messages, rendering in rendered:
             if messages[0]["role"] != "assistant":  # an assistant's header is the prompt
                 begin = self.tokens.only_special.match(rendering.text)
@@ -324,19 +328,20 @@ class Turns:
             spans: Ranges = ()
             reason = None
             place = self.places.get(index)
+            begin = place.begin if place is not None and place.end > place.begin else None  # of its written text
             try:
                 if message["role"] == "assistant":
-                    if place is not None and place.begin < spoken and place.end > place.begin:
+                    if begin is not None and (self._facts.disordered or begin < spoken):
                         raise Refused("turn_apart", "it stands before an earlier message")
                     before = found[-1] if found and self._messages[index - 1]["role"] == "assistant" else None
                     spans = self._spans(index, before)
                 else:
                     spans = self._spans_of_other(index)
             except Refused as refused:
-                if self.places[index].end > self.places[index].begin:  # an empty message loses nothing
+                if begin is not None:  # an empty message loses nothing
                     reason = refused.reason, str(refused)
-            if place is not None and place.end > place.begin and message["role"] in ("user", "assistant"):
-                spoken = max(spoken, place.begin)
+            if begin is not None and message["role"] in ("user", "assistant"):
+                spoken = max(spoken, begin)
             if self._trace.generation and message["role"] == "assistant":
                 found.append(Turn(index, self._marked(index), None, spans))
             else:
@@ -741,7 +746,10 @@ def accounted(turns: list[Turn], messages: Sequence[Message], lost: set[int]) ->
     """The turns; a turn without span or reason is refused, unless its message is empty or not written."""
     return [
         turn
-        if turn.spans or turn.rule or turn.reason or turn.message in lost or not is_said(messages[turn.message])
+        if any(begin < end for begin, end in turn.spans + turn.rule)
+        or turn.reason
+        or turn.message in lost
+        or not is_said(messages[turn.message])
         else turn._replace(reason=UNPLACED)
         for turn in turns
     ]

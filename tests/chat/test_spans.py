@@ -282,3 +282,17 @@ def test_an_answer_before_the_first_question_is_trained(opening: str) -> None:
         source = "{% set first = messages[0].role %}" + CHATML
     messages = [say("assistant", "hello"), say("user", "q"), say("assistant", "a")]
     assert trained(source, messages)[0] == "hello<|im_end|>"
+
+
+def test_a_template_that_writes_the_messages_backwards_trains_none_of_them() -> None:
+    source = CHATML.replace("in messages", "in messages[::-1]")
+    # No other message has words, so only other conversations show the order.
+    for messages in (talk("q", "a"), talk("", "a"), talk("", "a", "", "b")):
+        assert trained(source, messages) == "turn_apart"
+
+
+def test_a_message_of_which_the_template_writes_no_character_is_refused() -> None:
+    body = "{{ m.role + ':' }}{% if loop.index0 == 1 %}{{ messages[0].content | trim }}{% endif %}"
+    template = ChatTemplate(each(body + "{{ m.content.split(' ')[0] + ' ' }}"), {}, CONTROLS)
+    turn = template.render(talk(" x", "a b")).turns[0]
+    assert (turn.spans, turn.reason and turn.reason[0]) == (((5, 5),), "turn_unplaced")
