@@ -176,7 +176,7 @@ MUTANTS = [
     Mutant(
         "positions run on from row to row where rows are not packed",
         "shards/layout.py",
-        "rows.with_flat(positions(rows.lengths))",
+        "rows.with_flat(pack.positions(rows.lengths))",
         "rows.with_flat(np.arange(len(rows.flat), dtype=np.int32))",
         "tests/shards/test_layout.py",
     ),

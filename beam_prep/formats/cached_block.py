@@ -31,7 +31,7 @@ from beam_prep.reading.records import Drop, drops, marks
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.tokens.batch import Batch, RoleCounts
 
-CACHE_VERSION = 17
+CACHE_VERSION = 18
 """Raise this with every change of the content of a token cache file: then older blocks are not used again."""
 
 ROWS, ROW_INDEX, REJECTS = ".arrow", ".rows.arrow", ".rejects.arrow"
