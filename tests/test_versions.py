@@ -179,3 +179,9 @@ def test_a_version_of_inputs_in_a_store_is_up_to_date_by_its_own_checksum(store:
     for again in (False, True):
         made = Pipeline(config, "mem://bucket/in.jsonl", OUT, ROOT / "examples/tokenizer", keep_versions=2)
         assert made.run(["--runner=FnApiRunner"]).up_to_date is again
+
+
+def test_a_local_output_may_have_its_unfinished_files_in_a_store(store: MemoryStore, run: Run, tmp_path: Path) -> None:
+    assert len(bp.open(run(3, staging="mem://bucket/staging").output)) == 3
+    assert run(3, staging="mem://bucket/staging").up_to_date
+    assert not objects.listed("mem://bucket/staging/")
