@@ -626,8 +626,7 @@ def _compared(given: argparse.Namespace, beam_options: list[str]) -> tuple[dict[
     """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.verify.files import LocalFiles, OutputFiles
-    from beam_prep.verify.output import numbers, problems
+    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
 
     found: dict[str, Any] = {"output": given.output}
     try:
