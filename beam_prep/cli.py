@@ -523,7 +523,7 @@ def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
 )
 def _init(given: argparse.Namespace, beam_options: list[str]) -> int:
     import_beam()
-    from beam_prep.starter.write import start
+    from beam_prep.starter import start
 
     print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
     return 0

@@ -16,6 +16,7 @@ from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
 from beam_prep.tokens.ends import NEAR, Endless, endless_roles
 from beam_prep.tokens.mask import RoleMask
 from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
 
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2} (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d{4}\b|"
@@ -320,7 +321,7 @@ def double_end(sample: Sample) -> Iterator[Finding]:
     says = f"the same special token follows itself at {hits.told}"
     mend = "take the token out of the texts, or out of the template"
     if sample.template is None and sample.config.preprocessing.eos != "never":
-        ends = sample.tokenizer.encode(["a"], add_special_tokens=True).flat[-1] == sample.tokenizer.id_of("eos_token")
+        ends = adds_eos(sample.tokenizer)
         mend = (
             '"preprocessing": {"eos": "never"}: this tokenizer adds its EOS by itself'
             if ends
@@ -487,6 +488,12 @@ def unknown_tokens(sample: Sample) -> Iterator[Finding]:
             f"{hits.tokens:,.0f} tokens are unknown ({hits.tokens / total:.1%}): the tokenizer lacks these characters"
         )
         yield from hits.finding("unknown_tokens", says, "--tokenizer_path of a tokenizer for these languages")
+
+
+def adds_eos(tokenizer: Tokenizer) -> bool:
+    """True if a tokenizer puts its EOS token behind every text by itself."""
+    ids = tokenizer.encode(["a"], add_special_tokens=True).flat
+    return bool(len(ids) and ids[-1] == tokenizer.id_of("eos_token"))
 
 
 def _special_ids(sample: Sample) -> Array:

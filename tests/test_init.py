@@ -13,7 +13,7 @@ from beam_prep.audit.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.sample.sample import prepare
-from beam_prep.starter.draft import PLAIN_TEMPLATE
+from beam_prep.starter import PLAIN_TEMPLATE
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT
 from tests.test_sources import blocks as blocks_in
