@@ -171,7 +171,7 @@ def short(count: float) -> str:
     >>> short(812), short(45_300), short(1_260_000)
     ('812', '45.3k', '1.3M')
     """
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return f"{count:.0f}"

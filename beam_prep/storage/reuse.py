@@ -195,15 +195,6 @@ class EarlierOutput:
     def __contains__(self, key: str) -> bool:
         return key in self._by_key
 
-    def bytes_of(self, keys: Iterable[str]) -> int:
-        """The size in bytes of the shards with these keys."""
-        return sum(file.bytes for key in keys for file in self._by_key[key].files)
-
-    @property
-    def bytes(self) -> int:
-        """The size in bytes of all shards."""
-        return self.bytes_of(self._by_key)
-
     def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
         """The shard with this key, or None.
 
