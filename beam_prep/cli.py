@@ -388,7 +388,6 @@ def _replay(given: argparse.Namespace, beam_options: list[str]) -> int:
         print(f"{given.output} has no rejected records: nothing to replay")
         return 0
     if given.dry_run:
-        replay.check_inputs()
         print("\n".join(replay.plan()))
         return 0
     done = replay.run(wait=given.wait is not False)
