@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.audit.audit import Audit, audit_of
+from beam_prep.audit.audit import Audit
 from beam_prep.audit.of_tokens import adds_eos
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
@@ -414,7 +414,7 @@ def start(
     made = draft(found, tokenizer)
     _set_length(made, found, drawn, tokenizer, files)
     config = PipelineConfig.from_dict(made.config, str(target))
-    tried = None if tokenizer is None else audit_of(drawn, files, config, tokenizer)
+    tried = None if tokenizer is None else Audit.of(Sample.of(drawn, config, tokenizer, files))
     use = config.field_use
     made.open += [str(each) for each in verdicts(found.records, use)]
     made.open += fields_of_files(found.records, use.known) if use.answers else []

@@ -31,9 +31,13 @@ class Finding:
     mend: str
     example: Example | None = None
 
+    def share_of(self, all_tokens: int) -> float:
+        """The share of all tokens of the sample that is at stake."""
+        return min(1.0, self.tokens / max(1, all_tokens))
+
     def as_json(self, all_tokens: int) -> dict[str, Any]:
         """The finding in the JSON of an audit; `all_tokens`: the tokens of the sample."""
-        return {**asdict(self), "share_of_tokens": round(min(1.0, self.tokens / max(1, all_tokens)), 6)}
+        return {**asdict(self), "share_of_tokens": round(self.share_of(all_tokens), 6)}
 
 
 @dataclass(slots=True)

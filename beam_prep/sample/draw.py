@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from beam_prep.data.block import ALIVE, InputFile, drawn
+from beam_prep.data.block import ALIVE, InputFile, Ledger, drawn
 from beam_prep.data.hashing import CHUNK
+from beam_prep.data.ragged import Array
 from beam_prep.reading.records import Records
 from beam_prep.reading.sources import source_of
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
@@ -56,96 +57,75 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     Raises:
         InputError: a file cannot be read.
     """
-    chosen = drawn(len(files), _FILES, first=True).tolist()
-    streams = [index for index in chosen if is_stream(files[index])]
-    plain = [index for index in chosen if index not in set(streams)]
-    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in chosen}
-    total = max(1, sum(weight.values()))
     most_places = max(1, _PLACES_BYTES * size // CHUNK)
-    strata, unread = [], []
+    chosen = drawn(len(files), min(_FILES, most_places), first=True).tolist()
+    streams = [index for index in chosen if is_stream(files[index])]
+    plain = [(index, files[index].size) for index in chosen if not is_stream(files[index])]
+    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in chosen}
+    found, unread, lines, held = list[tuple[Records, float]](), [], 0, 0
     complete = len(chosen) == len(files)
     for index in streams:
-        places = max(1, round(most_places * weight[index] / total))
+        places = max(1, round(most_places * weight[index] / max(1, sum(weight.values()))))
         most = max(CHUNK, _STREAM_BYTES * size // len(streams))
-        found, end, whole = blocks_drawn(files[index], index, CHUNK, places, most)
-        strata.append(_Stratum(found, end if whole else max(end, weight[index])))
-        complete &= whole and strata[-1].read == end
+        blocks, end, whole = blocks_drawn(files[index], index, CHUNK, places, most)
+        read = sum(block.origin.bytes for block in blocks)
+        found += [(block, (end if whole else max(end, weight[index])) / max(1, read)) for block in blocks]
+        lines += sum(len(filled(block.ledger)) for block in blocks)
+        held += sum(len(block.ledger.raw) for block in blocks)
+        complete &= whole and read == end
         if not whole:
             unread.append(files[index].path)
-    lines, held = sum(part.lines for part in strata), sum(part.held for part in strata)
-    beside = _Stratum([], sum(files[index].size for index in plain))
-    for number, (index, start) in enumerate(_cells([(index, files[index].size) for index in plain])):
+    beside, read = list[Records](), 0
+    for number, (index, start) in enumerate(_cells(plain)):
         enough = lines >= count or held >= size
         if number >= most_places or (enough and number >= max(_PLACES, len(plain))) or held >= _STREAM_BYTES * size:
             complete = False
             break
-        beside.read += min(CHUNK, files[index].size - start)
-        block = records_at(files[index], index, start, CHUNK)
-        if block is not None:
-            beside.add(block)
-            lines += _lines(block)
+        read += min(CHUNK, files[index].size - start)
+        if (block := records_at(files[index], index, start, CHUNK)) is not None:
+            beside.append(block)
+            lines += len(filled(block.ledger))
             held += len(block.ledger.raw)
-    strata.append(beside)
+    found += [(block, sum(size for _, size in plain) / max(1, read)) for block in beside]
     if held > size:
         count = min(count, max(1, lines * size // held))
-    taken = [block for part, quota in zip(strata, _quotas(strata, count), strict=True) for block in part.take(quota)]
-    taken.sort(key=lambda block: (block.origin.file, block.origin.start))
-    about = lines if complete else round(sum(part.about for part in strata) * len(files) / max(1, len(chosen)))
-    return Drawn(tuple(taken), min(lines, count), about, complete and lines <= count, len(chosen), tuple(unread))
+    found.sort(key=lambda each: (each[0].origin.file, each[0].origin.start))
+    stands_for = np.repeat([each for _, each in found], [len(filled(block.ledger)) for block, _ in found])
+    about = lines if complete else round(stands_for.sum() * len(files) / max(1, len(chosen)))
+    taken = tuple(_taken([block for block, _ in found], stands_for, count))
+    return Drawn(taken, min(lines, count), about, complete and lines <= count, len(chosen), tuple(unread))
 
 
-@dataclass(slots=True)
-class _Stratum:
-    """A part of the input from which blocks were drawn evenly: a stream, or all plain files together.
+def _taken(blocks: Sequence[Records], stands_for: Array, count: int) -> Iterator[Records]:
+    """The blocks, with only `count` of their lines, the first among them.
 
-    Attributes:
-        blocks: the blocks that were read.
-        size: bytes of its content, about.
-        read: bytes that were read.
-        lines: number of lines of the blocks that are not blank.
-        held: bytes of the blocks.
+    Args:
+        blocks: in order.
+        stands_for: float64 [lines], how many lines of the input each of their lines stands for.
+        count: how many lines are kept.
     """
-
-    blocks: list[Records]
-    size: int
-    read: int = 0
-    lines: int = 0
-    held: int = 0
-
-    def __post_init__(self) -> None:
-        self.read = sum(block.origin.bytes for block in self.blocks)
-        self.lines = sum(map(_lines, self.blocks))
-        self.held = sum(len(block.ledger.raw) for block in self.blocks)
-
-    def add(self, block: Records) -> None:
-        """Adds a block. The caller updates `read`, which also counts places without records."""
-        self.blocks.append(block)
-        self.lines += _lines(block)
-        self.held += len(block.ledger.raw)
-
-    @property
-    def about(self) -> float:
-        """Number of its lines, about."""
-        return self.lines * self.size / self.read if self.read else 0.0
-
-    def take(self, count: int) -> Iterator[Records]:
-        """The blocks, with only `count` of their lines."""
-        self.blocks.sort(key=lambda block: (block.origin.file, block.origin.start))
-        return _take(self.blocks, self.lines, count)
+    picked = np.ones(len(stands_for), bool)
+    if count < len(picked):
+        chance, others = np.random.default_rng(0), stands_for[1:]
+        picked[1:] = False
+        picked[1 + chance.choice(len(others), count - 1, replace=False, p=others / others.sum())] = True
+    start = 0
+    for block in blocks:
+        there = filled(block.ledger)
+        left_out = there[~picked[start : start + len(there)]]
+        start += len(there)
+        if not len(left_out):
+            yield block
+            continue
+        ledger = block.ledger.copy()
+        ledger.blank(left_out)
+        for line in left_out.tolist():
+            ledger.messages.pop(line, None)
+        yield block.keep(np.flatnonzero(ledger.status[block.line] == ALIVE), ledger)
 
 
 def _is_packed(file: InputFile) -> bool:
     return file.compression is not None or source_of(file.path).is_packed
-
-
-def _quotas(strata: Sequence[_Stratum], count: int) -> list[int]:
-    """Number of lines that each stratum gives: by its share of the input, as far as it has lines."""
-    total = sum(part.about for part in strata) or 1.0
-    quotas = [min(part.lines, int(count * part.about / total)) for part in strata]
-    for place in sorted(range(len(strata)), key=lambda place: -strata[place].about):
-        more = min(strata[place].lines - quotas[place], count - sum(quotas))
-        quotas[place] += max(0, more)
-    return quotas
 
 
 def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -167,31 +147,7 @@ def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield files[place][0], cell * CHUNK
 
 
-def _lines(block: Records) -> int:
-    """Number of lines that are not blank."""
-    return len(block.ledger.starts) - sum(
-        int((block.ledger.status == code).sum())
-        for code, (kind, _) in enumerate(block.ledger.outcomes, start=1)
-        if kind == "blank"
-    )
-
-
-def _take(blocks: Sequence[Records], lines: int, count: int) -> Iterator[Records]:
-    """The blocks, with only `count` of their lines."""
-    picked = np.zeros(lines, bool)
-    picked[drawn(lines, count, first=True)] = True
-    start = 0
-    for block in blocks:
-        blank = [code for code, (kind, _) in enumerate(block.ledger.outcomes, start=1) if kind == "blank"]
-        filled = np.flatnonzero(~np.isin(block.ledger.status, blank))
-        left_out = filled[~picked[start : start + len(filled)]]
-        start += len(filled)
-        if not len(left_out):
-            yield block
-            continue
-        ledger = block.ledger.copy()
-        ledger.blank(left_out)
-        for line in left_out.tolist():
-            ledger.messages.pop(line, None)
-        rows = np.flatnonzero(ledger.status[block.line] == ALIVE)
-        yield block.keep(rows, ledger)
+def filled(ledger: Ledger) -> Array:
+    """int64: the lines of a block that are not blank."""
+    blank = [code for code, (kind, _) in enumerate(ledger.outcomes, start=1) if kind == "blank"]
+    return np.flatnonzero(~np.isin(ledger.status, blank))

@@ -4,21 +4,24 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 import numpy as np
 
 from beam_prep.chat.chat_format import template_of
+from beam_prep.chat.environment import asks_for_date
 from beam_prep.chat.template import ChatTemplate
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile, count_outcomes
+from beam_prep.data.block import ALIVE, InputFile
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.receipts import ROLE_COUNTS
+from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
+from beam_prep.formats.cached_block import encode_block
 from beam_prep.reading.records import Record, Records
 from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps
-from beam_prep.sample.draw import Drawn
+from beam_prep.sample.draw import Drawn, filled
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
@@ -92,8 +95,7 @@ class Sample:
     """Records of the input, and what a run makes of them. Checks do not change it.
 
     Attributes:
-        config: the config. If a run would end at the first long sequence (`truncation_mode: "error"`), rows are cut
-            here instead.
+        config: the config.
         tokenizer: the tokenizer.
         files: all files of the input.
         drawn: the records.
@@ -116,18 +118,22 @@ class Sample:
 
         Args:
             drawn, config, tokenizer, files: see `Sample`.
-            cut: cut long rows even if a run would end at the first of them (`truncation_mode: "error"`).
+            cut: go on where a run would end at a long row (`truncation_mode: "error"`), or would not begin, because the
+                template asks for a date.
 
         Raises:
             BeamPrepError: the tokenizer lacks something that the config needs.
             RunError: a row is too long, and `truncation_mode` is `error`; not with `cut`.
         """
-        cutting = config
-        if cut and config.preprocessing.truncation_mode == "error":
-            step = config.preprocessing.model_copy(update={"truncation_mode": "keep_start"})
-            cutting = config.model_copy(update={"preprocessing": step})
-        steps = functools.cache(functools.partial(_steps, cutting, tokenizer))
-        packing, eos_id = layout(cutting, tokenizer), tokenizer.id_of("eos_token")
+        running = config
+        if cut:
+            step, given = config.preprocessing, config.input
+            if step.truncation_mode == "error":
+                step = step.model_copy(update={"truncation_mode": "keep_start"})
+            given = given.model_copy(update={"date": _date(config, tokenizer)})
+            running = config.model_copy(update={"input": given, "preprocessing": step})
+        steps = functools.cache(functools.partial(_steps, running, tokenizer))
+        packing, eos_id = layout(running, tokenizer), tokenizer.id_of("eos_token")
         parts = []
         for number, records in enumerate(drawn.blocks):
             before, after = steps(records.origin.source.group)
@@ -159,38 +165,39 @@ class Sample:
         """The chat template; None if no section uses one."""
         if not any(spec.has_template for spec in self.config.outputs()):
             return None
-        return template_of(self.tokenizer, self.config.input.chat_template, self.config.input.date)
+        return template_of(self.tokenizer, self.config.input.chat_template, _date(self.config, self.tokenizer))
 
-    @functools.cached_property
+    @property
     def template_source(self) -> str:
         """The text of the chat template; "" without one."""
-        if self.template is None:
-            return ""
-        return self.tokenizer.template_source(self.config.input.chat_template) or ""
+        return "" if self.template is None else self.template.source
 
     # Tokens.
 
     @functools.cached_property
-    def tokens(self) -> int:
-        """Tokens of all rows before truncation, plus an estimate for records that became no row."""
-        encoded = sum(int(sizes.sum()) for sizes in self._sizes)
-        return encoded + round(
-            sum(
-                self.tokens_of(part, line)
-                for part in self.parts
-                for line in np.flatnonzero(part.masked.ledger.status > 0).tolist()
-                if part.masked.ledger.outcomes[part.masked.ledger.status[line] - 1][0] != "blank"
-            )
-        )
+    def _tokens(self) -> list[Array]:
+        """float64 [lines] of each part: tokens of each record before truncation; an estimate if it became no row."""
+        found, tokens, size = [], 0, 0
+        for part in self.parts:
+            ledger, batch = part.masked.ledger, part.masked
+            found.append(np.bincount(batch.line, batch.lengths, len(ledger.status)))
+            tokens += int(batch.lengths.sum())
+            size += int((ledger.ends[batch.line] - ledger.starts[batch.line]).sum())
+        rate = tokens / size if tokens else 0.25
+        for part, each in zip(self.parts, found, strict=True):
+            ledger, lost = part.masked.ledger, filled(part.masked.ledger)
+            lost = lost[ledger.status[lost] != ALIVE]
+            each[lost] = (ledger.ends[lost] - ledger.starts[lost]) * rate
+        return found
 
     @functools.cached_property
-    def _tokens_per_byte(self) -> float:
-        tokens = size = 0
-        for part in self.parts:
-            ledger, lines = part.masked.ledger, part.masked.line
-            tokens += int(self._sizes[part.number].sum())
-            size += int((ledger.ends[lines] - ledger.starts[lines]).sum())
-        return tokens / size if tokens else 0.25
+    def tokens(self) -> int:
+        """Tokens of all rows before truncation, plus an estimate for records that became no row."""
+        return round(sum(float(each.sum()) for each in self._tokens))
+
+    def tokens_of(self, part: Part, line: int) -> float:
+        """Tokens of a record; an estimate if it became no row."""
+        return float(self._tokens[part.number][line])
 
     @functools.cached_property
     def tokens_per_character(self) -> float:
@@ -198,56 +205,40 @@ class Sample:
         tokens = characters = 0
         for part in self.parts:
             if part.rendered is not None:
-                tokens += int(self._sizes[part.number].sum())
+                tokens += int(part.masked.lengths.sum())
                 characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
         return tokens / characters if tokens and characters else 0.25
 
     @functools.cached_property
-    def _sizes(self) -> list[Array]:
-        """int64 [rows] of each part: tokens of its rows before truncation."""
-        return [_tokens(part.masked) for part in self.parts]
+    def _receipts(self) -> list[BlockReceipt]:
+        """The statistics of each block, as a run keeps them."""
+        made = layout(self.config, self.tokenizer)
+        return [encode_block(without_roles(part.rows), made.tokens(part.rows), 0, "")[0] for part in self.parts]
 
-    def rows_of(self, part: Part, line: int) -> slice:
-        """The rows of `part.masked` that come from a line; an empty slice if there are none."""
-        first, last = np.searchsorted(part.masked.line, [line, line + 1]).tolist()
-        return slice(first, last)
-
-    def tokens_of(self, part: Part, line: int) -> float:
-        """Tokens of a record; an estimate if it became no row."""
-        sizes = self._sizes[part.number][self.rows_of(part, line)]
-        if len(sizes):
-            return float(sizes.sum())
-        ledger = part.records.ledger
-        return float(ledger.ends[line] - ledger.starts[line]) * self._tokens_per_byte
+    def counts(self, kind: str) -> dict[str, int]:
+        """See `BlockReceipt.counts`; over all blocks."""
+        found = Counter[str]()
+        for receipt in self._receipts:
+            found.update(receipt.counts(kind))
+        return dict(sorted(found.items()))
 
     @functools.cached_property
     def roles(self) -> dict[str, dict[str, int]]:
         """role -> {"messages": n, "tokens": n, "trained": n}, of kept rows, as in the manifest."""
-        found: dict[str, Counter[str]] = {}
-        for part in self.parts:
-            counts = part.rows.roles.count(part.rows.line, len(part.rows.ledger.status))
-            for role, said in counts.sums().items():
-                found.setdefault(role, Counter()).update(dict(zip(ROLE_COUNTS, said, strict=True)))
-        return {role: dict(counts) for role, counts in found.items()}
+        counts = {what: self.counts(what) for what in ROLE_COUNTS}
+        return {role: {what: counts[what].get(role, 0) for what in ROLE_COUNTS} for role in counts["messages"]}
 
     @functools.cached_property
     def kept(self) -> tuple[int, int, int]:
         """(rows, tokens, trained tokens) that a run would write, before packing."""
-        rows = sum(len(part.rows) for part in self.parts)
-        written = layout(self.config, self.tokenizer)
-        tokens = sum(int(written.tokens(part.rows).sum()) for part in self.parts)
         trained = sum(int(each.sum()) for part in self.parts for each in trained_tokens(part.rows).values())
         for part in self.parts:
             masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
             for column, output in self.outputs.items():
                 if output.trains and column in part.rows.columns and column not in masked:
                     trained += int(part.rows[column].flat_lengths.sum())  # all tokens are trained, so there is no mask
-        return rows, tokens, trained
-
-    def trained_before_cutting(self, part: Part, line: int) -> bool:
-        """True if something of a record is trained, before truncation."""
-        rows = self.rows_of(part, line)
-        return any((per_row[rows] > 0).any() for per_row in trained_tokens(part.masked).values())
+        receipts = self._receipts
+        return sum(each.kept for each in receipts), sum(each.tokens for each in receipts), trained
 
     # Records.
 
@@ -269,63 +260,31 @@ class Sample:
 
     def outcomes(self) -> dict[str, dict[str, int]]:
         """Numbers of dropped and rejected records, by reason."""
-        found = {"dropped": Counter[str](), "rejected": Counter[str]()}
-        for part in self.parts:
-            counts = count_outcomes(part.rows.ledger.status, part.rows.ledger.outcomes)
-            for kind, reasons in found.items():
-                reasons.update(counts[kind])
-        return {kind: dict(sorted(reasons.items())) for kind, reasons in found.items()}
+        return {kind: self.counts(kind) for kind in ("dropped", "rejected")}
 
     @functools.cached_property
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
-        found = self.outcomes()
-        of_files = np.zeros((len(self.files), 2), np.int64)
-        lines = blank = 0
+        lines, blank = sum(each["lines"] for each in self._receipts), self.counts("blank").get("", 0)
+        ledger = LedgerTotals(lines, blank, self.kept[0], **self.outcomes())
+        inputs, of_files = [{"path": file.path} for file in self.files], np.zeros((len(self.files), 2), np.int64)
+        rejects = []
         for part in self.parts:
-            ledger = part.rows.ledger
-            empty = count_outcomes(ledger.status, ledger.outcomes)["blank"]
-            lines, blank = lines + len(ledger.status), blank + empty
-            of_files[part.rows.origin.file] += (len(ledger.status) - empty, len(part.rows))
-        kept = sum(len(part.rows) for part in self.parts)
-        return Plan(
-            shards=(),
-            rejects=(),
-            ledger=LedgerTotals(lines, blank, kept, found["dropped"], found["rejected"]),
-            counters=self.counters,
-            inputs=[{"path": file.path} for file in self.files],
-            columns=(),
-            domains={},
-            shards_of={},
-            blocks=len(self.parts),
-            reused=0,
-            made={},
-            roles=self.roles,
-            drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
-            first_rejects=tuple(self._rejects()),
-            of_files=of_files,
-        )
-
-    def _rejects(self) -> Iterator[dict[str, Any]]:
+            of_files[part.rows.origin.file] += (len(filled(part.rows.ledger)), len(part.rows))
         for kind, reason, part, line in self.left_out():
             if kind == "rejected":
                 place = {"file": part.rows.origin.source.path, "offset": part.rows.offset(line)}
-                yield {**place, "reason": reason, "message": part.rows.ledger.messages[line]}
-
-    @functools.cached_property
-    def counters(self) -> dict[str, int]:
-        """Counters of kept rows, as in the manifest."""
-        found = Counter[str]()
-        for part in self.parts:
-            found.update({name: int(per_row.sum()) for name, per_row in part.rows.counters.items()})
-        return dict(found)
+                rejects.append({**place, "reason": reason, "message": part.rows.ledger.messages[line]})
+        drops = tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT))
+        counters, more = self.counts("counter"), {"drops": drops, "first_rejects": tuple(rejects), "of_files": of_files}
+        return Plan((), (), ledger, counters, inputs, (), {}, {}, len(self.parts), 0, {}, self.roles, **more)
 
     @functools.cached_property
     def findings(self) -> Findings:
         """The findings that the report of a run on these records would show."""
         _, tokens, trained = self.kept
-        cut, not_text = self.counters.get(CUT_TOKENS, 0), self.outcomes()["rejected"].get("not_text", 0)
-        return Findings(self.roles, tokens, trained, cut, counters=self.counters, not_text=not_text)
+        counters, not_text = self.counts("counter"), self.counts("rejected").get("not_text", 0)
+        return Findings(self.roles, tokens, trained, counters.get(CUT_TOKENS, 0), counters=counters, not_text=not_text)
 
     @functools.cached_property
     def failure(self) -> str | None:
@@ -483,13 +442,15 @@ def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
     ]
 
 
-def _tokens(batch: Batch) -> Array:
-    """int64 [rows]: tokens of all outputs of ids of a row."""
-    found = np.zeros(len(batch), np.int64)
-    for name, column in batch.schema.items():
-        if column.role == "ids":
-            found += batch[name].flat_lengths
-    return found
+def today() -> str:
+    """The date of today."""
+    return date.today().isoformat()
+
+
+def _date(config: PipelineConfig, tokenizer: Tokenizer) -> str | None:
+    """The date of a config; that of today if it has none, and its template asks for one."""
+    source = tokenizer.template_source(config.input.chat_template) or ""
+    return today() if config.input.date is None and asks_for_date(source) else config.input.date
 
 
 def text_of(message: Mapping[str, Any]) -> str:

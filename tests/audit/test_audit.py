@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.audit.audit import Audit, audit
-from beam_prep.audit.checks import CHECKS
+from beam_prep.audit.audit import CHECKS, Audit, audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from tests.audit.faults import FAULTS
