@@ -54,26 +54,20 @@ PLAIN_TEMPLATE = (
 """A chat template for tokenizers without one: roles as words, and the EOS token after each answer."""
 
 _WHY = {
-    "input.sections": "the fields that are read, and which are trained (`$role`: by each message's role). "
-    "`conversation`: the chat template renders all as one text, as a chat model sees it",
+    "input.sections": "the fields that are read, and which are trained; `conversation`: as the template writes them",
     "input.sources": "a column of its own for each; what follows the prompt is trained",
-    "input.adapter": "`sharegpt`: items of from and value are read as messages; 'human' becomes 'user', 'gpt' "
-    "'assistant'. `alpaca`: nothing separates the texts, so they are read as messages, and the chat template writes "
-    "what is between. `tokenized`: the records hold ids already; labels or a mask beside them are kept",
+    "input.adapter": "`sharegpt`: items of from and value are read as messages. `alpaca`: nothing is between the texts, so "
+    "they are read as messages, and the chat template writes what is between. `tokenized`: ids are used as they are",
     "input.rollouts": "ids that were sampled are not encoded again (docs/rollouts.md)",
-    "input.implicit_prompt": "what both sides begin with is the prompt, as in TRL: the records have no prompt of the "
-    "same kind",
-    "input.date": "the chat template writes today's date: with a fixed one, the same input gives the same bytes "
-    "tomorrow",
+    "input.implicit_prompt": "the records have no prompt of the same kind: it is what both sides begin with, as in TRL",
+    "input.date": "the chat template writes today's date: with a fixed one, tomorrow gives the same bytes",
     "preprocessing.encode": "texts that hold the space between them are joined, then encoded, as a model sees them",
     "preprocessing.eos": "the EOS token after each text, so that a model learns where to stop",
-    "preprocessing.truncation_mode": "`chunk`: longer texts become several rows, so that nothing is lost. `drop`: a "
-    "rollout that is cut is no longer what was sampled",
+    "preprocessing.truncation_mode": "`chunk`: longer texts become several rows; `drop`: a rollout must not be cut",
     "preprocessing.min_chars": "shorter texts are left out: there is little to learn from them",
-    "output.columns": "input_ids and labels (-100 where nothing is trained), as trainers read them; not shifted, as "
-    "models of transformers do that",
-    "output.preset": "input_ids and labels, and 'label' beside them: true is a good answer, false a bad one, and the "
-    "trainer must tell them apart (KTO: docs/training.md). To train the good answers alone, take out the others",
+    "output.columns": "input_ids and labels (-100: not trained); not shifted, as models of transformers do that",
+    "output.preset": "'label' (true: a good answer) stands beside the labels, and the trainer must tell answers apart "
+    "(KTO: docs/training.md). To train the good answers alone, take out the others",
 }
 """Place in a config -> the reason for it, where the data add nothing to it."""
 
@@ -445,9 +439,7 @@ def _set_length(
         how = "estimated by characters, as no tokenizer was given"
     else:
         unlimited = {**made.config, "preprocessing": {**made.preprocessing, "max_seq_len": 1 << 22}}
-        sample = Sample.of(drawn, PipelineConfig.from_dict(unlimited), tokenizer, files)
-        lengths = [rows.lengths for _, _, rows, _, _ in sample.sequences()]
-        sizes = np.concatenate([np.zeros(0, np.int64), *lengths])
+        sizes = Sample.of(drawn, PipelineConfig.from_dict(unlimited), tokenizer, files).lengths
         how = "counted with the tokenizer"
     longest, length = int(sizes.max(initial=0)), _SHORTEST
     while length < _LONGEST and np.maximum(sizes - length, 0).sum() > _CUT * sizes.sum():

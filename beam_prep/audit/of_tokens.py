@@ -1,6 +1,5 @@
 """Checks of ids and masks: trained tokens, begin and end of rows, cuts."""
 
-import itertools
 import re
 from collections.abc import Iterator
 
@@ -10,10 +9,10 @@ from beam_prep.audit.finding import Finding, Hits
 from beam_prep.audit.of_records import messages_of
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
-from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import Rendered
 from beam_prep.recipe import text_rules
-from beam_prep.sample.sample import Conversation, Sample, text_of, today
+from beam_prep.sample.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
 from beam_prep.tokens.ends import NEAR, Endless, endless_roles
 from beam_prep.tokens.mask import RoleMask
@@ -169,10 +168,9 @@ def config_warnings(sample: Sample) -> Iterator[Finding]:
 def double_bos(sample: Sample) -> Iterator[Finding]:
     """Sequences that begin with two BOS tokens."""
     hits, bos = Hits(sample, "rows"), sample.tokenizer.bos_id
-    for part, _, rows, _, lines in sample.sequences() if bos is not None else ():
-        for row, ids in enumerate(_begins(rows)):
-            if ids[:2] == [bos, bos]:
-                hits.add(part, int(lines[row]), _start_of(sample, ids))
+    for row in sample.rows:
+        if row.ids[:2].tolist() == [bos, bos]:
+            hits.add(row.part, row.line, _begin_of(sample, row))
     says = f"two BOS tokens are at the beginning of {hits.told}"
     mend = 'take it out of the texts, or "add_special_tokens": false for the first section'
     if sample.template is not None:
@@ -188,11 +186,9 @@ def no_bos(sample: Sample) -> Iterator[Finding]:
     if sample.tokenizer.encode(["a"], add_special_tokens=True).flat[0] != bos:
         return  # models of such tokenizers are trained without BOS
     hits = Hits(sample, "rows")
-    for part, name, rows, _, lines in sample.sequences():
-        if sample.outputs[name].kind != "list":  # elements of lists follow a prompt
-            for row, ids in enumerate(_begins(rows)):
-                if ids and ids[0] != bos:
-                    hits.add(part, int(lines[row]), _start_of(sample, ids))
+    for row in sample.rows:
+        if len(row.ids) and row.ids[0] != bos and row.output.kind != "list":  # elements of lists follow a prompt
+            hits.add(row.part, row.line, _begin_of(sample, row))
     says = f"the BOS token, which this tokenizer puts in front of every text, is missing in {hits.told}"
     mend = '"add_special_tokens": true for the first section'
     if sample.template is not None:
@@ -209,21 +205,16 @@ def no_end(sample: Sample) -> Iterator[Finding]:
     """Texts after which no end token is trained. `roles_without_end` finds turns of a template."""
     if not _wants_ends(sample):
         return
-    ends, hits, seen, lists = end_ids(sample.tokenizer), Hits(sample, "rows"), 0, False
-    for part, name, rows, mask, lines in sample.sequences():
-        output = sample.outputs[name]
-        if not output.trains or output.has_template:
-            continue
-        lists |= output.kind == "list"
-        for row, (start, stop) in enumerate(itertools.pairwise(rows.offsets.tolist())):
-            ids = rows.flat[start:stop]
-            trained = ids if mask is None else ids[mask[start:stop] == 1]
-            seen += len(trained) > 0
-            if len(trained) and ends.isdisjoint(trained[-NEAR:].tolist()):
-                hits.add(part, int(lines[row]), _end_of(sample, trained))
+    ends, hits, seen = end_ids(sample.tokenizer), Hits(sample, "rows"), 0
+    texts = [row for row in sample.rows if row.output.trains and not row.output.has_template]
+    for row in texts:
+        trained = row.ids if row.mask is None else row.ids[row.mask == 1]
+        seen += len(trained) > 0
+        if len(trained) and ends.isdisjoint(trained[-NEAR:].tolist()):
+            hits.add(row.part, row.line, _end_of(sample, trained))
     says = f"no end token is trained in {hits.told} of {seen:,}: a model never learns to stop"
     mend = '"preprocessing": {"eos": "if_missing"}'
-    if lists:
+    if any(row.output.kind == "list" for row in texts):
         mend = "end the texts of the lists with the EOS token's text: preprocessing.eos does not reach lists"
     elif sample.tokenizer.id_of("eos_token") is None:
         mend = f"name an eos_token in the tokenizer, then {mend}"
@@ -283,12 +274,10 @@ def double_end(sample: Sample) -> Iterator[Finding]:
     others = {tokenizer.id_of(name) for name in ("bos_token", "unk_token", "pad_token")}
     special = [each for each in {*(tokenizer.special_ids - others), tokenizer.id_of("eos_token")} if each is not None]
     hits = Hits(sample, "places")
-    for part, _, rows, _, lines in sample.sequences() if not sample.config.input.tokenized else ():
-        flat, of = rows.flat, np.repeat(np.arange(len(rows)), rows.lengths)
-        same = (flat[1:] == flat[:-1]) & (of[1:] == of[:-1]) & np.isin(flat[1:], special)
+    for row in sample.rows if not sample.config.input.tokenized else ():
+        same = (row.ids[1:] == row.ids[:-1]) & np.isin(row.ids[1:], special)
         for place in np.flatnonzero(same).tolist():
-            row = int(of[place])
-            hits.add(part, int(lines[row]), _end_of(sample, flat[int(rows.offsets[row]) : place + 2]))
+            hits.add(row.part, row.line, _end_of(sample, row.ids[: place + 2]))
     says = f"the same special token follows itself at {hits.told}"
     mend = "take the token out of the texts, or out of the template"
     if sample.template is None and sample.config.preprocessing.eos != "never":
@@ -306,11 +295,10 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
     hits, longest, mode = Hits(sample, "rows"), sample.longest, sample.config.preprocessing.truncation_mode
     if longest is None or mode == "drop":
         return  # dropped records are another finding
-    for part, _, rows, _, lines in sample.sequences():
-        for row in np.flatnonzero(rows.lengths > longest).tolist():
-            more = int(rows.lengths[row]) - longest
-            text = f"{rows.lengths[row]:,} tokens, {more:,} more than {sample.view.limit}"
-            hits.add(part, int(lines[row]), text, more)
+    for row in sample.rows:
+        if (more := len(row.ids) - longest) > 0:
+            text = f"{len(row.ids):,} tokens, {more:,} more than {sample.view.limit}"
+            hits.add(row.part, row.line, text, more)
     if hits.tokens <= (0 if mode == "error" else CUT_SHARE * sample.tokens):
         return
     share = hits.tokens / max(1, sample.tokens)
@@ -325,19 +313,17 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
 def answers_cut(sample: Sample) -> Iterator[Finding]:
     """Answers of which only a part is left: the cut is between two trained tokens."""
     longest, mode = sample.longest, sample.config.preprocessing.truncation_mode
-    chats = {name for name, output in sample.outputs.items() if output.has_template or len(output.sections) > 1}
     if longest is None or mode == "drop":
         return
     hits = Hits(sample, "rows")
-    for part, name, rows, mask, lines in sample.sequences():
-        if mask is None or name not in chats:
-            continue  # a text is no answer
-        for row in np.flatnonzero(rows.lengths > longest).tolist():
-            own = mask[rows.offsets[row] : rows.offsets[row + 1]]
-            border = len(own) - longest if mode == "keep_end" else longest
-            if own[border - 1] and own[border]:
-                lost = int(own[:border].sum() if mode == "keep_end" else own[border:].sum())
-                hits.add(part, int(lines[row]), f"an answer is cut in two, {lost:,} trained tokens are cut off", lost)
+    for row in sample.rows:
+        is_chat = row.output.has_template or len(row.output.sections) > 1  # a text is no answer
+        if row.mask is None or not is_chat or len(row.ids) <= longest:
+            continue
+        border = len(row.ids) - longest if mode == "keep_end" else longest
+        if row.mask[border - 1] and row.mask[border]:
+            lost = int((row.mask[:border] if mode == "keep_end" else row.mask[border:]).sum())
+            hits.add(row.part, row.line, f"an answer is cut in two, {lost:,} trained tokens are cut off", lost)
     says = f"{sample.view.limit}, {longest:,}, cuts through an answer, which is trained in part, in {hits.told}"
     mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}, or "truncation_mode": "drop"'
     if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
@@ -346,8 +332,7 @@ def answers_cut(sample: Sample) -> Iterator[Finding]:
 
 def _enough(sample: Sample) -> int:
     """The smallest power of two, above the current length, that cuts off at most a share of `_FEW` of the tokens."""
-    sizes = np.concatenate([np.zeros(0, np.int64), *(rows.lengths for _, _, rows, _, _ in sample.sequences())])
-    enough = 1 << (sample.longest or 1).bit_length()
+    sizes, enough = sample.lengths, 1 << (sample.longest or 1).bit_length()
     while np.maximum(sizes - enough, 0).sum() > _FEW * sizes.sum():
         enough *= 2
     return enough
@@ -402,12 +387,10 @@ def unknown_tokens(sample: Sample) -> Iterator[Finding]:
     unknown = sample.tokenizer.id_of("unk_token")
     if unknown is None or sample.config.input.tokenized or unknown == sample.tokenizer.id_of("eos_token"):
         return
-    hits, total = Hits(sample, "tokens"), 0
-    for part, _, rows, _, lines in sample.sequences():
-        total += len(rows.flat)
-        each = rows.sums(rows.flat == unknown)
-        for row in np.flatnonzero(each).tolist():
-            hits.add(part, int(lines[row]), "", int(each[row]))
+    hits, total = Hits(sample, "tokens"), int(sample.lengths.sum())
+    for row in sample.rows:
+        if count := int((row.ids == unknown).sum()):
+            hits.add(row.part, row.line, "", count)
     if hits.tokens > _UNKNOWN * total:
         says = (
             f"{hits.tokens:,.0f} tokens are unknown ({hits.tokens / total:.1%}): the tokenizer lacks these characters"
@@ -421,14 +404,8 @@ def adds_eos(tokenizer: Tokenizer) -> bool:
     return bool(len(ids) and ids[-1] == tokenizer.id_of("eos_token"))
 
 
-def _begins(rows: Ragged) -> Iterator[list[int]]:
-    """The first ids of each row."""
-    for start, stop in itertools.pairwise(rows.offsets.tolist()):
-        yield rows.flat[start : min(stop, start + 24)].tolist()
-
-
-def _start_of(sample: Sample, ids: list[int]) -> str:
-    return f"it begins: {sample.tokenizer.decode(ids)}"
+def _begin_of(sample: Sample, row: Row) -> str:
+    return f"it begins: {sample.tokenizer.decode(row.ids[:24].tolist())}"
 
 
 def _end_of(sample: Sample, ids: Array) -> str:

@@ -1,11 +1,12 @@
 """A sample: drawn records, and the result of each step of a run on them."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +91,23 @@ class Conversation:
     actions: frozenset[str]
 
 
+class Row(NamedTuple):
+    """A sequence of ids, before truncation.
+
+    Attributes:
+        part, line: its record.
+        output: the output that it belongs to.
+        ids: the ids.
+        mask: which are trained; None: the output has no mask.
+    """
+
+    part: Part
+    line: int
+    output: Output
+    ids: Array
+    mask: Array | None
+
+
 @dataclass(frozen=True)
 class Sample:
     """Records of the input, and what a run makes of them. Checks do not change it.
@@ -136,12 +154,9 @@ class Sample:
         packing, eos_id = layout(running, tokenizer), tokenizer.id_of("eos_token")
         parts = []
         for number, records in enumerate(drawn.blocks):
-            before, after = steps(records.origin.source.group)
-            read, rendered, masked = _masked(records, before)
-            rows = packing.cached(
-                _with_roles(masked, after), eos_id, config.preprocessing.rows_without_loss, config.columns()
-            )
-            parts.append(Part(number, records, read, rendered, without_roles(masked), rows))
+            part = _part(number, records, *steps(records.origin.source.group))
+            rows = packing.cached(part.rows, eos_id, config.preprocessing.rows_without_loss, config.columns())
+            parts.append(replace(part, rows=rows))
         return cls(config, tokenizer, files, drawn, tuple(parts))
 
     @property
@@ -175,29 +190,27 @@ class Sample:
     # Tokens.
 
     @functools.cached_property
-    def _tokens(self) -> list[Array]:
-        """float64 [lines] of each part: tokens of each record before truncation; an estimate if it became no row."""
-        found, tokens, size = [], 0, 0
+    def _tokens_per_byte(self) -> float:
+        tokens = size = 0
         for part in self.parts:
-            ledger, batch = part.masked.ledger, part.masked
-            found.append(np.bincount(batch.line, batch.lengths, len(ledger.status)))
-            tokens += int(batch.lengths.sum())
-            size += int((ledger.ends[batch.line] - ledger.starts[batch.line]).sum())
-        rate = tokens / size if tokens else 0.25
-        for part, each in zip(self.parts, found, strict=True):
-            ledger, lost = part.masked.ledger, filled(part.masked.ledger)
-            lost = lost[ledger.status[lost] != ALIVE]
-            each[lost] = (ledger.ends[lost] - ledger.starts[lost]) * rate
-        return found
+            ledger, lines = part.masked.ledger, np.unique(part.masked.line)
+            tokens += int(part.masked.lengths.sum())
+            size += int((ledger.ends[lines] - ledger.starts[lines]).sum())
+        return tokens / size if tokens else 0.25
+
+    def tokens_of(self, part: Part, line: int) -> float:
+        """Tokens of a record, about."""
+        ledger = part.masked.ledger
+        return float(ledger.ends[line] - ledger.starts[line]) * self._tokens_per_byte
 
     @functools.cached_property
     def tokens(self) -> int:
         """Tokens of all rows before truncation, plus an estimate for records that became no row."""
-        return round(sum(float(each.sum()) for each in self._tokens))
-
-    def tokens_of(self, part: Part, line: int) -> float:
-        """Tokens of a record; an estimate if it became no row."""
-        return float(self._tokens[part.number][line])
+        tokens = float(self.lengths.sum())
+        for part in self.parts:
+            lost = [line for line in filled(part.masked.ledger).tolist() if part.masked.ledger.status[line] != ALIVE]
+            tokens += sum(self.tokens_of(part, line) for line in lost)
+        return round(tokens)
 
     @functools.cached_property
     def tokens_per_character(self) -> float:
@@ -351,22 +364,28 @@ class Sample:
 
     # Rows.
 
-    def sequences(self) -> Iterator[tuple[Part, str, Ragged, Array | None, Array]]:
-        """(part, output, ids, mask, line of each sequence) for each part and output of ids, before truncation.
-
-        ids: one row for each sequence; a record with a list has several. mask: uint8, as long as `ids.flat`, or None.
-        """
-        for part in self.parts:
-            batch = part.masked
-            masks = {column.of: batch[name] for name, column in batch.schema.items() if column.role == "mask"}
-            for name, column in batch.schema.items():
-                if column.role != "ids":
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """Every sequence of ids, before truncation. A record with a list has several."""
+        found = []
+        for batch, part in ((part.masked, part) for part in self.parts):
+            masks = {column.of: batch[name].flat for name, column in batch.schema.items() if column.role == "mask"}
+            for output in batch.outputs:
+                if batch.schema[output.name].role != "ids":
                     continue
-                rows, lines = batch[name], batch.line
-                if isinstance(rows.values, Ragged):
-                    lines = np.repeat(lines, np.diff(rows.offsets))
-                    rows = rows.values
-                yield part, name, rows, None if name not in masks else masks[name].flat, lines
+                ids, mask, lines = batch[output.name], masks.get(output.name), batch.line
+                flat, borders = ids.flat, ids.offsets
+                if isinstance(ids.values, Ragged):
+                    lines, borders = np.repeat(lines, ids.lengths), ids.values.offsets
+                for line, (start, stop) in zip(lines.tolist(), itertools.pairwise(borders.tolist()), strict=True):
+                    own = None if mask is None else mask[start:stop]
+                    found.append(Row(part, line, output, flat[start:stop], own))
+        return found
+
+    @property
+    def lengths(self) -> Array:
+        """int64: tokens of every sequence, before truncation."""
+        return np.array([len(row.ids) for row in self.rows], np.int64)
 
     @property
     def longest(self) -> int | None:
@@ -395,30 +414,25 @@ def _steps(
     return mask_steps(own, tokenizer), row_steps(own, tokenizer)
 
 
-def _masked(records: Records, steps: Sequence[BlockStep]) -> tuple[Records, Rendered | None, Batch]:
-    """(the records as sections read them, as texts, as ids with masks and roles)."""
+def _part(number: int, records: Records, before: Sequence[BlockStep], after: Sequence[BlockStep]) -> Part:
+    """A block after each step; its rows are not yet as a run caches them. For the steps see `_steps`."""
     block: Any = records
     read, rendered = records, None
-    for step in steps:
-        before, block = block, step.step()(block)
+    for step in before:
+        given, block = block, step.step()(block)
         if isinstance(step, BuildMask):
-            block = with_roles(before, block)
+            block = with_roles(given, block)
         if isinstance(block, Records):
             read = block
         elif isinstance(block, Rendered):
             rendered = block
-    return read, rendered, block
-
-
-def _with_roles(masked: Batch, steps: Sequence[BlockStep]) -> Batch:
-    """The rows after the steps that follow the mask, with roles."""
-    block = masked
-    for step in steps:
+    masked = without_roles(block)
+    for step in after:
         if isinstance(step, (Labels, Shift, SplitPrompt)):
             block = followed(block, step.step()(without_roles(block)))
         else:
             block = step.step()(block)
-    return block
+    return Part(number, records, read, rendered, masked, block)
 
 
 def sample_of(
