@@ -18,8 +18,7 @@ from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.runners import plain_size
-from beam_prep.sample.draw import draw
-from beam_prep.sample.sample import Sample, sample_of, with_roles_of_others
+from beam_prep.sample import Sample, draw, sample_of, with_roles_of_others
 from beam_prep.shards.report import ConfigView
 from beam_prep.storage.foreign import advice_on, check_heads
 from beam_prep.tokens.backends import Backend, choose

@@ -24,8 +24,7 @@ from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.prompts import begins
 from beam_prep.reading.verdicts import verdicts
-from beam_prep.sample.draw import Drawn, draw
-from beam_prep.sample.sample import Sample
+from beam_prep.sample import Drawn, Sample, draw
 from beam_prep.shapes import Found, Record, Shape, find_shape, prompt_of_pairs
 from beam_prep.shards.report import near_name
 from beam_prep.storage.files import list_inputs
@@ -56,8 +55,8 @@ PLAIN_TEMPLATE = (
 _WHY = {
     "input.sections": "the fields that are read, and which are trained; `conversation`: as the template writes them",
     "input.sources": "a column of its own for each; what follows the prompt is trained",
-    "input.adapter": "`sharegpt`: items of from and value are read as messages. `alpaca`: nothing is between the texts, so "
-    "they are read as messages, and the chat template writes what is between. `tokenized`: ids are used as they are",
+    "input.adapter": "`sharegpt`: items of from and value are read as messages. `alpaca`: nothing is between texts, "
+    "so they are read as messages, and the chat template writes what is between. `tokenized`: ids are used as they are",
     "input.rollouts": "ids that were sampled are not encoded again (docs/rollouts.md)",
     "input.implicit_prompt": "the records have no prompt of the same kind: it is what both sides begin with, as in TRL",
     "input.date": "the chat template writes today's date: with a fixed one, tomorrow gives the same bytes",

@@ -26,7 +26,7 @@ from beam_prep.inspect.screen import Screen, legend
 from beam_prep.inspect.sequences import counts_of
 from beam_prep.inspect.show import text_of
 from beam_prep.preview import SampleRows
-from beam_prep.sample.sample import sample_of
+from beam_prep.sample import sample_of
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.testing import records
 from beam_prep.tokens.tokenizer import Tokenizer

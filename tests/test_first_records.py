@@ -10,7 +10,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.config import PipelineConfig
-from beam_prep.sample.sample import sample_of
+from beam_prep.sample import sample_of
 from tests.conftest import ROOT, shared
 
 CHATML = (

@@ -12,7 +12,7 @@ import beam_prep as bp
 from beam_prep.audit.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.sample.sample import prepare
+from beam_prep.sample import prepare
 from beam_prep.starter import PLAIN_TEMPLATE
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT

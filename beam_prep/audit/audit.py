@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beam_prep.audit import of_records, of_tokens
-from beam_prep.audit.finding import Finding
+from beam_prep.audit import Finding, of_records, of_tokens
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, ConfigError, InputError
@@ -15,8 +14,7 @@ from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
-from beam_prep.sample.draw import draw
-from beam_prep.sample.sample import Sample, with_roles_of_others
+from beam_prep.sample import Sample, draw, with_roles_of_others
 from beam_prep.storage.tokenizers import load_tokenizer
 
 SAMPLE = 2000

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_prep.audit.finding import Finding, Hits
+from beam_prep.audit import Finding, Hits
 from beam_prep.chat.chat_format import guard_of
 from beam_prep.data.reasons import ADVICE
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
-from beam_prep.sample.sample import Conversation, Sample, text_of
+from beam_prep.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import lost_causes
 from beam_prep.tokens.mask import trained_tokens
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.finding import Finding, Hits
+from beam_prep.audit import Finding, Hits
 from beam_prep.audit.of_records import messages_of
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.data.ragged import Array
 from beam_prep.data.rendered import Rendered
 from beam_prep.recipe import text_rules
-from beam_prep.sample.sample import Conversation, Row, Sample, text_of, today
+from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
 from beam_prep.tokens.ends import NEAR, Endless, endless_roles
 from beam_prep.tokens.mask import RoleMask
