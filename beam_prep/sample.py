@@ -39,13 +39,12 @@ from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
-_FILES = 256  # most files that are read: each is a request to a store
-_PLACES = 128  # least number of places, if there are so many: neighbouring records are alike
-_PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read: few long records begin at a place
-_STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
 SAMPLE_BYTES = 1 << 25
 """Most bytes of records: to encode 32 MB takes about 20 seconds."""
-_CELLS = 2048
+_PLACES = 256  # places that are read, and most files: neighbouring records are alike, and each is a request to a store
+_OF_A_PLACE = 4  # more places for more records than this from each
+_PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read
+_STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
 _UNPACKED = 4  # bytes of content for each byte of a compressed file, about
 
 
@@ -84,42 +83,36 @@ def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Dr
     Raises:
         InputError: a file cannot be read.
     """
-    most_places = max(1, _PLACES_BYTES * size // CHUNK)
-    chosen = drawn(len(files), min(_FILES, most_places), first=True).tolist()
-    streams = [index for index in chosen if is_stream(files[index])]
-    plain = [(index, files[index].size) for index in chosen if not is_stream(files[index])]
-    weight = {index: files[index].size * (_UNPACKED if _is_packed(files[index]) else 1) for index in chosen}
-    found, unread, lines, held = list[tuple[Records, float]](), [], 0, 0
+    places = max(1, min(_PLACES_BYTES * size // CHUNK, max(_PLACES, count // _OF_A_PLACE)))
+    chosen = drawn(len(files), min(_PLACES, places), first=True).tolist()
+    streams = {index: _content(files[index]) for index in chosen if is_stream(files[index])}
+    plain = {index: files[index].size for index in chosen if index not in streams}
+    total = max(1, sum(streams.values()) + sum(plain.values()))
+    found, unread = list[tuple[Records, float]](), list[str]()
     complete = len(chosen) == len(files)
-    for index in streams:
-        places = max(1, round(most_places * weight[index] / max(1, sum(weight.values()))))
+    for index, content in streams.items():
         most = max(CHUNK, _STREAM_BYTES * size // len(streams))
-        blocks, end, whole = blocks_drawn(files[index], index, CHUNK, places, most)
+        of_file = max(1, round(places * content / total))
+        blocks, end, whole = blocks_drawn(files[index], index, CHUNK, of_file, most)
         read = sum(block.origin.bytes for block in blocks)
-        found += [(block, (end if whole else max(end, weight[index])) / max(1, read)) for block in blocks]
-        lines += sum(len(filled(block.ledger)) for block in blocks)
-        held += sum(len(block.ledger.raw) for block in blocks)
+        stands_for = (end if whole else max(end, content)) / max(1, read)
+        found += [(block, stands_for) for block in blocks]
         complete &= whole and read == end
         if not whole:
             unread.append(files[index].path)
-    beside, read = list[Records](), 0
-    for number, (index, start) in enumerate(_cells(plain)):
-        enough = lines >= count or held >= size
-        if number >= most_places or (enough and number >= max(_PLACES, len(plain))) or held >= _STREAM_BYTES * size:
-            complete = False
-            break
-        read += min(CHUNK, files[index].size - start)
-        if (block := records_at(files[index], index, start, CHUNK)) is not None:
-            beside.append(block)
-            lines += len(filled(block.ledger))
-            held += len(block.ledger.raw)
-    found += [(block, sum(size for _, size in plain) / max(1, read)) for block in beside]
+    cells = _cells(plain, places)
+    read = sum(min(CHUNK, plain[index] - start) for index, start in cells)
+    at_places = (records_at(files[index], index, start, CHUNK) for index, start in cells)
+    found += [(block, sum(plain.values()) / read) for block in at_places if block is not None]
+    complete &= read == sum(plain.values())
+    found.sort(key=lambda each: (each[0].origin.file, each[0].origin.start))
+    held = sum(len(block.ledger.raw) for block, _ in found)
+    weights = np.repeat([each for _, each in found], [len(filled(block.ledger)) for block, _ in found])
+    lines = len(weights)
     if held > size:
         count = min(count, max(1, lines * size // held))
-    found.sort(key=lambda each: (each[0].origin.file, each[0].origin.start))
-    stands_for = np.repeat([each for _, each in found], [len(filled(block.ledger)) for block, _ in found])
-    about = lines if complete else round(stands_for.sum() * len(files) / max(1, len(chosen)))
-    taken = tuple(_taken([block for block, _ in found], stands_for, count))
+    about = lines if complete else round(weights.sum() * len(files) / max(1, len(chosen)))
+    taken = tuple(_taken([block for block, _ in found], weights, count))
     return Drawn(taken, min(lines, count), about, complete and lines <= count, len(chosen), tuple(unread))
 
 
@@ -151,27 +144,23 @@ def _taken(blocks: Sequence[Records], stands_for: Array, count: int) -> Iterator
         yield block.keep(np.flatnonzero(ledger.status[block.line] == ALIVE), ledger)
 
 
-def _is_packed(file: InputFile) -> bool:
-    return file.compression is not None or source_of(file.path).is_packed
+def _content(file: InputFile) -> int:
+    """Bytes of content of a file, about."""
+    return file.size * (_UNPACKED if file.compression is not None or source_of(file.path).is_packed else 1)
 
 
-def _cells(files: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(file, offset) of all parts of plain files, in the order in which they are read: first a part of each file."""
-    sizes = np.array([-(-size // CHUNK) for _, size in files], np.int64)
-    if not sizes.sum():
-        return
-    chance = np.random.default_rng(0)
-    first = {place: int(chance.integers(cells)) for place, cells in enumerate(sizes.tolist()) if cells}
-    first[min(first)] = 0
-    for place, cell in first.items():
-        yield files[place][0], cell * CHUNK
-    ends = np.cumsum(sizes)
-    # More parts than are ever read; a permutation of all parts of a terabyte would take memory.
-    for number in chance.permutation(drawn(int(ends[-1]), _CELLS)).tolist():
-        place = int(np.searchsorted(ends, number, side="right"))
-        cell = number - int(ends[place] - sizes[place])
-        if first[place] != cell:
-            yield files[place][0], cell * CHUNK
+def _cells(sizes: Mapping[int, int], count: int) -> list[tuple[int, int]]:
+    """(file, offset) of at most `count` places in plain files, at least one in each file; `sizes`: file -> bytes."""
+    numbers, cells = [*sizes], np.array([-(-size // CHUNK) for size in sizes.values()], np.int64)
+    ends, chance = np.cumsum(cells), np.random.default_rng(0)
+    first = [int(end - 1 - chance.integers(of_file)) for end, of_file in zip(ends, cells, strict=True) if of_file]
+    found = dict.fromkeys([0, *first[1:]] if first else [])
+    found |= dict.fromkeys(chance.permutation(drawn(int(cells.sum()), count)).tolist())
+    places = []
+    for cell in sorted([*found][:count]):
+        place = int(np.searchsorted(ends, cell, side="right"))
+        places.append((numbers[place], (cell - int(ends[place] - cells[place])) * CHUNK))
+    return places
 
 
 def filled(ledger: Ledger) -> Array:

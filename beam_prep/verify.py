@@ -71,20 +71,6 @@ class LocalFiles:
         return nullcontext(self._folder)
 
 
-class Limits(NamedTuple):
-    """Limits of the rows of an output. None: not known, for instance for a chain written by hand.
-
-    Attributes:
-        max_id: the largest id of the tokenizer.
-        tokens: most tokens of a sequence, or of a document in a packed row.
-        packed: most tokens of a packed row.
-    """
-
-    max_id: int | None
-    tokens: int | None
-    packed: int | None
-
-
 class Wrong(NamedTuple):
     """Rows with the same problem.
 
@@ -106,12 +92,12 @@ class Rows:
     Attributes:
         part: column -> these rows.
         columns: the columns.
-        limits: the limits of rows.
+        max_id: the largest id of the tokenizer; None: not known, for instance for a chain written by hand.
     """
 
     part: Mapping[str, Ragged]
     columns: Sequence[Column]
-    limits: Limits
+    max_id: int | None
 
     def of(self, *roles: str) -> Iterator[tuple[Column, Ragged]]:
         """(column, its rows) of the columns with these roles."""
@@ -120,21 +106,6 @@ class Rows:
     def ids_of(self, column: Column) -> str | None:
         """The name of the column of ids that a column belongs to; None if there is none."""
         return column.of or next((each.name for each, _ in self.of("ids")), None)
-
-    def sequences(self, ids: str) -> tuple[Array, Array]:
-        """int64 [sequences] each: length and row of every sequence in a column of ids. Sequences are the lists of
-        lists of lists, the documents of packed rows, or the rows without padding.
-        """
-        rows = self.part[ids]
-        numbers = np.arange(len(rows))
-        if isinstance(rows.values, Ragged):
-            return rows.values.lengths, np.repeat(numbers, rows.lengths)
-        for column, found in [*self.of("lengths"), *self.of("attention")]:
-            if self.ids_of(column) == ids and column.role == "lengths":
-                return found.flat.astype(np.int64), np.repeat(numbers, found.lengths)
-            if self.ids_of(column) == ids and np.array_equal(found.offsets, rows.offsets):
-                return found.sums(), numbers
-        return rows.lengths, numbers
 
 
 def file_is_listed(folder: Path, file: WrittenFile) -> Iterator[str]:
@@ -168,7 +139,7 @@ def no_other_files(files: OutputFiles, listed: Iterable[str]) -> Iterator[str]:
 
 def ids_in_vocabulary(rows: Rows) -> Iterator[Wrong]:
     """Ids are from 0 to the largest id of the tokenizer; a label may also be -100."""
-    most = rows.limits.max_id
+    most = rows.max_id
     for column, values in rows.of("ids", "labels"):
         wrong = (values.flat < 0) | (False if most is None else values.flat > most)
         if column.role == "labels":
@@ -207,20 +178,6 @@ def documents_add_up(rows: Rows) -> Iterator[Wrong]:
             wrong = np.flatnonzero(values.lengths != lengths.lengths)
             text = f"has {{}} of {other.name!r} for {{}} documents, wanted one each"
             yield Wrong(wrong, text, (values.lengths[wrong], lengths.lengths[wrong]))
-
-
-def lengths_in_limits(rows: Rows) -> Iterator[Wrong]:
-    """No sequence has more tokens than `max_seq_len`, no packed row more than `max_packed_len`."""
-    most, packed = rows.limits.tokens, rows.limits.packed
-    for column, ids in rows.of("ids"):
-        if most is not None:
-            lengths, row = rows.sequences(column.name)
-            wrong = np.flatnonzero(lengths > most)
-            text = f"of {column.name!r} has a sequence of {{}} tokens, wanted at most {most}"
-            yield Wrong(row[wrong], text, (lengths[wrong],))
-        if packed is not None:
-            wrong = np.flatnonzero(ids.lengths > packed)
-            yield Wrong(wrong, f"has {{}} tokens, wanted at most {packed}", (ids.lengths[wrong],))
 
 
 def _values(rows: Ragged, wrong: Array, text: str) -> Wrong:
@@ -282,7 +239,7 @@ def rejects_are_counted(found: Mapping[str, int], listed: Mapping[str, int]) -> 
             yield f"rejects: found {found.get(reason, 0)} lines of {reason!r}, the ledger says {listed.get(reason, 0)}"
 
 
-ROW_CHECKS = (ids_in_vocabulary, columns_are_aligned, documents_add_up, lengths_in_limits)
+ROW_CHECKS = (ids_in_vocabulary, columns_are_aligned, documents_add_up)
 """They report the first row of each problem, and the number of rows."""
 _DECODED = "the rows of every shard, in every format"
 CHECKS: Mapping[Callable[..., Iterator[Any]], str] = {
@@ -301,10 +258,10 @@ def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     others = [*rejects, *(WrittenFile(**file) for file in manifest["files"])]
     of_shards = (file.path for shard in shards for file in shard.files)
     yield from no_other_files(files, [*of_shards, *(file.path for file in others)])
-    limits = _limits(files, manifest)
+    max_id = _max_id(files)
     shards_of = Counter(shard.part for shard in shards)
     for shard in shards:
-        yield from _shard(files, manifest, shard, shards_of[shard.part], limits)
+        yield from _shard(files, manifest, shard, shards_of[shard.part], max_id)
     rejected = Counter[str]()
     for file in others:
         with files.local([file.path]) as folder:
@@ -314,21 +271,17 @@ def problems(files: OutputFiles, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from rejects_are_counted(rejected, manifest["ledger"]["rejected"])
 
 
-def _limits(files: OutputFiles, manifest: Mapping[str, Any]) -> Limits:
-    """The limits of rows, by the config in the manifest and the facts of the tokenizer in the output."""
-    name, max_id = f"{TOKENIZER}/{FACTS_FILE}", None
-    # A chain written by hand has no tokenizer. `file_is_listed` reports a damaged one.
+def _max_id(files: OutputFiles) -> int | None:
+    """The largest id of the tokenizer in an output; None: there is none, or `file_is_listed` reports it."""
+    name = f"{TOKENIZER}/{FACTS_FILE}"
     with files.local([name]) as folder, contextlib.suppress(OSError, ValueError):
-        max_id = json.loads((folder / name).read_bytes())["max_id"]
-    if "config" not in manifest:
-        return Limits(max_id, None, None)
-    rules = manifest["config"]["preprocessing"]
-    longest, packing = rules["max_seq_len"], rules["packing_strategy"]
-    return Limits(max_id, longest, None if packing == "none" else rules["max_packed_len"] or longest)
+        found: int = json.loads((folder / name).read_bytes())["max_id"]
+        return found
+    return None
 
 
 def _shard(
-    files: OutputFiles, manifest: Mapping[str, Any], shard: ShardReceipt, shards: int, limits: Limits
+    files: OutputFiles, manifest: Mapping[str, Any], shard: ShardReceipt, shards: int, max_id: int | None
 ) -> Iterator[str]:
     """The problems of one of the `shards` of a domain (in a split)."""
     place, columns = folder_of_shard(manifest, shard.domain, shard.split), output_columns(manifest)
@@ -341,7 +294,7 @@ def _shard(
                 if name not in FORMATS:
                     raise ImportError("this version cannot read the format: pip install --upgrade beam-prep")
                 for part in _parts(FORMATS[name].read(folder / place, columns, shard.shard, shards), columns):
-                    found.add(Rows(part, columns, limits))
+                    found.add(Rows(part, columns, max_id))
                 wrong = [*counts_are_listed(found, shard)]
                 wrong += [text if count == 1 else f"{text} ({count} rows)" for count, text in found.wrong.values()]
             except ValueError as error:  # damaged offsets that the reader accepted
