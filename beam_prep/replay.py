@@ -50,28 +50,26 @@ class RowsCompared:
     first: str
 
 
-class Rejects:
-    """Rejected records, by reason.
+Rejects = dict[str, tuple[int, Mapping[str, Any]]]
+"""Reason -> (number of rejected records, the first: `file`, `line`, `offset`, `message` and `text`)."""
 
-    Attributes:
-        counts: reason -> number of records.
-        first: reason -> its first record: `file`, `line`, `offset`, `message` and `text`.
-    """
 
-    def __init__(self, rejects: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, Mapping[str, Any]] = {}
-        for reject in rejects:
-            self.counts[reject["reason"]] += 1
-            self.first.setdefault(reject["reason"], reject)
+def by_reason(rejects: Iterable[Mapping[str, Any]]) -> Rejects:
+    """Counts rejected records."""
+    found: Rejects = {}
+    for reject in rejects:
+        count, first = found.get(reject["reason"], (0, reject))
+        found[reject["reason"]] = count + 1, first
+    return found
 
-    def lines(self, heading: str) -> Iterator[str]:
-        """A heading, then a line for each reason: the number of records, and the first one. None without rejects."""
-        yield from [heading] if self.first else []
-        for reason, reject in self.first.items():
-            where = f"{reject['file']}:{reject['line']}"
-            message = f": {reject['message']}" if reject["message"] else ""
-            yield f"  {self.counts[reason]:,} {reason}, the first: {where}{message}"
+
+def _listed(heading: str, rejects: Rejects) -> list[str]:
+    """A heading, then a line for each reason: the number of records, and the first one. [] without rejects."""
+    lines = [heading] if rejects else []
+    for reason, (count, first) in rejects.items():
+        message = f": {first['message']}" if first["message"] else ""
+        lines.append(f"  {count:,} {reason}, the first: {first['file']}:{first['line']}{message}")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,8 @@ class Replayed:
     result: Result | None
     before: dict[str, Any]
     after: dict[str, Any]
-    still: Rejects = field(default_factory=Rejects)
-    newly: Rejects = field(default_factory=Rejects)
+    still: Rejects = field(default_factory=dict)
+    newly: Rejects = field(default_factory=dict)
     rows: RowsCompared | None = None
 
     def lines(self) -> list[str]:
@@ -99,7 +97,7 @@ class Replayed:
         texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
         if self.result is not None:
             rejected = sum(self.before["rejected"].values())
-            mended = rejected - self.still.counts.total()
+            mended = rejected - sum(count for count, _ in self.still.values())
             texts = [f"replayed: {_counted(rejected)}, of which {mended:,} are rejected no more"]
             before, after = _counts(self.before), _counts(self.after)
             texts += [
@@ -111,8 +109,8 @@ class Replayed:
             if self.rows is not None:
                 texts[-1] = f"records that both keep: {self.rows.same:,} as they were, {self.rows.changed:,} changed"
                 texts[-1] += f", the first: {self.rows.first}" if self.rows.changed else ""
-        texts += self.newly.lines("rejected now, and not before:")
-        return [*texts, *(self.still.lines("still rejected:") if self.still.first else ["none is still rejected"])]
+        texts += _listed("rejected now, and not before:", self.newly)
+        return [*texts, *(_listed("still rejected:", self.still) or ["none is still rejected"])]
 
 
 def _counts(ledger: Mapping[str, Any]) -> Counter[str]:
@@ -179,13 +177,22 @@ class Replay:
         if latest is not None and target == root:
             options.setdefault("keep_versions", len(Versions(root).names()) + 1)
         paths = [entry["path"] for entry in self.manifest["inputs"]]
-        new = self._config(config, tokenizer_path)
+        if config is None:
+            config = PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
+        elif not isinstance(config, PipelineConfig):
+            config = recipe.read_config(config)
+        had_template = self.manifest["config"]["input"].get("chat_template") is not None
+        if had_template and tokenizer_path is None and config.input.chat_template is None:
+            raise ConfigError(
+                f"the tokenizer in {self.output} has the chat template of the earlier config, and the new config has "
+                "none: pass --tokenizer_path (tokenizer_path), or name the template in the config"
+            )
         limits = {name: value for name, value in self.manifest["options"].items() if name in RunOptions.model_fields}
         if "block_bytes" in self._before.run:
             limits["block_bytes"] = self._before.run["block_bytes"]
         tokenizer = join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path
-        inputs = paths if new.input.groups is None else None
-        self.job = Pipeline(new, inputs, target, tokenizer, beam_options=beam_options, **{**limits, **options})
+        inputs = paths if config.input.groups is None else None
+        self.job = Pipeline(config, inputs, target, tokenizer, beam_options=beam_options, **{**limits, **options})
         groups = [facts.get(recipe.GROUP_FILES) for facts in (self.job.facts, self.manifest)]
         if groups[0] != groups[1] or [file.path for file in self.job.inputs] != paths:
             raise ConfigError(
@@ -194,25 +201,6 @@ class Replay:
             )
         digest = hashlib.sha256(read_bytes(join(self.output, MANIFEST))).hexdigest()
         self.job.about = {"replay_of": {"output": self.output, "manifest_sha256": digest}}
-
-    def _config(
-        self, given: PipelineConfig | str | os.PathLike[str] | None, tokenizer_path: str | os.PathLike[str] | None
-    ) -> PipelineConfig:
-        """The new config.
-
-        Raises:
-            ConfigError: the config cannot be read, or is wrong; or it needs another tokenizer than the kept one.
-        """
-        if given is None:
-            return PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
-        config = given if isinstance(given, PipelineConfig) else recipe.read_config(given)
-        had_template = self.manifest["config"]["input"].get("chat_template") is not None
-        if tokenizer_path is None and had_template and config.input.chat_template is None:
-            raise ConfigError(
-                f"the tokenizer in {self.output} has the chat template of the earlier config, and the new config has "
-                "none: pass --tokenizer_path (tokenizer_path), or name the template in the config"
-            )
-        return config
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -227,7 +215,7 @@ class Replay:
         """
         self._check_inputs()
         total = _counted(sum(self.rejected.values()))
-        return [*Rejects(self._before.rejects()).lines(f"would replay {total} of {self.output}")]
+        return _listed(f"would replay {total} of {self.output}", by_reason(self._before.rejects()))
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Replayed:
         """Makes the new output, if a record was rejected and anything changed. For the arguments see `Pipeline.run`.
@@ -239,7 +227,7 @@ class Replay:
         """
         ledger = self.manifest["ledger"]
         if self.job is None or same_facts(self.manifest, self.job.facts):
-            return Replayed(None, ledger, ledger, Rejects(self._before.rejects()))
+            return Replayed(None, ledger, ledger, by_reason(self._before.rejects()))
         self._check_inputs()
         # Read before the run, which may replace the output.
         places = {(reject["file"], reject["line"]) for reject in self._before.rejects()}
@@ -248,8 +236,8 @@ class Replay:
         if result.manifest is None:
             return Replayed(result, ledger, ledger)
         made = open_dataset(result.output, split=ALL)
-        still = Rejects(each for each in made.rejects() if (each["file"], each["line"]) in places)
-        newly = Rejects(each for each in made.rejects() if (each["file"], each["line"]) not in places)
+        still = by_reason(each for each in made.rejects() if (each["file"], each["line"]) in places)
+        newly = by_reason(each for each in made.rejects() if (each["file"], each["line"]) not in places)
         compared = None if rows is None else compare(rows, documents(made), self.manifest)
         return Replayed(result, ledger, result.manifest["ledger"], still, newly, compared)
 

@@ -101,8 +101,9 @@ def test_rejects_are_compared_by_file_and_line(jobs: Jobs) -> None:
     jobs.write([talk(0, "tool"), talk(1), "{", talk(2, "system"), {"topic": "one", "messages": []}, talk(3, "system")])
     jobs.run(config())
     done = jobs.replay(config(STRICT.replace("'tool'", "'system'")))
-    assert done.still.first["bad_json"]["line"] == 3
-    assert (dict(done.newly.counts), done.newly.first["template_error"]["line"]) == ({"template_error": 2}, 4)
+    assert done.still["bad_json"][1]["line"] == 3
+    count, first = done.newly["template_error"]
+    assert (count, first["line"]) == (2, 4)
     where = f"{jobs.folder / 'a.jsonl'}"
     assert done.lines() == [
         "replayed: 2 rejected records, of which 1 are rejected no more",
