@@ -497,10 +497,10 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
 )
 def _audit(given: argparse.Namespace, beam_options: list[str]) -> int:
     import_beam()
-    from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit_groups
+    from beam_prep.audit.audit import SAMPLE, as_json, as_lines, audit
 
     count = SAMPLE if given.sample is None else given.sample
-    found = audit_groups(given.inputs, given.config, given.tokenizer_path, count)
+    found = audit(given.inputs, given.config, given.tokenizer_path, count)
     shown = {group: as_json(each) for group, each in found.items()}
     if given.json:
         print(json.dumps(shown.get(None, {"groups": shown})))

@@ -300,11 +300,6 @@ class Sample:
         return self.drawn.count
 
     @functools.cached_property
-    def outputs(self) -> dict[str, Output]:
-        """The outputs of each record, by the names of their columns before labels are made."""
-        return {output.name: output for part in self.parts[:1] for output in part.masked.outputs}
-
-    @functools.cached_property
     def view(self) -> ConfigView:
         """The part of the config that reports depend on."""
         groups = () if self.config.input.groups is None else files_of_groups(self.files)
@@ -379,12 +374,13 @@ class Sample:
     @functools.cached_property
     def kept(self) -> tuple[int, int, int]:
         """(rows, tokens, trained tokens) that a run would write, before packing."""
-        trained = sum(int(each.sum()) for part in self.parts for each in trained_tokens(part.rows).values())
+        trained = 0
         for part in self.parts:
+            trained += sum(int(each.sum()) for each in trained_tokens(part.rows).values())
             masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
-            for column, output in self.outputs.items():
-                if output.trains and column in part.rows.columns and column not in masked:
-                    trained += int(part.rows[column].flat_lengths.sum())  # all tokens are trained, so there is no mask
+            for output in part.masked.outputs:
+                if output.trains and output.name in part.rows.columns and output.name not in masked:
+                    trained += int(part.rows[output.name].flat_lengths.sum())  # all is trained, so there is no mask
         receipts = self._receipts
         return sum(each.kept for each in receipts), sum(each.tokens for each in receipts), trained
 

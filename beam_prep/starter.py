@@ -19,7 +19,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
 from beam_prep.inspect.sequences import VISIBLE
-from beam_prep.reading.adapters import ROLES, has_functions
+from beam_prep.reading.adapters import ROLES
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.prompts import begins
@@ -133,11 +133,6 @@ def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
         made.input["adapter"] = _sharegpt(name, roles, made)
         name, roles = "messages", {ROLES.get(role, role): count for role, count in roles.items()}
     _chat(made, name, roles, tokenizer)
-    if tools := sum(bool(record.get("tools") or has_functions(record)) for record in records):
-        made.open.append(
-            f"{tools:,} records have tools, which are passed to the chat template: `beam-prep audit` "
-            "says whether it writes them (configs/tools.jinja does)"
-        )
 
 
 def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> Any:

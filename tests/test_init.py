@@ -174,7 +174,7 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     records = [numbered(record, number) for number in range(40)]
     config, _, _ = start(records)
     assert config["input"] == expected
-    found = audit(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(config), tokenizer_path)
+    found = audit(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(config), tokenizer_path)[None]
     assert found.sample.outcomes() == {"dropped": {}, "rejected": {}}
     assert found.sample.kept[2] > 0
     made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])

@@ -9,7 +9,7 @@ from typing import Any
 from beam_prep.audit import Finding, of_records, of_tokens
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
-from beam_prep.errors import BeamPrepError, ConfigError, InputError
+from beam_prep.errors import BeamPrepError, InputError
 from beam_prep.inspect.sequences import VISIBLE
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
@@ -85,44 +85,28 @@ class Audit:
 
 
 def audit(
-    inputs: Sequence[str] | str,
-    config: PipelineConfig | str | os.PathLike[str],
-    tokenizer_path: str | os.PathLike[str],
-    count: int = SAMPLE,
-) -> Audit:
-    """Finds problems of records, config and tokenizer on a sample of all files. It writes nothing.
-
-    For a config with groups of inputs, see `audit_groups`.
-
-    Args:
-        inputs: paths and globs of JSONL files, as for a run.
-        config: a config, or the path of its JSON file.
-        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: records of the sample; smaller inputs are read completely.
-
-    Raises:
-        ConfigError, InputError, TokenizerError: a run with these arguments would raise the same error.
-
-    >>> found = audit("examples/data/chat.jsonl", "configs/sft_conversation.json", "examples/tokenizer")
-    >>> found.sample.count, found.findings
-    (260, ())
-    """
-    found = audit_groups(inputs, config, tokenizer_path, count)
-    if None not in found:
-        raise ConfigError(f"found {len(found)} groups of inputs, each of which has an audit: call audit_groups")
-    return found[None]
-
-
-def audit_groups(
     inputs: Sequence[str] | str | None,
     config: PipelineConfig | str | os.PathLike[str],
     tokenizer_path: str | os.PathLike[str],
     count: int = SAMPLE,
 ) -> dict[int | None, Audit]:
-    """Number of a group -> its audit, for each of `input.groups`; {None: audit} without groups.
+    """Finds problems of records, config and tokenizer on a sample of all files. It writes nothing.
 
-    For arguments and errors see `audit`. Each group has a sample of `count` records. Groups without a record are left
-    out.
+    Args:
+        inputs: paths and globs of JSONL files, as for a run.
+        config: a config, or the path of its JSON file.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
+        count: records of the sample, of each group; smaller inputs are read completely.
+
+    Returns:
+        number of a group -> its audit, for each of `input.groups` that has a record; without groups {None: audit}.
+
+    Raises:
+        ConfigError, InputError, TokenizerError: a run with these arguments would raise the same error.
+
+    >>> found = audit("examples/data/chat.jsonl", "configs/sft_conversation.json", "examples/tokenizer")[None]
+    >>> found.sample.count, found.findings
+    (260, ())
     """
     if count < 1:
         raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")

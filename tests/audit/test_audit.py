@@ -43,7 +43,7 @@ def of_records(folder: Path, records: list[Any], config: dict[str, Any], tokeniz
     path = folder / "input.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
     tokenizer = tokenizer or str(ROOT / "examples" / "tokenizer")
-    return audit(str(path), PipelineConfig.from_dict(config), tokenizer)
+    return audit(str(path), PipelineConfig.from_dict(config), tokenizer)[None]
 
 
 def texts(**parts: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def texts(**parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OWN)
 def test_nothing_wrong_is_said_of_the_projects_own_data(name: str, tokenizer_path: str) -> None:
     data, expected = OWN[name]
-    found = audit(str(ROOT / data), ROOT / "configs" / f"{name}.json", tokenizer_path)
+    found = audit(str(ROOT / data), ROOT / "configs" / f"{name}.json", tokenizer_path)[None]
     assert names(found) == expected
 
 
@@ -72,7 +72,7 @@ REAL = {
 @pytest.mark.parametrize(("config", "tokenizer", "data"), REAL)
 def test_of_real_data_only_what_is_true_is_said(config: str, tokenizer: str, data: str) -> None:
     path = shared("data", data)
-    found = audit(str(path), ROOT / "configs" / f"{config}.json", shared("tokenizers", tokenizer))
+    found = audit(str(path), ROOT / "configs" / f"{config}.json", shared("tokenizers", tokenizer))[None]
     assert names(found) == REAL[config, tokenizer, data]
 
 
@@ -96,7 +96,7 @@ def test_a_token_that_reaches_over_the_border_of_prompt_and_answer(tmp_path: Pat
     config = PipelineConfig.from_json(ROOT / "configs" / "sft_prompt_completion.json")
     path = tmp_path / "input.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    (found,) = audit(str(path), config, str(ROOT / "examples" / "tokenizer")).findings
+    (found,) = audit(str(path), config, str(ROOT / "examples" / "tokenizer"))[None].findings
     assert found.name == "prompt_not_prefix"
     assert "beginning of the answer" in found.mend
 
