@@ -196,6 +196,7 @@ class Part:
         records: as they are in the file.
         read: after the adapter and the limits of characters.
         rendered: as texts; None: the records are tokenised already.
+        tokenized: as ids with the places of messages; None: as for `rendered`.
         masked: as ids with masks, before truncation.
         rows: as a run caches them, with the roles of their tokens, see `tokens.token_roles`.
     """
@@ -204,6 +205,7 @@ class Part:
     records: Records
     read: Records
     rendered: Rendered | None
+    tokenized: Batch | None
     masked: Batch
     rows: Batch
 
@@ -333,6 +335,10 @@ class Sample:
         ledger = part.masked.ledger
         return float(ledger.ends[line] - ledger.starts[line]) * self._tokens_per_byte
 
+    def tokens_in(self, text: str) -> float:
+        """Tokens of a text, about."""
+        return len(text.encode("utf-8", "replace")) * self._tokens_per_byte
+
     @functools.cached_property
     def tokens(self) -> int:
         """Tokens of all rows before truncation, plus an estimate for records that became no row."""
@@ -341,16 +347,6 @@ class Sample:
             lost = [line for line in filled(part.masked.ledger).tolist() if part.masked.ledger.status[line] != ALIVE]
             tokens += sum(self.tokens_of(part, line) for line in lost)
         return round(tokens)
-
-    @functools.cached_property
-    def tokens_per_character(self) -> float:
-        """Tokens per character of the sample's texts."""
-        tokens = characters = 0
-        for part in self.parts:
-            if part.rendered is not None:
-                tokens += int(part.masked.lengths.sum())
-                characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
-        return tokens / characters if tokens and characters else 0.25
 
     @functools.cached_property
     def _receipts(self) -> list[BlockReceipt]:
@@ -410,18 +406,30 @@ class Sample:
     def plan(self) -> Plan:
         """The plan of a run on only these records. It has no shards."""
         lines, blank = sum(each["lines"] for each in self._receipts), self.counts("blank").get("", 0)
-        ledger = LedgerTotals(lines, blank, self.kept[0], **self.outcomes())
-        inputs, of_files = [{"path": file.path} for file in self.files], np.zeros((len(self.files), 2), np.int64)
-        rejects = []
+        of_files, rejects = np.zeros((len(self.files), 2), np.int64), []
         for part in self.parts:
             of_files[part.rows.origin.file] += (len(filled(part.rows.ledger)), len(part.rows))
         for kind, reason, part, line in self.left_out():
             if kind == "rejected":
                 place = {"file": part.rows.origin.source.path, "offset": part.rows.offset(line)}
                 rejects.append({**place, "reason": reason, "message": part.rows.ledger.messages[line]})
-        drops = tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT))
-        counters, more = self.counts("counter"), {"drops": drops, "first_rejects": tuple(rejects), "of_files": of_files}
-        return Plan((), (), ledger, counters, inputs, (), {}, {}, len(self.parts), 0, {}, self.roles, **more)
+        return Plan(
+            shards=(),
+            rejects=(),
+            ledger=LedgerTotals(lines, blank, self.kept[0], self.counts("dropped"), self.counts("rejected")),
+            counters=self.counts("counter"),
+            inputs=[{"path": file.path} for file in self.files],
+            columns=(),
+            domains={},
+            shards_of={},
+            blocks=len(self.parts),
+            reused=0,
+            made={},
+            roles=self.roles,
+            drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
+            first_rejects=tuple(rejects),
+            of_files=of_files,
+        )
 
     @functools.cached_property
     def findings(self) -> Findings:
@@ -548,22 +556,22 @@ def _steps(
 def _part(number: int, records: Records, before: Sequence[BlockStep], after: Sequence[BlockStep]) -> Part:
     """A block after each step; its rows are not yet as a run caches them. For the steps see `_steps`."""
     block: Any = records
-    read, rendered = records, None
+    read, rendered, tokenized = records, None, None
     for step in before:
         given, block = block, step.step()(block)
-        if isinstance(step, BuildMask):
-            block = with_roles(given, block)
         if isinstance(block, Records):
             read = block
         elif isinstance(block, Rendered):
             rendered = block
+        elif isinstance(step, BuildMask):
+            tokenized, block = given, with_roles(given, block)
     masked = without_roles(block)
     for step in after:
         if isinstance(step, (Labels, Shift, SplitPrompt)):
             block = followed(block, step.step()(without_roles(block)))
         else:
             block = step.step()(block)
-    return Part(number, records, read, rendered, masked, block)
+    return Part(number, records, read, rendered, tokenized, masked, block)
 
 
 def sample_of(

@@ -117,7 +117,7 @@ def fields_not_read(sample: Sample) -> Iterator[Finding]:
             if all(_squeezed(text) in told for text in own):
                 continue  # for instance UltraChat, whose `prompt` repeats the first message
             hits = found.setdefault(name, Hits(sample))
-            size = sum(map(len, own)) * sample.tokens_per_character
+            size = sample.tokens_in("".join(own))
             hits.add(part, line, f"{name}: {_short(record[name])}", size)
     for name, hits in found.items():
         says = f"the config does not read the field {name!r}, which has text in {hits.told}"
@@ -192,7 +192,7 @@ def repeated_turns(sample: Sample) -> Iterator[Finding]:
             pair = place > 2 and said[place - 1 : place + 1] == said[place - 3 : place - 1]
             if text and (twice or pair):
                 where = f"{chat.field}[{place}] ({role}) repeats: {text}"
-                hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
+                hits.add(chat.part, chat.line, where, sample.tokens_in(text))
     says = f"the text just before is repeated in {hits.told}: a model learns to repeat itself"
     # None of 17,193 real dialogues does this.
     yield from hits.finding("repeated_turns", says, "take out the repeated messages", 0.002)

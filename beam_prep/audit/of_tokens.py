@@ -10,13 +10,11 @@ from beam_prep.audit.of_records import messages_of
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.data.ragged import Array
-from beam_prep.data.rendered import Rendered
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
 from beam_prep.tokens.ends import NEAR, Endless, endless_roles
 from beam_prep.tokens.mask import RoleMask
-from beam_prep.tokens.tokenize import tokenize
 from beam_prep.tokens.tokenizer import Tokenizer
 
 _DATE = re.compile(
@@ -38,7 +36,7 @@ def dates(sample: Sample) -> Iterator[Finding]:
     hits = Hits(sample, "rows")
     for chat, text, _ in _rendered(sample) if written else ():
         if own := next((each for each in written if each in text), None):
-            hits.add(chat.part, chat.line, f"the template writes {own!r}", len(own) * sample.tokens_per_character)
+            hits.add(chat.part, chat.line, f"the template writes {own!r}", sample.tokens_in(own))
     says = f"the chat template writes a date of its own into {hits.told}: {', '.join(sorted(written)[:3])}"
     mend = '"input": {"chat_template": ...} without the date; or the records\' "chat_template_kwargs", if it reads them'
     yield from hits.finding("date_in_template", says, mend)
@@ -127,7 +125,7 @@ def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
         role, text = message.get("role"), text_of(message)
         if isinstance(role, str) and role not in (view.mask or ()) and not is_usual(role, view):
             hits = found.setdefault(role, Hits(sample, "messages"))
-            hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text}", len(text) * sample.tokens_per_character)
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text}", sample.tokens_in(text))
     known = [*OFTEN_MASKED, "assistant"]
     for role, hits in sorted(found.items(), key=lambda entry: -entry[1].tokens)[:8]:
         near = None if role in known else near_name(role, dict.fromkeys([*known, *(view.mask or ())]))
@@ -222,21 +220,13 @@ def no_end(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("no_end", says, mend)
 
 
-_RENDERED = 1 << 19  # most characters that are encoded again: a few records show all roles
-
-
 def roles_without_end(sample: Sample) -> Iterator[Finding]:
     """Roles whose trained turns never end with an end token."""
     given, tokenizer = sample.config, sample.tokenizer
-    rendered, characters = list[Rendered](), 0
-    for part in sample.parts:
-        if part.rendered is not None and characters < _RENDERED:
-            rendered.append(part.rendered)
-            characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
-    if sample.template is None or not rendered or not _wants_ends(sample):
+    if sample.template is None or not _wants_ends(sample):
         return
     policy = RoleMask(given.mask, given.mask_default, text_rules(given).mask_options)
-    batches = (tokenize(each, tokenizer, tokenizer.bos_id) for each in rendered)
+    batches = [part.tokenized for part in sample.parts if part.tokenized is not None]
     for role, turn in endless_roles(batches, policy, end_ids(tokenizer), tokenizer.decode).items():
         tail = tokenizer.decode(turn.tail)
         counts = sample.roles.get(role, {})
@@ -366,7 +356,7 @@ def answers_in_part(sample: Sample) -> Iterator[Finding]:
                 continue
             compared += 1
             if said not in trained:
-                size = len(text_of(message)) * sample.tokens_per_character
+                size = sample.tokens_in(text_of(message))
                 hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text_of(message)}", size)
     says = f"not all words are trained in {hits.told} of the assistant, of {compared:,} that were compared"
     mend = "{% generation %} in the chat template must hold all that the assistant says, and its end token"
