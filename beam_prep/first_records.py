@@ -32,7 +32,7 @@ _GROUPS_PROBED = 16
 """Most groups of inputs whose records are checked before a run. The run checks blocks of all groups by sample."""
 _PROBES, _PROBE_BYTES = 64, 4 * CHUNK
 """Records of a group that are rendered and encoded before a run, and their bytes."""
-_LOOKED_AT, _LOOKED_AT_BYTES = 1024, 16 * CHUNK
+LOOKED_AT, _LOOKED_AT_BYTES = 1 << 14, 16 * CHUNK
 """Records of a group whose fields are looked at, and the bytes of all groups."""
 _PROBE_CHARACTERS = 4096  # a line may have any length, and start-up should be fast
 
@@ -63,7 +63,7 @@ class FirstRecords:
         for part, files in groups[:_GROUPS_PROBED]:
             more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
             path, use, key = f"{files[0].path}{more}", part.field_use, part.output.domain_key
-            looked = [row for block in _drawn(files, _LOOKED_AT, _LOOKED_AT_BYTES // len(groups)) for row in block.rows]
+            looked = [row for block in _drawn(files, LOOKED_AT, _LOOKED_AT_BYTES // len(groups)) for row in block.rows]
             if (text := warning_of(verdicts(looked, use), len(looked))) is not None:
                 found[f"{path}: {text}"] = None
             found.update(dict.fromkeys(fields_of_files(looked, use.known) if use.answers else ()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.audit.audit import Audit
+from beam_prep.audit.audit import Audit, as_lines
 from beam_prep.audit.of_tokens import adds_eos
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
@@ -59,6 +59,7 @@ _WHY = {
     "so they are read as messages, and the chat template writes what is between. `tokenized`: ids are used as they are",
     "input.rollouts": "ids that were sampled are not encoded again (docs/rollouts.md)",
     "input.implicit_prompt": "the records have no prompt of the same kind: it is what both sides begin with, as in TRL",
+    "input.chat_template": "the tokenizer has no chat template that is its default. If the model has one, use it",
     "input.date": "the chat template writes today's date: with a fixed one, tomorrow gives the same bytes",
     "preprocessing.encode": "texts that hold the space between them are joined, then encoded, as a model sees them",
     "preprocessing.eos": "the EOS token after each text, so that a model learns where to stop",
@@ -106,6 +107,10 @@ def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
     """The config for the shape that was found, without `max_seq_len`."""
     made, shape = Draft(), found.shape
     _DRAFTS[shape.kind](made, shape, found.records, tokenizer)
+    if tokenizer is None:
+        made.open.append("no tokenizer was given: whether it has a chat template, and what it writes, is not known")
+    elif tokenizer.id_of("eos_token") is None:
+        made.open.append("the tokenizer has no EOS token, so nothing ends a text or an answer: name one in it")
     for other, count in list(found.others.items())[:_SAID]:
         made.open.append(
             f"{count:,} of {found.looked_at:,} records have another shape: {other}. This config does "
@@ -168,26 +173,18 @@ def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer
 
 def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
     if tokenizer is None:
-        made.open.append("no tokenizer was given: whether it has a chat template, and what it writes, is not known")
         return
     source, named = tokenizer.chat_template, tokenizer.chat_templates
     if source is None and named:
         name = min(sorted(named), key=lambda each: each in ("tool_use", "rag"))  # these are for special cases
         source = named[name]
         made.input["chat_template"] = name
-        made.why["input.chat_template"] = "the tokenizer's chat templates have names, and none is the default one"
         made.open.append(
             f"the tokenizer's chat templates are named {', '.join(map(repr, sorted(named)))}: is {name!r} the one that "
             "you want (input.chat_template)?"
         )
     if source is None:
         made.input["chat_template"] = PLAIN_TEMPLATE
-        made.why["input.chat_template"] = (
-            "the tokenizer has no chat template: this one writes each role as a word, and the EOS token after each "
-            "answer. If the model was trained on chats, use its own"
-        )
-        if tokenizer.id_of("eos_token") is None:
-            made.open.append("the tokenizer has no EOS token, so nothing ends an answer: name one in it")
     elif asks_for_date(source):
         made.input["date"] = date.today().isoformat()
 
@@ -235,12 +232,7 @@ def _unpaired(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: T
 
 
 def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
-    if tokenizer is not None and tokenizer.id_of("eos_token") is None:
-        made.open.append(
-            "the tokenizer has no EOS token, so nothing ends a text: name one in it, and set "
-            'preprocessing.eos to "if_missing"'
-        )
-    elif tokenizer is None or not adds_eos(tokenizer):
+    if tokenizer is None or (tokenizer.id_of("eos_token") is not None and not adds_eos(tokenizer)):
         made.preprocessing["eos"] = "if_missing"
 
 
@@ -409,7 +401,7 @@ def start(
     made.open += _folders(found.records)
     told = [drawn.looked_at, f"chosen: {found.shape} ({len(found.records):,} records)"]
     told += [f"to decide: {text}" for text in made.open]
-    told += [] if tried is None else _tried(tried)
+    told += [] if tried is None else ["tried on these records:", *as_lines(tried)]
     commands = _commands(inputs, target, tokenizer_path or "TOKENIZER")
     target.write_text(json.dumps(made.config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     cells = [(place, why.replace("|", "\\|")) for place, why in made.reasons()]
@@ -473,19 +465,3 @@ def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
         f"beam-prep inspect {given} {with_config}",
         f"beam-prep run {given} -o out {with_config}",
     ]
-
-
-def _tried(tried: Audit) -> Iterator[str]:
-    """What the config makes of the sample."""
-    rows, tokens, trained = tried.sample.kept
-    share = f", {trained / tokens:.0%} of the tokens trained" if tokens and trained else ""
-    yield f"tried on {tried.sample.count:,} records: {rows:,} kept{share}"
-    if tried.sample.failure is not None:
-        yield f"  a run would fail: {tried.sample.failure}"
-    for finding in tried.findings:
-        if finding.name == "bad_answers":
-            continue  # it is one of the open questions, with or without a tokenizer
-        yield f"  {finding.name}: {' '.join(finding.says.split())}"
-        if finding.example is not None and finding.name.startswith("rejected"):
-            yield f"    {finding.example.text}"
-        yield f"    mend: {finding.mend}"

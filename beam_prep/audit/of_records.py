@@ -34,26 +34,18 @@ def left_out(sample: Sample) -> Iterator[Finding]:
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
     causes = [text for text in lost_causes(sample.plan.drops, sample.view) if "not there" in text or " hold" in text]
-    step = sample.config.preprocessing
     for (kind, reason), hits in found.items():
-        mend, at_least, name = ADVICE.get(reason, "change what drops them"), 0.0, f"{kind}_{reason}"
-        if kind == "rejected":
-            mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
-            says = f"{hits.told} cannot be used: rejected"
-        elif reason == "cut":
-            name = "dropped_rows_without_loss"
-            says = f"all trained tokens are cut off in {hits.told}: dropped as rows_without_loss"
-            mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {sample.longest or step.max_seq_len:,}'
+        name, at_least, says = f"{kind}_{reason}", 0.0, f"{hits.told}: {kind} as {reason}"
+        mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
+        if reason == "cut":
+            name, says = "dropped_rows_without_loss", f"all trained tokens are cut off in {hits.told}"
+            now = sample.longest or sample.config.preprocessing.max_seq_len
+            mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {now:,}'
         elif reason in LOST:
-            says = f"there is nothing to train on in {hits.told}: dropped as {reason}"
-            cause = next((text for text in causes if f"first record of {reason!r}" in text), None)
-            mend = 'the "field" of the sections, as the records have it; or take these records out'
-            if cause is not None:
-                says += f"; {cause}"
-            elif reason == "rows_without_loss" and sample.view.mask is not None:
-                mend = '"mask": {"<role of the answers>": "train"}; or take these records out'
-        else:
-            says, at_least = f"the config drops {hits.told} as {reason}", _ASKED_FOR
+            says += "".join(f"; {text}" for text in causes if f"first record of {reason!r}" in text)
+            mend = 'the "field" of the sections, or the roles in "mask", as the records have them; or take these out'
+        elif kind == "dropped":
+            at_least = _ASKED_FOR
         yield from hits.finding(name, says, mend, at_least)
 
 
