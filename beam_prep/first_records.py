@@ -1,6 +1,5 @@
 """Checks a few records of an input before a run: warns of probable mistakes, and chooses the encoder."""
 
-import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -51,9 +50,8 @@ class FirstRecords:
 
     def check_files(self) -> None:
         """Raises InputError if a file certainly cannot be read: see `check_heads`."""
-        parts = self.config.parts()
-        for group, members in itertools.groupby(self.inputs, lambda file: file.group):
-            check_heads(list(members), parts[group or 0].input.fields)
+        for part, files in self._groups():
+            check_heads(files, part.input.fields)
 
     def warnings(self) -> list[str]:
         """Probable mistakes: bad answers that are trained, numbers as domains, certain findings of the audit."""

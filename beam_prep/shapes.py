@@ -3,15 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from beam_prep.data.block import Reject
 from beam_prep.reading.adapters import message_list
 
-Kind = Literal[
-    "rollouts", "prompts", "tokenized", "preference", "unpaired", "sampled", "messages", "sharegpt", "completion",
-    "pair", "text",
-]  # fmt: skip
 Record = Mapping[str, Any]
 
 
@@ -20,13 +16,13 @@ class Shape:
     """A shape of records. All records that fit one config have equal shapes.
 
     Attributes:
-        kind: one of the shapes in docs/which_config.md.
+        kind: one of `_SAYS`: the shapes in docs/which_config.md.
         fields: the fields of the shape, in the order of its kind.
         detail: the kind of values in the fields, "text", "messages" or "sharegpt"; "grouped" for rollouts with lists of
             responses.
     """
 
-    kind: Kind
+    kind: str
     fields: tuple[str, ...]
     detail: str = ""
 
@@ -36,7 +32,7 @@ class Shape:
 
 
 _DETAILS = {"text": "texts", "messages": "messages", "sharegpt": "items of from and value", "grouped": "lists"}
-_SAYS: Mapping[Kind, str] = {
+_SAYS = {
     "rollouts": "ids of prompts and sampled responses in {names}",
     "prompts": "ids of prompts in {names}",
     "tokenized": "ids in {names}: tokenised already",
