@@ -31,7 +31,7 @@ _GROUPS_PROBED = 16
 """Most groups of inputs whose records are checked before a run. The run checks blocks of all groups by sample."""
 _PROBES, _PROBE_BYTES = 64, 4 * CHUNK
 """Records of a group that are rendered and encoded before a run, and their bytes."""
-LOOKED_AT, _LOOKED_AT_BYTES = 1 << 14, 16 * CHUNK
+LOOKED_AT, _LOOKED_AT_BYTES = 1 << 14, 8 * CHUNK
 """Records of a group whose fields are looked at, and the bytes of all groups."""
 _PROBE_CHARACTERS = 4096  # a line may have any length, and start-up should be fast
 

@@ -602,8 +602,12 @@ def today() -> str:
 
 def _date(config: PipelineConfig, tokenizer: Tokenizer) -> str | None:
     """The date of a config; that of today if it has none, and its template asks for one."""
-    source = tokenizer.template_source(config.input.chat_template) or ""
-    return today() if config.input.date is None and asks_for_date(source) else config.input.date
+    if config.input.date is not None or not any(spec.has_template for spec in config.outputs()):
+        return config.input.date
+    return today() if _asks(tokenizer.template_source(config.input.chat_template) or "") else None
+
+
+_asks = functools.lru_cache(maxsize=8)(asks_for_date)
 
 
 def text_of(message: Mapping[str, Any]) -> str:

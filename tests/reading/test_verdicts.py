@@ -206,7 +206,7 @@ def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None
 
 
 def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: Path, tokenizer_path: str) -> None:
-    good = [json.dumps({"prompt": "1 + 1 =", "completion": " 2" * 20, "label": True})] * 5000
+    good = [json.dumps({"prompt": "1 + 1 =", "completion": " 2" * 20, "label": True})] * 2000
     bad = json.dumps({"prompt": "1 + 1 =", "completion": " 3", "label": False})
     for name, lines in {"a": good[:5], "b": [*good, bad], "c": good[:5]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
