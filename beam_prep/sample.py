@@ -23,13 +23,13 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
-from beam_prep.formats.cached_block import encode_block
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
+from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.foreign import advice_on
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 from beam_prep.tokens.batch import CUT_TOKENS, Batch
@@ -41,7 +41,7 @@ from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
 
 SAMPLE_BYTES = 1 << 25
 """Most bytes of records: to encode 32 MB takes about 20 seconds."""
-_PLACES = 256  # places that are read, and most files: neighbouring records are alike, and each is a request to a store
+_PLACES = 128  # places that are read, and most files: neighbouring records are alike, and each is a request to a store
 _OF_A_PLACE = 4  # more places for more records than this from each
 _PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read
 _STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
@@ -351,8 +351,13 @@ class Sample:
     @functools.cached_property
     def _receipts(self) -> list[BlockReceipt]:
         """The statistics of each block, as a run keeps them."""
-        made = layout(self.config, self.tokenizer)
-        return [encode_block(without_roles(part.rows), made.tokens(part.rows), 0, "")[0] for part in self.parts]
+        found, written = [], layout(self.config, self.tokenizer)
+        for rows in (part.rows for part in self.parts):
+            ledger, domain = rows.ledger, np.zeros(len(rows), np.int32)
+            roles = rows.roles.count(rows.line, len(ledger.status))
+            counted = (rows.line, domain, written.tokens(rows), ledger.status, ledger.outcomes, rows.counters, roles)
+            found.append(BlockReceipt.of(RowIndex(*counted, length=rows.lengths).statistics([""], {}), ()))
+        return found
 
     def counts(self, kind: str) -> dict[str, int]:
         """See `BlockReceipt.counts`; over all blocks."""

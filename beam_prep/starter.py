@@ -112,17 +112,13 @@ def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
     elif tokenizer.id_of("eos_token") is None:
         made.open.append("the tokenizer has no EOS token, so nothing ends a text or an answer: name one in it")
     for other, count in list(found.others.items())[:_SAID]:
-        made.open.append(
-            f"{count:,} of {found.looked_at:,} records have another shape: {other}. This config does "
-            "not read them: give them a config and a run of their own"
-        )
+        said = f"{count:,} of {found.looked_at:,} records have another shape: {other}"
+        made.open.append(f"{said}. This config does not read them: give them a config and a run of their own")
     read = PipelineConfig.model_validate(made.config).field_use.read
     for other, count in list(found.besides.items())[:_SAID]:
         if not set(other.fields) <= {*shape.fields, *read}:
-            made.open.append(
-                f"{count:,} records have {other}, too. That is not read. If it is what you want to train "
-                "on, name its fields in the sections"
-            )
+            said = f"{count:,} records have {other}, too. That is not read"
+            made.open.append(f"{said}. If it is what you want to train on, name its fields in the sections")
     return made
 
 
