@@ -343,7 +343,6 @@ def _replay(given: argparse.Namespace) -> int:
         print(f"{given.output} has no rejected records: nothing to replay")
         return 0
     if given.dry_run:
-        replay.check_inputs()
         print("\n".join(replay.plan()))
         return 0
     done = replay.run(wait=given.wait is not False)
@@ -443,9 +442,9 @@ def _audit(given: argparse.Namespace) -> int:
     these arguments would not start.
     """
     import_beam()
-    from beam_prep.audit.audit import as_json, as_lines, audit_groups
+    from beam_prep.audit.audit import as_json, as_lines, audit
 
-    found = audit_groups(given.inputs, given.config, given.tokenizer_path, given.sample)
+    found = audit(given.inputs, given.config, given.tokenizer_path, given.sample)
     if given.json:
         shown = {group: as_json(each) for group, each in found.items()}
         print(json.dumps(shown.get(None, {"groups": shown})))
@@ -470,7 +469,7 @@ def _init(given: argparse.Namespace) -> int:
     Writes the config, and a .md file beside it that explains each setting. Then prints what to type next.
     """
     import_beam()
-    from beam_prep.starter.write import start
+    from beam_prep.starter import start
 
     print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
     return 0
@@ -573,8 +572,7 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What `verify` found out about an output, and the problems."""
     from beam_prep.formats.manifest import MANIFEST, load
     from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.verify.files import LocalFiles, OutputFiles
-    from beam_prep.verify.output import numbers, problems
+    from beam_prep.verify import LocalFiles, OutputFiles, numbers, problems
 
     found: dict[str, Any] = {"output": given.output}
     try:

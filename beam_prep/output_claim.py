@@ -65,20 +65,20 @@ class OutputClaim:
         """
         keep = self.options.keep_versions
         if keep is None:
-            return self.root if self._is_made(self.root) else None
+            return self.root if self.is_made(self.root) else None
         made = Versions(self.root)
         made.clean()
         latest, other = made.latest(), self.claims.holder()
         claimed = None if other is None else other.version_name
         # A launch may have been killed before `latest` pointed to its version, so these names are checked, too.
         for name in dict.fromkeys(filter(None, (latest, self.options.version_name, claimed))):
-            if self._is_made(made.path(name)):
+            if self.is_made(made.path(name)):
                 made.point(name)
                 made.remove_old(keep, name)
                 return made.path(name)
         return None
 
-    def _is_made(self, output: str) -> bool:
+    def is_made(self, output: str) -> bool:
         """True if an output is complete, of this job, and made with the requested check."""
         target = output_at(output, self.staging)
         text = target.manifest()

@@ -29,8 +29,8 @@ from beam_prep.inspect.show import ROWS, RowSource, Selection, show
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import inputs_of, layout, read_config, references_of
-from beam_prep.sample.draw import draw as draw_records
-from beam_prep.sample.sample import Part, Sample, sample_of
+from beam_prep.sample import Part, Sample, sample_of
+from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.testing import records

@@ -32,6 +32,7 @@ from beam_prep.storage.versions import Versions
 _COMPARED = ("ids", "mask", "labels", "weights", "token_value", "value", "text")
 """Roles of columns that come only from the record, and not from its packed row."""
 _DOCUMENT = np.dtype([("place", [("file", "i4"), ("offset", "i8")]), ("digest", "u8")])
+_AGAIN = "make everything again: beam-prep run INPUTS -o NEW -c CONFIG --tokenizer_path TOKENIZER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +50,26 @@ class RowsCompared:
     first: str
 
 
-class Rejects:
-    """Rejected records, by reason.
+Rejects = dict[str, tuple[int, Mapping[str, Any]]]
+"""Reason -> (number of rejected records, the first: `file`, `line`, `offset`, `message` and `text`)."""
 
-    Attributes:
-        counts: reason -> number of records.
-        first: reason -> its first record: `file`, `line`, `offset`, `message` and `text`.
-    """
 
-    def __init__(self, rejects: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, Mapping[str, Any]] = {}
-        for reject in rejects:
-            self.add(reject)
+def by_reason(rejects: Iterable[Mapping[str, Any]]) -> Rejects:
+    """Counts rejected records."""
+    found: Rejects = {}
+    for reject in rejects:
+        count, first = found.get(reject["reason"], (0, reject))
+        found[reject["reason"]] = count + 1, first
+    return found
 
-    def add(self, reject: Mapping[str, Any]) -> None:
-        """Counts a reject."""
-        self.counts[reject["reason"]] += 1
-        self.first.setdefault(reject["reason"], reject)
 
-    def lines(self) -> list[str]:
-        """A line for each reason: the number of records, and the first one."""
-        return [
-            f"  {self.counts[reason]:,} {reason}, the first: {reject['file']}:{reject['line']}"
-            + (f": {reject['message']}" if reject["message"] else "")
-            for reason, reject in self.first.items()
-        ]
+def _listed(heading: str, rejects: Rejects) -> list[str]:
+    """A heading, then a line for each reason: the number of records, and the first one. [] without rejects."""
+    lines = [heading] if rejects else []
+    for reason, (count, first) in rejects.items():
+        message = f": {first['message']}" if first["message"] else ""
+        lines.append(f"  {count:,} {reason}, the first: {first['file']}:{first['line']}{message}")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +88,34 @@ class Replayed:
     result: Result | None
     before: dict[str, Any]
     after: dict[str, Any]
-    still: Rejects = field(default_factory=Rejects)
-    newly: Rejects = field(default_factory=Rejects)
+    still: Rejects = field(default_factory=dict)
+    newly: Rejects = field(default_factory=dict)
     rows: RowsCompared | None = None
 
     def lines(self) -> list[str]:
         """What changed, and which records are still rejected, as text for people."""
         texts = ["nothing was replayed: config, template and tokenizer are those of the output"]
         if self.result is not None:
-            old, kept = self.before["kept"], self.after["kept"]
             rejected = sum(self.before["rejected"].values())
-            mended = rejected - self.still.counts.total()
-            texts = [
-                f"replayed: {_counted(rejected)}, of which {mended:,} are rejected no more",
-                f"kept: {kept:,}, which were {old:,} ({kept - old:+,})",
-            ]
-            drops = [Counter(ledger["dropped"]) for ledger in (self.before, self.after)]
+            mended = rejected - sum(count for count, _ in self.still.values())
+            texts = [f"replayed: {_counted(rejected)}, of which {mended:,} are rejected no more"]
+            before, after = _counts(self.before), _counts(self.after)
             texts += [
-                f"dropped ({reason}): {drops[1][reason]:,}, which were {drops[0][reason]:,}"
-                for reason in sorted({*drops[0], *drops[1]})
-                if drops[0][reason] != drops[1][reason]
+                f"{name}: {after[name]:,}, which were {before[name]:,}"
+                for name in dict.fromkeys([*before, *after])
+                if name == "kept" or before[name] != after[name]
             ]
             texts.append("kept records were not compared: docs/replay.md says what that takes")
             if self.rows is not None:
                 texts[-1] = f"records that both keep: {self.rows.same:,} as they were, {self.rows.changed:,} changed"
                 texts[-1] += f", the first: {self.rows.first}" if self.rows.changed else ""
-        texts += ["rejected now, and not before:", *self.newly.lines()] if self.newly.first else []
-        return [*texts, *(["still rejected:", *self.still.lines()] if self.still.first else ["none is still rejected"])]
+        texts += _listed("rejected now, and not before:", self.newly)
+        return [*texts, *(_listed("still rejected:", self.still) or ["none is still rejected"])]
+
+
+def _counts(ledger: Mapping[str, Any]) -> Counter[str]:
+    """The kept and dropped records of a ledger."""
+    return Counter({"kept": ledger["kept"], **{f"dropped ({why})": n for why, n in ledger["dropped"].items()}})
 
 
 class Replay:
@@ -131,10 +127,9 @@ class Replay:
         output_dir: the directory to make. By default, a folder of versions gets a new version (none is removed, but see
             `keep_versions` of `Pipeline`), and another output is replaced, which `overwrite` must allow.
         tokenizer_path: see `Pipeline`; by default the tokenizer that the output keeps.
-        overwrite: replace `output`, or an output at `output_dir`.
         beam_options: see `Pipeline`.
-        options: the other arguments of `Pipeline`. The defaults of `block_bytes`, `max_reject_chars` and
-            `max_line_bytes` are the values of the earlier run.
+        options: the other arguments of `Pipeline`, such as `overwrite`. The defaults of `block_bytes`,
+            `max_reject_chars` and `max_line_bytes` are the values of the earlier run.
 
     Raises:
         BeamPrepError: see `Pipeline`; and an OutputError: there is no output to replay.
@@ -159,7 +154,6 @@ class Replay:
         *,
         output_dir: str | os.PathLike[str] | None = None,
         tokenizer_path: str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
         beam_options: Sequence[str] | PipelineOptions | None = None,
         **options: Any,
     ) -> None:
@@ -174,52 +168,39 @@ class Replay:
         except FormatError as error:
             raise OutputError(f"no output to replay: {error}") from None
         self.manifest = self._before.manifest
-        if not self.manifest.keys() >= {"config", "options", "tokenizer", "versions"}:
+        if "config" not in self.manifest:
             raise OutputError(f"{output} was not made from a config, but by a chain of its own: run that again")
         self.job: Pipeline | None = None
         if not self.rejected:
             return
         target = root if output_dir is None else normalise_path(os.fspath(output_dir))
-        self._replaces = target == self.output and not overwrite
         if latest is not None and target == root:
             options.setdefault("keep_versions", len(Versions(root).names()) + 1)
         paths = [entry["path"] for entry in self.manifest["inputs"]]
-        new = self._config(config, tokenizer_path)
-        grouped = new.input.groups is not None
-        self._instead = "make everything again: beam-prep run INPUTS -o NEW -c CONFIG --tokenizer_path TOKENIZER"
-        limits = {name: value for name, value in self.manifest["options"].items() if name in RunOptions.model_fields}
-        if "block_bytes" in self._before.run:
-            limits["block_bytes"] = self._before.run["block_bytes"]
-        tokenizer = join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path
-        given_options = {**limits, **options, "overwrite": overwrite, "beam_options": beam_options}
-        self.job = Pipeline(new, None if grouped else paths, target, tokenizer, **given_options)
-        groups = [facts.get(recipe.GROUP_FILES) for facts in (self.job.facts, self.manifest)]
-        if groups[0] != groups[1] or [file.path for file in self.job.inputs] != paths:
-            raise ConfigError(
-                f"input.groups names other files than the {len(paths):,} that {self.output} was made of, or in other "
-                f"groups; a replay reads the same inputs in the same groups: {self._instead}"
-            )
-        digest = hashlib.sha256(read_bytes(join(self.output, MANIFEST))).hexdigest()
-        self.job.about = {"replay_of": {"output": self.output, "manifest_sha256": digest}}
-
-    def _config(
-        self, given: PipelineConfig | str | os.PathLike[str] | None, tokenizer_path: str | os.PathLike[str] | None
-    ) -> PipelineConfig:
-        """The new config.
-
-        Raises:
-            ConfigError: the config cannot be read, or is wrong; or it needs another tokenizer than the kept one.
-        """
-        if given is None:
-            return PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
-        config = given if isinstance(given, PipelineConfig) else recipe.read_config(given)
+        if config is None:
+            config = PipelineConfig.from_dict(self.manifest["config"], f"the config in {self.output}/{MANIFEST}")
+        elif not isinstance(config, PipelineConfig):
+            config = recipe.read_config(config)
         had_template = self.manifest["config"]["input"].get("chat_template") is not None
-        if tokenizer_path is None and had_template and config.input.chat_template is None:
+        if had_template and tokenizer_path is None and config.input.chat_template is None:
             raise ConfigError(
                 f"the tokenizer in {self.output} has the chat template of the earlier config, and the new config has "
                 "none: pass --tokenizer_path (tokenizer_path), or name the template in the config"
             )
-        return config
+        limits = {name: value for name, value in self.manifest["options"].items() if name in RunOptions.model_fields}
+        if "block_bytes" in self._before.run:
+            limits["block_bytes"] = self._before.run["block_bytes"]
+        tokenizer = join(self.output, TOKENIZER) if tokenizer_path is None else tokenizer_path
+        inputs = paths if config.input.groups is None else None
+        self.job = Pipeline(config, inputs, target, tokenizer, beam_options=beam_options, **{**limits, **options})
+        groups = [facts.get(recipe.GROUP_FILES) for facts in (self.job.facts, self.manifest)]
+        if groups[0] != groups[1] or [file.path for file in self.job.inputs] != paths:
+            raise ConfigError(
+                f"input.groups names other files than the {len(paths):,} that {self.output} was made of, or in other "
+                f"groups; a replay reads the same inputs in the same groups: {_AGAIN}"
+            )
+        digest = hashlib.sha256(read_bytes(join(self.output, MANIFEST))).hexdigest()
+        self.job.about = {"replay_of": {"output": self.output, "manifest_sha256": digest}}
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -227,9 +208,14 @@ class Replay:
         return dict(self.manifest["ledger"]["rejected"])
 
     def plan(self) -> list[str]:
-        """What would be replayed, as text for people."""
+        """What would be replayed, as text for people.
+
+        Raises:
+            InputError: an input changed.
+        """
+        self._check_inputs()
         total = _counted(sum(self.rejected.values()))
-        return [f"would replay {total} of {self.output}", *Rejects(self._before.rejects()).lines()]
+        return _listed(f"would replay {total} of {self.output}", by_reason(self._before.rejects()))
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Replayed:
         """Makes the new output, if a record was rejected and anything changed. For the arguments see `Pipeline.run`.
@@ -241,37 +227,28 @@ class Replay:
         """
         ledger = self.manifest["ledger"]
         if self.job is None or same_facts(self.manifest, self.job.facts):
-            return Replayed(None, ledger, ledger, Rejects(self._before.rejects()))
-        if self._replaces:
-            raise OutputError(
-                f"{self.output} would be replaced: pass -o NEW (output_dir), or --overwrite (overwrite=True)"
-            )
-        self.check_inputs()
+            return Replayed(None, ledger, ledger, by_reason(self._before.rejects()))
+        self._check_inputs()
         # Read before the run, which may replace the output.
         places = {(reject["file"], reject["line"]) for reject in self._before.rejects()}
         rows = documents(self._before) if wait and self.job.config.output.provenance else None
         result = self.job.run(beam_options, wait=wait)
         if result.manifest is None:
             return Replayed(result, ledger, ledger)
-        made, still, newly = open_dataset(result.output, split=ALL), Rejects(), Rejects()
-        for reject in made.rejects():
-            (still if (reject["file"], reject["line"]) in places else newly).add(reject)
+        made = open_dataset(result.output, split=ALL)
+        still = by_reason(each for each in made.rejects() if (each["file"], each["line"]) in places)
+        newly = by_reason(each for each in made.rejects() if (each["file"], each["line"]) not in places)
         compared = None if rows is None else compare(rows, documents(made), self.manifest)
         return Replayed(result, ledger, result.manifest["ledger"], still, newly, compared)
 
-    def check_inputs(self) -> None:
-        """Compares the inputs with the digests in the manifest.
-
-        Raises:
-            InputError: an input changed.
-        """
+    def _check_inputs(self) -> None:
+        """Raises InputError if an input is not what the manifest says."""
         if self.job is None:
             return
         changed = first_changed(self.job.inputs, self.manifest["inputs"], lambda: self._before.run)
         if changed is not None:
             raise InputError(
-                f"{changed.path!r} is not what it was for {self.output}, and a replay reads the same inputs: "
-                f"{self._instead}"
+                f"{changed.path!r} is not what it was for {self.output}, and a replay reads the same inputs: {_AGAIN}"
             )
 
 

@@ -10,7 +10,8 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
-from beam_prep.sample.sample import prepare
+from beam_prep.progress import short
+from beam_prep.sample import prepare
 from beam_prep.shards.layout import Layout
 from beam_prep.storage.splits import first_records
 from beam_prep.tokens.batch import Batch
@@ -73,7 +74,7 @@ def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
         if need > free:
             listed = " and ".join(f"{what} in {folder}" for what, (folder, size) in wanted.items() if size)
             lines.append(
-                f"{listed}: about {need / 1e9:.2f} GB are needed, by the first records, and {free / 1e9:.2f} GB are "
+                f"{listed}: about {short(need)}B are needed, by the first records, and {short(free)}B are "
                 "free: make room, or give folders on other disks (--cache_dir, --staging, -o)"
             )
     return lines

@@ -39,7 +39,7 @@ def test_what_is_no_domain_is_said(run: Callable[..., Any], caplog: pytest.LogCa
         name: DOMAINS.count(name) for name in DOMAINS
     }
     assert "\n  4 domains: , 2024, 2024.5, __default__" in summary(done.output, done.manifest)
-    assert "output.domain_key 'd' is a number or a boolean (as 2024) in 4 of the first 8 records: " in caplog.text
+    assert "output.domain_key 'd' is a number or a boolean (as 2024) in 4 of 8 records: " in caplog.text
 
 
 def test_the_domain_of_a_group_comes_before_that_of_a_record(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A role that is trained without an end token in the first records is told at the start of a run."""
+"""A role that is trained without an end token is told at the start of a run."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.audit.of_tokens import roles_without_end
 from beam_prep.config import PipelineConfig
-from beam_prep.sample.sample import sample_of
+from beam_prep.sample import sample_of
 from tests.conftest import ROOT, shared
 
 CHATML = (
@@ -101,5 +101,5 @@ def test_a_run_says_it_at_its_start_and_in_run_json(
 ) -> None:
     run(config(BARE), ROWS)
     (told,) = [record.getMessage() for record in caplog.records if "no end token" in record.getMessage()]
-    assert f"input.jsonl: in the first 3 records, {SAYS.format('assistant')}" in told
+    assert f"input.jsonl: in 3 records, {SAYS.format('assistant')}" in told
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"][0] == told.removeprefix("warning: ")

@@ -17,8 +17,8 @@ ROOMS = [
     *("data", "reading", "tokens", "chat.template", "chat", "shards"),
     *("options", "progress", "formats", "verify", "testing", "config"),
     *("storage", "output_claim", "runners", "readers", "inspect", "report_page", "transforms", "recipe"),
-    *("sample", "preview", "audit", "starter", "beam_yaml", "first_records", "room", "pipeline", "dry_run"),
-    *("replay", "__init__", "cli"),
+    *("sample", "preview", "audit", "shapes", "starter", "beam_yaml", "first_records", "room", "pipeline"),
+    *("dry_run", "replay", "__init__", "cli"),
 ]
 DATA = ["data", "reading", "tokens", "shards", "chat.template", "chat"]
 ALONE = ["_version", "errors", "hints", "process"]

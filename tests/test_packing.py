@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.errors import FormatError
 from beam_prep.inspect.output import inspect
 
 Record = dict[str, Any]
@@ -67,18 +66,7 @@ def test_rows_without_a_trained_token_are_counted_where_every_token_is_kept(
     assert result.manifest["totals"]["packing"]["packs_untrained"] == 1
     bp.open(result.output).verify()
     inspect(result.output, count=0)
-    assert "packs_untrained 1" in capsys.readouterr().out
-    manifest = json.loads(Path(result.output, "manifest.json").read_text())
-    for entry in (manifest["totals"]["packing"], manifest["shards"][0]["packing"]):
-        entry |= {"packs_untrained": 0, "rows": 3}
-    Path(result.output, "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        FormatError, match=r"found 1 packed rows without a trained token, manifest.json says 0"
-    ) as found:
-        bp.open(result.output).verify()
-    assert "found 3 documents in packed rows, manifest.json says 3 rows with tokens, of which 1 are split" in str(
-        found.value
-    )
+    assert ", 1 row without a trained token\n" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -35,9 +35,9 @@ def config(name: str, **parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def told(output: Path | str) -> list[str]:
-    """The warnings in a `run.json`, but for those that its first records gave."""
+    """The warnings in a `run.json`, but for those that its start gave."""
     found: list[str] = json.loads(Path(output, "run.json").read_text())["warnings"]
-    return [warning for warning in found if not re.search(r": in the first (\d+ )?records?, ", warning)]
+    return [warning for warning in found if not re.search(r": in \d+ records?, ", warning)]
 
 
 def failing(run: Run, *arguments: Any, **options: Any) -> str:

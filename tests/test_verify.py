@@ -21,8 +21,7 @@ from beam_prep.errors import FormatError, RunError
 from beam_prep.formats.manifest import build_manifest
 from beam_prep.pipeline import Pipeline
 from beam_prep.shards.plan import LedgerTotals, Plan
-from beam_prep.verify.output import CHECKS
-from beam_prep.verify.rows import FoundShard, Limits, Rows
+from beam_prep.verify import FoundShard, Rows
 from tests.conftest import ROOT
 
 CHAT: dict[str, Any] = {
@@ -154,16 +153,6 @@ def test_every_file_that_is_gone_cut_or_changed_is_named(output: Path, told: Tol
     assert str(caught.value).splitlines()[1:] == found
 
 
-def test_a_tokenizer_whose_own_mark_lies_is_told(output: Path, told: Told) -> None:
-    """As a file that was planted where resolved tokenizers are kept: the fingerprint beside it stayed."""
-    path = output / "tokenizer" / "tokenizer.json"
-    path.write_text(path.read_text().replace('"id": 0,', '"id": 1,', 1))
-    list_again(output)
-    (problem,) = told(output)
-    wanted = manifest_of(output)["tokenizer"]["fingerprint"]
-    assert re.fullmatch(rf"tokenizer: found fingerprint \w{{64}}, manifest.json says {wanted}", problem)
-
-
 def test_files_that_a_trainers_glob_would_find_are_named(output: Path, told: Told) -> None:
     names = ["far/data-00009-of-00010.arrow", "near/shard_0009.tfrecord", "near/shard_0009/sequence.bin", "other/x.h5"]
     for name in names:
@@ -171,39 +160,6 @@ def test_files_that_a_trainers_glob_would_find_are_named(output: Path, told: Tol
         (output / name).write_bytes(b"old")
     (output / "near" / ".DS_Store").write_bytes(b"")
     assert told(output) == [f"{name}: found, though manifest.json does not list it: remove it" for name in names]
-
-
-def test_paths_out_of_the_output_are_refused(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    names = ["/etc/hostname", "../in.jsonl", "near/../../x"]
-    for file, name in zip(manifest["files"], names, strict=False):
-        file["path"] = name
-    write(output, manifest)
-    assert told(output) == [f"manifest.json: lists {name!r}, which is not a path in the output" for name in names]
-
-
-# Links
-
-
-def test_a_file_that_is_a_link_out_of_the_output_is_named(output: Path, told: Told, tmp_path: Path) -> None:
-    name = "near/shard_0000.tfrecord"
-    (output / name).rename(tmp_path / "elsewhere")
-    (output / name).symlink_to(tmp_path / "elsewhere")
-    where = f"a link to '{tmp_path / 'elsewhere'}', which is not in the output: put the files themselves there"
-    assert told(output) == [f"{name}: {where}"]
-    (tmp_path / "elsewhere").unlink()
-    assert told(output)[:2] == [f"{name}: {where}", f"{name}: no such file, though manifest.json lists it"]
-
-
-def test_a_file_that_a_link_within_the_output_leads_to_is_not_to_be_removed(output: Path, told: Told) -> None:
-    (output / "near").rename(output / "kept")
-    (output / "near").symlink_to("kept")
-    (output / "kept" / "again").symlink_to("..")  # links in a circle end
-    assert told(output) == []
-    (output.parent / "latest").symlink_to("out")
-    assert told(output.parent / "latest") == []
-    (output / "kept" / "more.bin").touch()
-    assert told(output) == ["kept/more.bin: found, though manifest.json does not list it: remove it"]
 
 
 def test_a_pipe_does_not_block(output: Path, told: Told) -> None:
@@ -255,7 +211,7 @@ def test_rows_and_tokens_are_counted_in_every_format(output: Path, told: Told) -
             f"trained {trained} of 'loss_mask', manifest.json says {trained - 1}",
         )
     ]
-    assert [line for line in told(output) if not line.startswith("manifest.json: totals say ")] == wanted
+    assert told(output) == wanted
 
 
 def test_a_shard_that_its_reader_cannot_read_is_named(output: Path, told: Told) -> None:
@@ -279,28 +235,13 @@ def test_rejects_are_counted_by_reason(output: Path, told: Told) -> None:
     ]
 
 
-def test_a_ledger_that_does_not_add_up_is_told(output: Path, told: Told) -> None:
-    manifest = manifest_of(output)
-    manifest["ledger"]["kept"] += 1
-    write(output, manifest)
-    assert told(output) == [
-        "manifest.json: the ledger says read 30, but kept + dropped + rejected are 31",
-        "manifest.json: the ledger says lines 33, but blank + kept + dropped + rejected + not_read are 34",
-        "manifest.json: totals say rows 24, the ledger says kept (and repeated) 25",
-    ]
-
-
 def test_a_shard_that_is_not_listed_is_missed(output: Path, told: Told) -> None:
     manifest = manifest_of(output)
     gone = next(index for index, shard in enumerate(manifest["shards"]) if shard["domain"] == "near")
     shard = manifest["shards"].pop(gone)
-    count = sum(other["domain"] == "near" for other in manifest["shards"])
     write(output, manifest)
-    found = told(output)
-    assert f"{shard['files'][0]['path']}: found, though manifest.json does not list it: remove it" in found
-    assert f"manifest.json: the shards of 'near' are numbered {list(range(1, count + 1))}, wanted 0 to {count - 1}" in (
-        found
-    )
+    wanted = f"{shard['files'][0]['path']}: found, though manifest.json does not list it: remove it"
+    assert wanted in told(output)
 
 
 def test_a_manifest_that_lacks_a_part_is_told(output: Path, told: Told) -> None:
@@ -323,7 +264,6 @@ def test_no_manifest_is_made_whose_counts_do_not_add_up() -> None:
 
 
 SFT = (Column("ids", "int32", 1, "ids"), Column("mask", "uint8", 1, "mask", of="ids"))
-LABELS = (SFT[0], Column("labels", "int32", 1, "labels", of="ids"))
 SHIFTED = (SFT[0], Column("labels", "int32", 1, "labels", of="ids", shifted=True))
 LISTS = (Column("ids", "int32", 2, "ids"), Column("mask", "uint8", 2, "mask", of="ids"))
 PACKS = (SFT[0], Column("pos", "int32", 1, "position", of="ids"), Column("lens", "int32", 1, "lengths", of="ids"))
@@ -334,20 +274,11 @@ IMPOSSIBLE = {
     "row 0 of 'ids' holds -1, wanted ids from 0 to 9 (2 rows)": (SFT, [[[-1], [-1]], [[0], [1]]]),
     "row 0 of 'ids' holds 10, wanted ids from 0 to 9": (LISTS, [[[[5], [10]]], [[[0], [1]]]]),
     "row 0 of 'labels' holds -7, wanted -100 or ids from 0 to 9": (SHIFTED, [[[5]], [[-7]]]),
-    "row 1 of 'labels' holds 8, wanted -100 or the id at its place": (LABELS, [IDS, [[5, 6, 7], [8, 8]]]),
-    "row 0 of 'labels' holds 5, wanted -100 or the id after its place": (SHIFTED, [IDS, [[5, 7, 3], [9, 3]]]),
-    "row 1 of 'mask' holds 2, wanted 0 or 1": (SFT, [IDS, [[0, 1, 1], [2, 1]]]),
     "row 1 has 1 and 2 values of 'mask' and 'ids', wanted as many of each": (SFT, [IDS, [[0, 1, 1], [1]]]),
     "row 0 has lists of 'mask' of other lengths than those of 'ids'": (LISTS, [NESTED, [[[0], [1, 1]], [[0]]]]),
     "row 0 of 'lens' adds up to 2 tokens, wanted 3": (PACKS, [IDS, [[0, 1, 2], [0, 1]], [[2], [2]]]),
     "row 1 of 'lens' holds 0, wanted lengths above 0": (PACKS, [IDS, [[0, 1, 0], [0, 1]], [[2, 1], [2, 0]]]),
-    "row 0 of 'pos' holds 1 at the wrong place, wanted 0, 1, 2 ... in every document or row": (
-        PACKS,
-        [IDS, [[0, 1, 1], [0, 1]], [[2, 1], [2]]],
-    ),
     "row 1 has 2 of 'offset' for 1 documents, wanted one each": (PLACES, [IDS, [[2, 1], [2]], [[0, 70], [140, 0]]]),
-    "row 0 of 'ids' has a sequence of 5 tokens, wanted at most 4": (SFT, [[[1] * 5], [[1] * 5]]),
-    "row 0 has 7 tokens, wanted at most 6": (PACKS, [[[1] * 7], [[0, 1, 2, 0, 1, 2, 3]], [[3, 4]]]),
 }
 
 
@@ -355,7 +286,7 @@ def found_in(columns: tuple[Column, ...], rows: list[Any]) -> list[str]:
     lists = zip(columns, rows, strict=True)
     part = {column.name: Ragged.from_lists(found, column.dtype, column.depth) for column, found in lists}
     shard = FoundShard()
-    shard.add(Rows(part, columns, Limits(9, 4, 6)), [check.find for check in CHECKS if check.of == "rows"])
+    shard.add(Rows(part, columns, 9))
     return [text if count == 1 else f"{text} ({count} rows)" for count, text in shard.wrong.values()]
 
 

@@ -17,7 +17,7 @@ from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
 from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS
 from beam_prep.options import OPTIONS
-from beam_prep.verify.output import CHECKS
+from beam_prep.verify import CHECKS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = ("config.md", "formats.md", "renamed.md")
@@ -108,9 +108,9 @@ def rows() -> dict[str, str]:
 
 def _checks() -> Iterator[str]:
     """Every check of `beam-prep verify`."""
-    yield from ("| check | it holds if |", "|---|---|")
-    for check in CHECKS:
-        yield f"| `{check.find.__name__}` | {str(check.find.__doc__).partition(chr(10))[0]} |"
+    yield from ("| check | reads | it holds if |", "|---|---|---|")
+    for check, cost in CHECKS.items():
+        yield f"| `{check.__name__}` | {cost} | {str(check.__doc__).partition(chr(10))[0]} |"
 
 
 def _renamed() -> Iterator[str]:

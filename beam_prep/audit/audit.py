@@ -2,29 +2,66 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
-from beam_prep.audit import of_records
-from beam_prep.audit.checks import findings
-from beam_prep.audit.finding import Finding
+from beam_prep.audit import Finding, of_records, of_tokens
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
-from beam_prep.data.block import InputFile
-from beam_prep.errors import BeamPrepError, ConfigError, InputError
+from beam_prep.errors import BeamPrepError, InputError
 from beam_prep.inspect.row import VISIBLE
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
-from beam_prep.sample.draw import Drawn, draw
-from beam_prep.sample.sample import Sample, with_roles_of_others
+from beam_prep.sample import Sample, draw, with_roles_of_others
 from beam_prep.storage.tokenizers import load_tokenizer
-from beam_prep.tokens.tokenizer import Tokenizer
 
 SAMPLE = 2000
 """Records of the sample. A fault in one record of a hundred is missed with a chance of 2 in a billion."""
+
+Check = Callable[[Sample], Iterable[Finding]]
+
+FIRST_CHECKS: tuple[Check, ...] = (
+    of_records.markup_of_chats,
+    of_tokens.not_written,
+    of_tokens.roles_not_in_data,
+    of_tokens.answers_not_trained,
+    of_tokens.double_bos,
+    of_tokens.roles_without_end,
+)
+"""A run makes these, too, on a few records: they cost little."""
+
+CHECKS: tuple[Check, ...] = (
+    *FIRST_CHECKS,
+    of_records.left_out,
+    of_records.fields_not_read,
+    of_records.bad_answers,  # a run makes this check on more records
+    of_records.duplicates,
+    of_records.empty_turns,
+    of_records.repeated_turns,
+    of_records.characters,
+    of_records.control_tokens,
+    of_tokens.dates,
+    of_tokens.roles_not_in_mask,
+    of_tokens.little_trained,
+    of_tokens.config_warnings,  # a run prints these by itself
+    of_tokens.no_bos,
+    of_tokens.no_end,  # documents may have no end on purpose
+    of_tokens.double_end,
+    of_tokens.cut_off,
+    of_tokens.answers_cut,
+    of_tokens.prompt_not_prefix,
+    of_tokens.answers_in_part,
+    of_tokens.unknown_tokens,
+)
+"""All checks. How to add one: docs/adding.md."""
+
+
+def findings(sample: Sample, checks: Iterable[Check] = CHECKS) -> list[Finding]:
+    """The findings of some checks, those with the most tokens at stake first."""
+    found = [finding for check in checks for finding in check(sample)]
+    return sorted(found, key=lambda finding: (-finding.tokens, finding.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +78,35 @@ class Audit:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
 
+    @classmethod
+    def of(cls, sample: Sample) -> "Audit":
+        """The audit of a sample."""
+        return cls(sample, tuple(findings(sample)), tuple(_notes(sample)))
+
 
 def audit(
-    inputs: Sequence[str] | str,
-    config: PipelineConfig | str | os.PathLike[str],
-    tokenizer_path: str | os.PathLike[str],
-    count: int = SAMPLE,
-) -> Audit:
-    """Finds problems of records, config and tokenizer on a sample of all files. It writes nothing.
-
-    For a config with groups of inputs, see `audit_groups`.
-
-    Args:
-        inputs: paths and globs of JSONL files, as for a run.
-        config: a config, or the path of its JSON file.
-        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
-        count: records of the sample; smaller inputs are read completely.
-
-    Raises:
-        ConfigError, InputError, TokenizerError: a run with these arguments would raise the same error.
-
-    >>> found = audit("examples/data/chat.jsonl", "configs/sft_conversation.json", "examples/tokenizer")
-    >>> found.sample.count, found.findings
-    (260, ())
-    """
-    found = audit_groups(inputs, config, tokenizer_path, count)
-    if None not in found:
-        raise ConfigError(f"found {len(found)} groups of inputs, each of which has an audit: call audit_groups")
-    return found[None]
-
-
-def audit_groups(
     inputs: Sequence[str] | str | None,
     config: PipelineConfig | str | os.PathLike[str],
     tokenizer_path: str | os.PathLike[str],
     count: int = SAMPLE,
 ) -> dict[int | None, Audit]:
-    """Number of a group -> its audit, for each of `input.groups`; {None: audit} without groups.
+    """Finds problems of records, config and tokenizer on a sample of all files. It writes nothing.
 
-    For arguments and errors see `audit`. Each group has a sample of `count` records. Groups without a record are left
-    out.
+    Args:
+        inputs: paths and globs of JSONL files, as for a run.
+        config: a config, or the path of its JSON file.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub.
+        count: records of the sample, of each group; smaller inputs are read completely.
+
+    Returns:
+        number of a group -> its audit, for each of `input.groups` that has a record; without groups {None: audit}.
+
+    Raises:
+        ConfigError, InputError, TokenizerError: a run with these arguments would raise the same error.
+
+    >>> found = audit("examples/data/chat.jsonl", "configs/sft_conversation.json", "examples/tokenizer")[None]
+    >>> found.sample.count, found.findings
+    (260, ())
     """
     if count < 1:
         raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")
@@ -89,56 +115,15 @@ def audit_groups(
     files = inputs_of(config, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
     config.check_vocabulary(tokenizer.max_id)
-    samples: dict[int | None, tuple[Sample, str | None]] = {}
+    samples: dict[int | None, Sample] = {}
     for group, each in itertools.groupby(files, lambda file: file.group):
         some = list(each)
         drawn = draw(some, count)
         if drawn.count:
-            samples[group] = _sample(drawn, some, config.part(group), tokenizer)
+            samples[group] = Sample.of(drawn, config.part(group), tokenizer, some)
     if not samples:
-        raise _no_record(files)
-    groups = zip(samples, with_roles_of_others([sample for sample, _ in samples.values()]), strict=True)
-    return {group: _checked(sample, samples[group][1]) for group, sample in groups}
-
-
-def audit_of(drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer) -> Audit:
-    """The audit of records that were drawn."""
-    return _checked(*_sample(drawn, files, config, tokenizer))
-
-
-def _no_record(files: Sequence[InputFile]) -> InputError:
-    return InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
-
-
-def _sample(
-    drawn: Drawn, files: Sequence[InputFile], config: PipelineConfig, tokenizer: Tokenizer
-) -> tuple[Sample, str | None]:
-    """(the sample, the date that the config should set; None: no date is needed)."""
-    config, today = _with_date(config, tokenizer)
-    return Sample.of(drawn, config, tokenizer, files), today
-
-
-def _checked(sample: Sample, today: str | None) -> Audit:
-    found = findings(sample)
-    if today is not None:
-        found.insert(0, _wants_date(sample, today))
-    return Audit(sample, tuple(found), tuple(_notes(sample)))
-
-
-def _with_date(config: PipelineConfig, tokenizer: Tokenizer) -> tuple[PipelineConfig, str | None]:
-    """(config with today's date, today) if the template asks for a date that the config lacks; else (config, None)."""
-    source = tokenizer.template_source(config.input.chat_template) or ""
-    templated = any(spec.has_template for spec in config.outputs())
-    if not templated or config.input.date is not None or not asks_for_date(source):
-        return config, None
-    today = date.today().isoformat()
-    return config.model_copy(update={"input": config.input.model_copy(update={"date": today})}), today
-
-
-def _wants_date(sample: Sample, today: str) -> Finding:
-    says = "the chat template writes today's date (strftime_now): another day would give other bytes, so no run begins"
-    mend = f'"input": {{"date": "{today}"}}'
-    return Finding("date_wanted", says, 1, "templates", sample.count, sample.tokens, mend)
+        raise InputError(f"the input has no record: {', '.join(repr(file.path) for file in files[:3])}")
+    return dict(zip(samples, map(Audit.of, with_roles_of_others([*samples.values()])), strict=True))
 
 
 def _notes(sample: Sample) -> Iterable[str]:
@@ -168,11 +153,11 @@ def _lines(audit: Audit) -> Iterator[str]:
     sample = audit.sample
     yield from sample.lines()
     for number, finding in enumerate(audit.findings, start=1):
-        part = finding.tokens / max(1, sample.tokens)
+        part = finding.share_of(sample.tokens)
         yield ""
         yield f"{number}. {finding.name}: {' '.join(finding.says.split())}"
-        at_stake = f"{min(1.0, part):.1%} of the tokens are at stake" if part >= 0.0005 else "few tokens are at stake"
-        yield f"   {at_stake}, in {_count(finding.records, 'record')}"
+        at_stake = f"{part:.1%} of the tokens are at stake" if part >= 0.0005 else "few tokens are at stake"
+        yield f"   {at_stake}, in {finding.records:,} record{'s' * (finding.records != 1)}"
         if finding.example is not None:
             example = finding.example
             yield f"   example: {place_at(example.file, example.offset)}: {' '.join(example.text.split())}"
@@ -181,14 +166,9 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield ""
         yield from (f"note: {note}" for note in audit.notes)
     yield ""
-    if audit.findings:
-        yield f"{_count(len(audit.findings), 'finding')}; docs/audit.md says more of each"
-    else:
-        yield "nothing found"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    count = len(audit.findings)
+    told = f"{count:,} finding{'s' * (count != 1)}; docs/audit.md says more of each"
+    yield told if count else "nothing found"
 
 
 def as_json(audit: Audit) -> dict[str, Any]:

@@ -1,20 +1,19 @@
 """Checks of records: records that are left out, fields that are not read, problems of texts."""
 
-import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from beam_prep.audit.finding import Finding, Hits
+from beam_prep.audit import Finding, Hits
 from beam_prep.chat.chat_format import guard_of
 from beam_prep.data.reasons import ADVICE
-from beam_prep.reading.adapters import has_functions
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
-from beam_prep.sample.sample import Conversation, Sample, text_of
+from beam_prep.sample import Conversation, Sample, text_of
 from beam_prep.shards.report import lost_causes
+from beam_prep.tokens.mask import trained_tokens
 
 _RARE = 0.01
 """Below this share of records, control characters, copies and the like are normal for web texts, and no finding."""
@@ -28,48 +27,26 @@ def left_out(sample: Sample) -> Iterator[Finding]:
     """Records that are rejected, or dropped because nothing is trained; or that the config drops, if they are many."""
     found: dict[tuple[str, str], Hits] = {}
     for kind, reason, part, line in sample.left_out():
-        if reason == "rows_without_loss" and sample.trained_before_cutting(part, line):
-            reason = "cut"
+        if reason == "rows_without_loss":
+            rows = part.masked.line == line
+            if any((trained[rows] > 0).any() for trained in trained_tokens(part.masked).values()):
+                reason = "cut"
         message = part.rows.ledger.messages.get(line, "")
         found.setdefault((kind, reason), Hits(sample)).add(part, line, " ".join(message.split()))
     causes = [text for text in lost_causes(sample.plan.drops, sample.view) if "not there" in text or " hold" in text]
     for (kind, reason), hits in found.items():
-        step = sample.config.preprocessing
-        if kind == "rejected":
-            mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
-            yield from hits.finding(f"rejected_{reason}", f"{hits.told} cannot be used: rejected", mend)
-        elif reason == "cut":
-            says = f"all trained tokens are cut off in {hits.told}: dropped as rows_without_loss"
-            mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {sample.longest or step.max_seq_len:,}'
-            yield from hits.finding("dropped_rows_without_loss", says, mend)
+        name, at_least, says = f"{kind}_{reason}", 0.0, f"{hits.told}: {kind} as {reason}"
+        mend = ADVICE.get(reason, "mend these records as the message says, or take them out")
+        if reason == "cut":
+            name, says = "dropped_rows_without_loss", f"all trained tokens are cut off in {hits.told}"
+            now = sample.longest or sample.config.preprocessing.max_seq_len
+            mend = f'"preprocessing": {{"{sample.view.limit}": ...}}, now {now:,}'
         elif reason in LOST:
-            says = f"there is nothing to train on in {hits.told}: dropped as {reason}"
-            cause = next((text for text in causes if f"first record of {reason!r}" in text), None)
-            mend = 'the "field" of the sections, as the records have it; or take these records out'
-            if cause is not None:
-                says += f"; {cause}"
-            elif reason == "rows_without_loss" and sample.view.mask is not None:
-                mend = '"mask": {"<role of the answers>": "train"}; or take these records out'
-            yield from hits.finding(f"dropped_{reason}", says, mend)
-        else:
-            mend = {
-                "too_short": f'"preprocessing": {{"min_chars": ...}}, now {step.min_chars:,}',
-                "too_long": f'"preprocessing": {{"max_seq_len": ...}}, now {step.max_seq_len:,} (max_chars: '
-                f"{step.max_chars:,})",
-            }.get(reason, "change what drops them")
-            says = f"the config drops {hits.told} as {reason}"
-            yield from hits.finding(f"dropped_{reason}", says, mend, _ASKED_FOR)
-
-
-_PARTS_OF_PROMPTS = {
-    *("system", "system_prompt", "instruction", "instructions", "input", "context", "history", "question", "query"),
-    *("prompt", "messages", "conversations", "conversation", "tools", "functions", "reasoning", "reasoning_content"),
-    *("thinking", "completion", "response", "responses", "output", "answer", "chosen", "rejected", "text", "content"),
-}
-"""Fields that usually hold text of prompts or answers. Other fields (ids, sources, scores) are metadata."""
-
-_ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
-"""Beside sampled responses these fields are for a verifier, and are not trained."""
+            says += "".join(f"; {text}" for text in causes if f"first record of {reason!r}" in text)
+            mend = 'the "field" of the sections, or the roles in "mask", as the records have them; or take these out'
+        elif kind == "dropped":
+            at_least = _ASKED_FOR
+        yield from hits.finding(name, says, mend, at_least)
 
 
 def bad_answers(sample: Sample) -> Iterator[Finding]:
@@ -84,71 +61,64 @@ def bad_answers(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("bad_answers", f"{found}: {hits.told} bad ({found.which})", found.mend)
 
 
-_READ_BY_ITSELF = {"tools", "chat_template_kwargs"}
-"""Fields that conversations read without a section."""
+_PARTS_OF_PROMPTS = {
+    *("system", "system_prompt", "instruction", "instructions", "input", "context", "history", "question", "query"),
+    *("prompt", "messages", "conversations", "conversation", "tools", "functions", "reasoning", "reasoning_content"),
+    *("thinking", "completion", "response", "responses", "output", "answer", "chosen", "rejected", "text", "content"),
+}
+"""Fields that usually hold text of prompts or answers. Other fields (ids, sources, scores) are metadata."""
+
+_ANSWERS_FOR_JUDGES = {"answer", "ground_truth", "solution"}
+"""Beside sampled responses these fields are for a verifier, and are not trained."""
+
+_ALSO_READ = {
+    "alpaca": ("input", "system", "history"),
+    "sharegpt": ("system",),
+    "tokenized": (*("labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"),),
+    "templates": ("tools", "functions", "chat_template_kwargs"),
+}
+"""Fields that adapters and conversations read if a record has them."""
+
+
+def _read_fields(sample: Sample) -> set[str]:
+    adapter, read = sample.config.input.adapter, {*sample.config.field_use.known}
+    if any(spec.has_template for spec in sample.config.outputs()):
+        read.update(_ALSO_READ["templates"])
+    if adapter is not None:
+        read.update(_ALSO_READ.get(adapter.name, ()))
+    return read
+
+
+def unread(sample: Sample) -> list[str]:
+    """All fields that the config does not read, the most frequent first."""
+    read = _read_fields(sample)
+    counts = Counter(name for _, _, record in sample.originals() for name in record if name not in read)
+    return [name for name, _ in counts.most_common()]
 
 
 def fields_not_read(sample: Sample) -> Iterator[Finding]:
     """Fields with text of prompts or answers that no section reads, unless a field that is read repeats the text."""
     read = _read_fields(sample)
     sampled = any(spec.kind == "list" for spec in sample.config.outputs()) or sample.config.input.rollouts is not None
-    known = _PARTS_OF_PROMPTS - (_ANSWERS_FOR_JUDGES if sampled else set())
+    known = _PARTS_OF_PROMPTS - read - (_ANSWERS_FOR_JUDGES if sampled else set())
     found: dict[str, Hits] = {}
     for part, line, record in sample.originals():
-        others = [name for name in record if name in known and name not in read and _holds_text(record[name])]
-        if not others:
-            continue
-        told = _squeezed(json.dumps([record.get(name) for name in read], ensure_ascii=False))
-        for name in others:
-            if all(_squeezed(json.dumps(text, ensure_ascii=False)[1:-1]) in told for text in _texts_in(record[name])):
+        texts = {name: _texts_in(record[name]) for name in record if name in known}
+        told = _squeezed("\n".join(text for name in read for text in _texts_in(record.get(name))))
+        for name, own in texts.items():
+            if all(_squeezed(text) in told for text in own):
                 continue  # for instance UltraChat, whose `prompt` repeats the first message
-            size = len(json.dumps(record[name], ensure_ascii=False))
             hits = found.setdefault(name, Hits(sample))
-            hits.add(part, line, f"{name}: {_short(record[name])}", size * sample.tokens_per_character)
+            size = sample.tokens_in("".join(own))
+            hits.add(part, line, f"{name}: {_short(record[name])}", size)
     for name, hits in found.items():
         says = f"the config does not read the field {name!r}, which has text in {hits.told}"
-        yield from hits.finding("field_not_read", says, _mend_unread(sample, name), _RARE)
-
-
-def _mend_unread(sample: Sample, name: str) -> str:
-    if name in ("tools", "functions"):
-        return 'give "template": "conversation" to the section of the messages; the field must be called \'tools\''
-    if name.startswith("system") and sample.conversations:
-        return 'put it into the messages, as the first one: {"role": "system", "content": ...}'
-    return f'a section of its own: {{"field": {json.dumps(name)}, "action": "mask"}} (or "train"); or take it out'
-
-
-def unread(sample: Sample) -> list[str]:
-    """All fields that the config does not read, the most frequent first."""
-    read = {*_read_fields(sample), sample.config.output.domain_key, *sample.config.output.keep_fields}
-    counts: Counter[str] = Counter()
-    for _, _, record in sample.originals():
-        counts.update(name for name in record if name not in read)
-    return [name for name, _ in counts.most_common()]
-
-
-def _read_fields(sample: Sample) -> list[str]:
-    given = sample.config.input
-    read = list(sample.view.fields)
-    if given.adapter is not None:
-        read += [section.field for spec in sample.config.outputs() for section in spec.sections]
-        options = given.adapter.build() if given.adapter.name != "tokenized" else None
-        names = ("instruction", "input", "output", "system", "history")
-        read += [getattr(options, name) for name in names if hasattr(options, name)]
-        if given.adapter.name == "sharegpt":
-            read.append("system")
-        if given.adapter.name == "tokenized":
-            read += ["labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask", "loss_weights"]
-    if sample.config.output.loss_weights:
-        read.append("weight")
-    if any(spec.has_template for spec in sample.config.outputs()):
-        read += sorted(_READ_BY_ITSELF)
-        read += ["functions"] if any(has_functions(record) for _, _, record in sample.originals()) else []
-    return [*dict.fromkeys(read)]
-
-
-def _holds_text(value: Any) -> bool:
-    return any(text.strip() for text in _texts_in(value))
+        mend = f'a section of its own: {{"field": {json.dumps(name)}, "action": "mask"}} (or "train"); or take it out'
+        if name in ("tools", "functions"):
+            mend = 'give "template": "conversation" to the section of the messages; the field must be called \'tools\''
+        elif name.startswith("system") and sample.conversations:
+            mend = 'put it into the messages, as the first one: {"role": "system", "content": ...}'
+        yield from hits.finding("field_not_read", says, mend, _RARE)
 
 
 def _texts_in(value: Any) -> list[str]:
@@ -173,40 +143,32 @@ def duplicates(sample: Sample) -> Iterator[Finding]:
     stands for m / n pairs. A record with three or more copies in the sample is frequent: its share of the sample is its
     share of the input. One pair may be chance, so a finding needs two.
     """
-    read = _read_fields(sample)
-    drawn: Counter[bytes] = Counter()
-    hits = Hits(sample)
+    read, hits, drawn = _read_fields(sample), Hits(sample), Counter[str]()
     for part, line, record in sample.originals():
-        told = {name: record[name] for name in read if name in record}
+        told = {name: record[name] for name in record if name in read}
         if not any(told.values()):
             continue  # empty records are another finding
-        text = json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        key = hashlib.blake2b(text, digest_size=16).digest()
-        if key in drawn:
+        text = json.dumps(told, sort_keys=True)
+        if text in drawn:
             hits.add(part, line)
-        drawn[key] += 1
+        drawn[text] += 1
     grow = max(1.0, sample.drawn.about / max(1, sample.count))
     copies = sum(grow if count == 2 else count - 1 for count in drawn.values() if count > 1)
     share = min(1.0, copies / max(1, sample.count))
     if hits.count >= 2 and share > _RARE:
-        says = f"{hits.told} of the sample are copies of others in it; that is {_share(share)} of the input, about"
+        shown = f"{share:.1%}" if share < 0.995 else "nearly all"
+        says = f"{hits.told} of the sample are copies of others in it; that is {shown} of the input, about"
         yield from hits.finding("duplicates", says, "take out the copies before the run (sort -u, for equal lines)")
-
-
-def _share(share: float) -> str:
-    return f"{share:.1%}" if share < 0.995 else "nearly all"
 
 
 def empty_turns(sample: Sample) -> Iterator[Finding]:
     """Empty messages: no text, no reasoning, no tool call."""
     hits, roles = Hits(sample, "messages"), Counter[str]()
-    for chat, place, message in _messages(sample):
-        if not isinstance(message.get("role"), str):
-            continue  # it is rejected as no message
+    for chat, place, message in messages_of(sample):
         calls = any(message.get(key) for key in ("tool_calls", "function_call", "reasoning_content", "thinking"))
-        if not text_of(message).strip() and not calls:
-            hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({message.get('role')}) is empty")
-            roles[str(message.get("role"))] += 1
+        if isinstance(message.get("role"), str) and not text_of(message).strip() and not calls:
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}] ({message['role']}) is empty")
+            roles[message["role"]] += 1
     told = ", ".join(f"{count:,} of {role!r}" for role, count in roles.most_common(4))
     says = f"empty messages: {told}; a model learns to say nothing, or to answer nothing"
     yield from hits.finding("empty_turns", says, "take out these records")
@@ -222,31 +184,36 @@ def repeated_turns(sample: Sample) -> Iterator[Finding]:
             pair = place > 2 and said[place - 1 : place + 1] == said[place - 3 : place - 1]
             if text and (twice or pair):
                 where = f"{chat.field}[{place}] ({role}) repeats: {text}"
-                hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
+                hits.add(chat.part, chat.line, where, sample.tokens_in(text))
     says = f"the text just before is repeated in {hits.told}: a model learns to repeat itself"
     # None of 17,193 real dialogues does this.
     yield from hits.finding("repeated_turns", says, "take out the repeated messages", 0.002)
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
-"""Invisible characters, without tab, line ends, and the joiners and marks that scripts and emoji need."""
+_CHARACTERS = {
+    # Without tab, line ends, and the joiners and marks that scripts and emoji need.
+    "control_characters": (
+        re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff]"),
+        "control characters, or characters of width zero, are in {}",
+        "take these characters out of the texts",
+    ),
+    "broken_characters": (
+        re.compile("\ufffd|Ã[\x80-\xbf]|â€[\x80-\xbf™œ\x9d“”˜¦]|[\x80-\xbf]Ã"),
+        "characters that were decoded wrongly (U+FFFD, or UTF-8 read as Latin-1) are in {}",
+        "read the source again, in its own encoding",
+    ),
+}
+"""Finding -> (pattern, sentence, what to do)."""
 
-_BROKEN = re.compile("\ufffd|Ã[\x80-\xbf]|â€[\x80-\xbf™œ\x9d“”˜¦]|[\x80-\xbf]Ã")
-"""The replacement character, and UTF-8 that was decoded as Latin-1 or Windows-1252."""
 
-
-def control_characters(sample: Sample) -> Iterator[Finding]:
-    """Texts with invisible characters: control characters, characters of width zero, marks of direction."""
-    hits = _matches(sample, _CONTROL, lambda match: f"U+{ord(match[0]):04X}")
-    says = f"control characters, or characters of width zero, are in {hits.told}"
-    yield from hits.finding("control_characters", says, "take these characters out of the texts", _RARE)
-
-
-def broken_characters(sample: Sample) -> Iterator[Finding]:
-    """Texts that were decoded wrongly when they were made."""
-    hits = _matches(sample, _BROKEN, lambda match: match[0])
-    says = f"characters that were decoded wrongly (U+FFFD, or UTF-8 read as Latin-1) are in {hits.told}"
-    yield from hits.finding("broken_characters", says, "read the source again, in its own encoding", _RARE)
+def characters(sample: Sample) -> Iterator[Finding]:
+    """Texts with invisible characters, or texts that were decoded wrongly when they were made."""
+    for name, (pattern, says, mend) in _CHARACTERS.items():
+        hits = Hits(sample, "texts")
+        for part, line, text in sample.texts():
+            if (match := pattern.search(text)) is not None:
+                hits.add(part, line, f"U+{ord(match[0][0]):04X} in {_around(match)}")
+        yield from hits.finding(name, says.format(hits.told), mend, _RARE)
 
 
 _MARKUP = re.compile(
@@ -261,7 +228,7 @@ def markup_of_chats(sample: Sample) -> Iterator[Finding]:
     """Messages with the markup of a chat format: another template has already rendered them."""
     controls = {token.content for token in sample.tokenizer.added}
     hits = Hits(sample, "messages")
-    for chat, place, message in _messages(sample):
+    for chat, place, message in messages_of(sample):
         match = next((match for match in _MARKUP.finditer(text_of(message)) if match[0] not in controls), None)
         if match is not None:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
@@ -277,7 +244,7 @@ def control_tokens(sample: Sample) -> Iterator[Finding]:
     guard = guard_of(sample.tokenizer, sample.template, "reject")
     eos = sample.tokenizer.special_tokens.get("eos_token", "")
     hits = Hits(sample, "texts")
-    for chat, place, message in _messages(sample):
+    for chat, place, message in messages_of(sample):
         if (match := guard.find_in(dict(message))) is not None:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
     for part, line, text in sample.plain_texts():
@@ -290,21 +257,14 @@ def control_tokens(sample: Sample) -> Iterator[Finding]:
     yield from hits.finding("control_tokens", says, mend)
 
 
-def _matches(sample: Sample, pattern: re.Pattern[str], shown: Any) -> Hits:
-    hits = Hits(sample, "texts")
-    for part, line, text in sample.texts():
-        if (match := pattern.search(text)) is not None:
-            hits.add(part, line, f"{shown(match)} in {_around(match)}")
-    return hits
-
-
 def _around(match: re.Match[str]) -> str:
     """The match, with the text on both sides."""
     start = max(0, match.start() - 40)
     return f"{'... ' * (start > 0)}{match.string[start : match.end() + 40]}"
 
 
-def _messages(sample: Sample) -> Iterator[tuple[Conversation, int, Mapping[str, Any]]]:
+def messages_of(sample: Sample) -> Iterator[tuple[Conversation, int, Mapping[str, Any]]]:
+    """(conversation, place, message) of every message that sections read."""
     for chat in sample.conversations:
         for place, message in enumerate(chat.messages):
             yield chat, place, message

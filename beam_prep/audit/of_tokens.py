@@ -1,20 +1,20 @@
 """Checks of ids and masks: trained tokens, begin and end of rows, cuts."""
 
 import re
-import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit.finding import Finding, Hits
+from beam_prep.audit import Finding, Hits
+from beam_prep.audit.of_records import messages_of
 from beam_prep.chat.control import end_ids
-from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.rendered import Rendered
+from beam_prep.chat.environment import asks_for_date
+from beam_prep.data.ragged import Array
 from beam_prep.recipe import text_rules
-from beam_prep.sample.sample import Conversation, Sample, text_of
+from beam_prep.sample import Conversation, Row, Sample, text_of, today
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
 from beam_prep.tokens.mask import NEAR, Endless, RoleMask, endless_roles
-from beam_prep.tokens.tokenize import tokenize
+from beam_prep.tokens.tokenizer import Tokenizer
 
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2} (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d{4}\b|"
@@ -22,21 +22,21 @@ _DATE = re.compile(
 )
 
 
-def prints_date(sample: Sample) -> Iterator[Finding]:
-    """A date in the rendered text that is neither in the record nor set by the config."""
+def dates(sample: Sample) -> Iterator[Finding]:
+    """A template that asks for today's date, which the config does not set; or that writes a date of its own."""
     if sample.template is None or sample.config.input.date is not None:
         return
-    hits, dates = Hits(sample, "rows"), dict[str, None]()
-    for chat, text in _rendered(sample):
-        if not (found := _DATE.findall(text)):
-            continue
-        told = chat.part.records.ledger
-        raw = told.raw[told.starts[chat.line] : told.ends[chat.line]].decode("utf-8", "replace")
-        own = [date for date in found if date not in raw]
-        if own:
-            hits.add(chat.part, chat.line, f"the template writes {own[0]!r}", len(own[0]) * sample.tokens_per_character)
-            dates[own[0]] = None
-    says = f"the chat template writes a date of its own into {hits.told}: {', '.join(list(dates)[:3])}"
+    if asks_for_date(sample.template_source):
+        says = "the chat template writes today's date (strftime_now): another day would give other bytes, so no run "
+        mend = f'"input": {{"date": "{today()}"}}'
+        yield Finding("date_wanted", f"{says}begins", 1, "templates", sample.count, sample.tokens, mend)
+        return
+    written = {*_DATE.findall(sample.template_source)}
+    hits = Hits(sample, "rows")
+    for chat, text, _ in _rendered(sample) if written else ():
+        if own := next((each for each in written if each in text), None):
+            hits.add(chat.part, chat.line, f"the template writes {own!r}", sample.tokens_in(own))
+    says = f"the chat template writes a date of its own into {hits.told}: {', '.join(sorted(written)[:3])}"
     mend = '"input": {"chat_template": ...} without the date; or the records\' "chat_template_kwargs", if it reads them'
     yield from hits.finding("date_in_template", says, mend)
 
@@ -59,32 +59,37 @@ _NOT_WRITTEN = {
 
 def not_written(sample: Sample) -> Iterator[Finding]:
     """Records of which the template leaves out a part. To leave reasoning out of history is no finding."""
-    counters = [part.rendered.counters for part in sample.parts if part.rendered is not None]
-    writes_reasoning = any("reasoning_written" in counts for counts in counters)
+    counted = [(part, part.rendered) for part in sample.parts if part.rendered is not None]
+    writes_reasoning = any("reasoning_written" in rendered.counters for _, rendered in counted)
     for name, (says, mend) in _NOT_WRITTEN.items():
         hits = Hits(sample)
-        for part in sample.parts:
-            counts = {} if part.rendered is None else part.rendered.counters
-            if part.rendered is None or name not in counts or (writes_reasoning and name == "reasoning_not_written"):
-                continue
-            for line in part.rendered.line[np.flatnonzero(counts[name])].tolist():
-                hits.add(part, line)
+        for part, rendered in counted:
+            if name in rendered.counters and not (writes_reasoning and name == "reasoning_not_written"):
+                for line in rendered.line[np.flatnonzero(rendered.counters[name])].tolist():
+                    hits.add(part, line)
         yield from hits.finding(name, says.format(hits.told), mend)
 
 
-def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str]]:
-    """Each conversation that was rendered, with all texts of its rows."""
+def _rendered(sample: Sample) -> Iterator[tuple[Conversation, str, str]]:
+    """(conversation, its texts, what of them the assistant says) of each conversation that is not rejected."""
+    masked = {part.number: {*part.masked.line.tolist()} for part in sample.parts}
     for chat in sample.conversations:
-        if (rendered := chat.part.rendered) is None:
+        if (rendered := chat.part.rendered) is None or chat.line not in masked[chat.part.number]:
             continue
         rows = np.searchsorted(rendered.line, [chat.line, chat.line + 1])
-        if rows[0] == rows[1]:
-            continue
-        texts = []
+        texts, said = "", ""
         for pieces in rendered.pieces.values():
-            first, last = (int(pieces.sequences[pieces.rows[at]]) for at in rows)
-            texts += [pieces.texts[at] for at in range(first, last)]
-        yield chat, "\n".join(texts)
+            answers = [code for code, role in enumerate(pieces.roles) if role == "assistant"]
+            for place in range(*pieces.sequences[pieces.rows[rows]].tolist()):
+                text, end = pieces.texts[place], -1
+                texts += f"{text}\n"
+                for segment in pieces.segments[pieces.borders[place] : pieces.borders[place + 1]]:
+                    if segment["role"] in answers:
+                        # A NUL between segments that are apart, so no answer is found across them.
+                        said += "" if segment["start"] == end else "\0"
+                        end = int(segment["stop"])
+                        said += text[segment["start"] : end]
+        yield chat, texts, said
 
 
 _FEW = 0.01
@@ -97,16 +102,14 @@ _LITTLE = 0.02
 def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
     """Roles that `mask` trains, and that no message has."""
     view = sample.view
-    roles = {m["role"] for chat in sample.conversations for m in chat.messages if isinstance(m.get("role"), str)}
-    if view.mask is None or not roles:
-        return
-    for role, rule in view.mask.items():
+    roles = sorted({m["role"] for _, _, m in messages_of(sample) if isinstance(m.get("role"), str)})
+    for role, rule in (view.mask or {}).items() if roles else ():
         if role in roles or role in sample.other_roles or rule == "mask":
             continue  # a `mask` rule for an absent role does no harm
-        near = near_name(role, [other for other in sorted(roles) if other not in (view.mask or ())])
-        found = ", ".join(map(repr, sorted(roles)[:8]))
+        near = near_name(role, [other for other in roles if other not in (view.mask or ())])
+        found = ", ".join(map(repr, roles[:8]))
         says = f"`mask` trains the role {role!r}, which no message has; found: {found}"
-        answers = near or next((other for other in sorted(roles) if other not in OFTEN_MASKED), None)
+        answers = near or next((other for other in roles if other not in OFTEN_MASKED), None)
         mend = f'"mask": {{"{answers}": "{rule}"}}, in place of {role!r}'
         if answers is None:
             mend = "no message is an answer: name the field with the answers in the sections"
@@ -116,37 +119,28 @@ def roles_not_in_data(sample: Sample) -> Iterator[Finding]:
 
 def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
     """Roles of messages that `mask` does not name, except roles that most configs leave to `mask_default`."""
-    view = sample.view
-    if view.mask is None:
-        return
-    found: dict[str, Hits] = {}
-    for chat in sample.conversations:
-        for place, message in enumerate(chat.messages):
-            role = message.get("role")
-            if isinstance(role, str) and role not in view.mask and not is_usual(role, view):
-                text = text_of(message)
-                hits = found.setdefault(role, Hits(sample, "messages"))
-                where = f"{chat.field}[{place}]: {text}"
-                hits.add(chat.part, chat.line, where, len(text) * sample.tokens_per_character)
+    view, found = sample.view, dict[str, Hits]()
+    for chat, place, message in messages_of(sample) if view.mask is not None else ():
+        role, text = message.get("role"), text_of(message)
+        if isinstance(role, str) and role not in (view.mask or ()) and not is_usual(role, view):
+            hits = found.setdefault(role, Hits(sample, "messages"))
+            hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text}", sample.tokens_in(text))
     known = [*OFTEN_MASKED, "assistant"]
     for role, hits in sorted(found.items(), key=lambda entry: -entry[1].tokens)[:8]:
-        near = None if role in known else near_name(role, dict.fromkeys([*known, *view.mask]))
-        done = "trained" if view.mask_default == "train" else "not trained"
+        near = None if role in known else near_name(role, dict.fromkeys([*known, *(view.mask or ())]))
+        done, other = ("trained", "mask") if view.mask_default == "train" else ("not trained", "train")
         says = f"`mask` does not name the role {role!r}, of {hits.told}: {done}"
         says += f"; did you mean {near!r}?" if near else ""
-        other = "mask" if view.mask_default == "train" else "train"
         yield from hits.finding("role_not_in_mask", says, f'"mask": {{"{role}": "{other}"}}')
 
 
 def answers_not_trained(sample: Sample) -> Iterator[Finding]:
     """Other roles are trained, but no message of the assistant is."""
     counts = sample.roles.get("assistant")
-    others = sum(said["trained"] for role, said in sample.roles.items() if role != "assistant")
-    if counts is not None and counts["tokens"] and not counts["trained"] and others:
-        told = ", ".join(repr(role) for role, said in sample.roles.items() if said["trained"])
-        says = f"nothing that 'assistant' says is trained; trained: {told}"
-        mend = '"mask": {"assistant": "train"}'
-        messages = counts["messages"]
+    trained = [role for role, said in sample.roles.items() if said["trained"]]
+    if counts is not None and counts["tokens"] and trained and "assistant" not in trained:
+        says = f"nothing that 'assistant' says is trained; trained: {', '.join(map(repr, trained))}"
+        mend, messages = '"mask": {"assistant": "train"}', counts["messages"]
         yield Finding("answers_not_trained", says, messages, "messages", sample.count, counts["tokens"], mend)
 
 
@@ -170,85 +164,33 @@ def config_warnings(sample: Sample) -> Iterator[Finding]:
 
 def double_bos(sample: Sample) -> Iterator[Finding]:
     """Sequences that begin with two BOS tokens."""
-    bos = sample.tokenizer.bos_id
-    hits = Hits(sample, "rows")
-    if bos is None:
-        return
-    for part, _, rows, _, lines in sample.sequences():
-        for row in np.flatnonzero(_first(rows, 0) == bos).tolist():
-            if len(rows[row]) > 1 and rows[row][1] == bos:
-                hits.add(part, int(lines[row]), _start_of(sample, rows, row))
+    hits, bos = Hits(sample, "rows"), sample.tokenizer.bos_id
+    for row in sample.rows:
+        if row.ids[:2].tolist() == [bos, bos]:
+            hits.add(row.part, row.line, _begin_of(sample, row))
     says = f"two BOS tokens are at the beginning of {hits.told}"
+    mend = 'take it out of the texts, or "add_special_tokens": false for the first section'
     if sample.template is not None:
         mend = '"preprocessing": {"bos": "strip"} or "tokenizer", or a template that writes it once'
-    else:
-        mend = 'take it out of the texts, or "add_special_tokens": false for the first section'
     yield from hits.finding("double_bos", says, mend)
 
 
 def no_bos(sample: Sample) -> Iterator[Finding]:
     """Sequences without BOS, although the tokenizer adds BOS to every text."""
-    bos = sample.tokenizer.bos_id
-    given = sample.config
+    bos, given = sample.tokenizer.bos_id, sample.config
     if bos is None or given.input.tokenized or given.preprocessing.bos == "strip":
         return
     if sample.tokenizer.encode(["a"], add_special_tokens=True).flat[0] != bos:
         return  # models of such tokenizers are trained without BOS
-    lists = {name for name, output in sample.outputs.items() if output.kind == "list"}
     hits = Hits(sample, "rows")
-    for part, name, rows, _, lines in sample.sequences():
-        if name not in lists:  # elements of lists follow a prompt
-            for row in np.flatnonzero((_first(rows, -1) != bos) & (rows.lengths > 0)).tolist():
-                hits.add(part, int(lines[row]), _start_of(sample, rows, row))
+    for row in sample.rows:
+        if len(row.ids) and row.ids[0] != bos and row.output.kind != "list":  # elements of lists follow a prompt
+            hits.add(row.part, row.line, _begin_of(sample, row))
     says = f"the BOS token, which this tokenizer puts in front of every text, is missing in {hits.told}"
+    mend = '"add_special_tokens": true for the first section'
     if sample.template is not None:
         mend = '"preprocessing": {"bos": "tokenizer"}'
-    else:
-        mend = '"add_special_tokens": true for the first section'
     yield from hits.finding("no_bos", says, mend)
-
-
-def no_end(sample: Sample) -> Iterator[Finding]:
-    """Answers and texts after which no end token is trained. Roles that never end are found by `roles_without_end`."""
-    if not _wants_ends(sample):
-        return
-    special = np.array(sorted(end_ids(sample.tokenizer)), np.int64)
-    hits, seen = Hits(sample, "rows"), 0
-    chats = lists = False
-    for part, name, rows, mask, lines in sample.sequences():
-        if not sample.outputs[name].trains:
-            continue
-        trained = np.ones(len(rows.flat), np.uint8) if mask is None else mask
-        ends = np.isin(rows.flat, special) & (trained == 1)
-        row_of = np.repeat(np.arange(len(rows)), rows.lengths)
-        last = _last_trained(rows, trained)
-        near = np.zeros(len(rows), bool)
-        # A row is good if any run of trained tokens in it ends with a special token.
-        stop = np.flatnonzero((trained == 1) & (np.append(trained[1:], 0) == 0) | (np.append(np.diff(row_of), 1) > 0))
-        for back in range(NEAR):
-            at = stop - back
-            good = (at >= 0) & (row_of[np.maximum(at, 0)] == row_of[stop])
-            near[row_of[stop[good]][ends[at[good]]]] = True
-        chats |= sample.outputs[name].has_template
-        lists |= sample.outputs[name].kind == "list"
-        seen += int((last >= 0).sum())
-        for row in np.flatnonzero((last >= 0) & ~near).tolist():
-            hits.add(part, int(lines[row]), _end_of(sample, rows, row, int(last[row])))
-    if hits.count <= _FEW * seen or any(roles_without_end(sample)):
-        return
-    says = f"no end token is trained in {hits.told} of {seen:,}: a model never learns to stop"
-    if lists:
-        mend = "end the texts of the lists with the EOS token's text: preprocessing.eos does not reach lists"
-    elif chats:
-        mend = 'a template that writes an end token after each answer: "input": {"chat_template": ...}'
-    elif sample.tokenizer.id_of("eos_token") is None:
-        mend = 'name an eos_token in the tokenizer, then "preprocessing": {"eos": "if_missing"}'
-    else:
-        mend = '"preprocessing": {"eos": "if_missing"}'
-    yield from hits.finding("no_end", says, mend)
-
-
-_RENDERED = 1 << 19  # most characters that are encoded again: a few records show all roles
 
 
 def _wants_ends(sample: Sample) -> bool:
@@ -256,18 +198,34 @@ def _wants_ends(sample: Sample) -> bool:
     return not sample.config.input.tokenized and (options is None or options.eos != "mask")
 
 
+def no_end(sample: Sample) -> Iterator[Finding]:
+    """Texts after which no end token is trained. `roles_without_end` finds turns of a template."""
+    if not _wants_ends(sample):
+        return
+    ends, hits, seen = end_ids(sample.tokenizer), Hits(sample, "rows"), 0
+    texts = [row for row in sample.rows if row.output.trains and not row.output.has_template]
+    for row in texts:
+        trained = row.ids if row.mask is None else row.ids[row.mask == 1]
+        seen += len(trained) > 0
+        if len(trained) and ends.isdisjoint(trained[-NEAR:].tolist()):
+            hits.add(row.part, row.line, _end_of(sample, trained))
+    says = f"no end token is trained in {hits.told} of {seen:,}: a model never learns to stop"
+    mend = '"preprocessing": {"eos": "if_missing"}'
+    if any(row.output.kind == "list" for row in texts):
+        mend = "end the texts of the lists with the EOS token's text: preprocessing.eos does not reach lists"
+    elif sample.tokenizer.id_of("eos_token") is None:
+        mend = f"name an eos_token in the tokenizer, then {mend}"
+    if hits.count > _FEW * seen:
+        yield from hits.finding("no_end", says, mend)
+
+
 def roles_without_end(sample: Sample) -> Iterator[Finding]:
     """Roles whose trained turns never end with an end token."""
     given, tokenizer = sample.config, sample.tokenizer
-    rendered, characters = list[Rendered](), 0
-    for part in sample.parts:
-        if part.rendered is not None and characters < _RENDERED:
-            rendered.append(part.rendered)
-            characters += sum(len(text) for pieces in part.rendered.pieces.values() for text in pieces.texts)
-    if sample.template is None or not rendered or not _wants_ends(sample):
+    if sample.template is None or not _wants_ends(sample):
         return
     policy = RoleMask(given.mask, given.mask_default, text_rules(given).mask_options)
-    batches = (tokenize(each, tokenizer, tokenizer.bos_id) for each in rendered)
+    batches = [part.tokenized for part in sample.parts if part.tokenized is not None]
     for role, turn in endless_roles(batches, policy, end_ids(tokenizer), tokenizer.decode).items():
         tail = tokenizer.decode(turn.tail)
         counts = sample.roles.get(role, {})
@@ -300,31 +258,21 @@ _MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
 
 
 def double_end(sample: Sample) -> Iterator[Finding]:
-    """The same special token twice in a row, except BOS at the beginning."""
-    # Unknown tokens and pads may follow each other, as they end nothing.
-    others = {sample.tokenizer.id_of(name) for name in ("unk_token", "pad_token")} - {
-        sample.tokenizer.id_of("eos_token")
-    }
-    special = [token for token in _special_ids(sample).tolist() if token not in others]
+    """The same special token twice in a row. BOS, unknown tokens and pads are left out: they end nothing."""
+    tokenizer = sample.tokenizer
+    others = {tokenizer.id_of(name) for name in ("bos_token", "unk_token", "pad_token")}
+    special = [each for each in {*(tokenizer.special_ids - others), tokenizer.id_of("eos_token")} if each is not None]
     hits = Hits(sample, "places")
-    for part, _, rows, _, lines in sample.sequences() if not sample.config.input.tokenized else ():
-        flat = rows.flat
-        same = np.flatnonzero((flat[1:] == flat[:-1]) & np.isin(flat[1:], special)) if len(flat) else flat
-        row = np.searchsorted(rows.offsets, same, side="right") - 1
-        inside = (same + 1 < rows.offsets[row + 1]) & (
-            (same > rows.offsets[row]) | (flat[same] != sample.tokenizer.bos_id)
-        )
-        for place, at in zip(same[inside].tolist(), row[inside].tolist(), strict=True):
-            hits.add(part, int(lines[at]), _end_of(sample, rows, at, place + 1 - int(rows.offsets[at])))
+    for row in sample.rows if not sample.config.input.tokenized else ():
+        same = (row.ids[1:] == row.ids[:-1]) & np.isin(row.ids[1:], special)
+        for place in np.flatnonzero(same).tolist():
+            hits.add(row.part, row.line, _end_of(sample, row.ids[: place + 2]))
     says = f"the same special token follows itself at {hits.told}"
     mend = "take the token out of the texts, or out of the template"
     if sample.template is None and sample.config.preprocessing.eos != "never":
-        ends = sample.tokenizer.encode(["a"], add_special_tokens=True).flat[-1] == sample.tokenizer.id_of("eos_token")
-        mend = (
-            '"preprocessing": {"eos": "never"}: this tokenizer adds its EOS by itself'
-            if ends
-            else '"preprocessing": {"eos": "if_missing"}, in place of "always"'
-        )
+        mend = '"preprocessing": {"eos": "if_missing"}, in place of "always"'
+        if adds_eos(tokenizer):
+            mend = '"preprocessing": {"eos": "never"}: this tokenizer adds its EOS by itself'
     yield from hits.finding("double_end", says, mend)
 
 
@@ -333,21 +281,17 @@ def double_end(sample: Sample) -> Iterator[Finding]:
 
 def cut_off(sample: Sample) -> Iterator[Finding]:
     """A large share of the tokens is cut off; or the run would fail at the first long row."""
-    hits = Hits(sample, "rows")
-    longest = sample.longest
-    if longest is None:
-        return
-    for part, _, rows, _, lines in sample.sequences():
-        for row in np.flatnonzero(rows.lengths > longest).tolist():
-            text = f"{rows.lengths[row]:,} tokens, {rows.lengths[row] - longest:,} more than {sample.view.limit}"
-            hits.add(part, int(lines[row]), text, float(rows.lengths[row] - longest))
-    fails = sample.config.preprocessing.truncation_mode == "error" and hits.count > 0
-    if sample.config.preprocessing.truncation_mode == "drop" or (
-        not fails and hits.tokens <= CUT_SHARE * sample.tokens
-    ):
+    hits, longest, mode = Hits(sample, "rows"), sample.longest, sample.config.preprocessing.truncation_mode
+    if longest is None or mode == "drop":
         return  # dropped records are another finding
+    for row in sample.rows:
+        if (more := len(row.ids) - longest) > 0:
+            text = f"{len(row.ids):,} tokens, {more:,} more than {sample.view.limit}"
+            hits.add(row.part, row.line, text, more)
+    if hits.tokens <= (0 if mode == "error" else CUT_SHARE * sample.tokens):
+        return
     share = hits.tokens / max(1, sample.tokens)
-    what = "the run ends at the first of them" if fails else f"{share:.1%} of all tokens are cut off"
+    what = "the run ends at the first of them" if mode == "error" else f"{share:.1%} of all tokens are cut off"
     says = f"{hits.told} with more tokens than {sample.view.limit} ({longest:,}): {what}"
     mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}'
     if sample.view.packs:
@@ -358,32 +302,26 @@ def cut_off(sample: Sample) -> Iterator[Finding]:
 def answers_cut(sample: Sample) -> Iterator[Finding]:
     """Answers of which only a part is left: the cut is between two trained tokens."""
     longest, mode = sample.longest, sample.config.preprocessing.truncation_mode
-    chats = {name for name, output in sample.outputs.items() if output.has_template or len(output.sections) > 1}
     if longest is None or mode == "drop":
         return
     hits = Hits(sample, "rows")
-    for part, name, rows, mask, lines in sample.sequences():
-        if mask is None or name not in chats:
-            continue  # a text is no answer
-        for row in np.flatnonzero(rows.lengths > longest).tolist():
-            own = mask[rows.offsets[row] : rows.offsets[row + 1]]
-            border = len(own) - longest if mode == "keep_end" else longest
-            if own[border - 1] and own[border]:
-                lost = own[:border] if mode == "keep_end" else own[border:]
-                run = int(np.argmin(np.append(lost[::-1] if mode == "keep_end" else lost, 0)))
-                left = "end" if mode == "keep_end" else "beginning"
-                hits.add(part, int(lines[row]), f"of an answer only the {left} is left, {run:,} tokens are cut", run)
-    rows_in_all = sum(len(part.masked) for part in sample.parts)
+    for row in sample.rows:
+        is_chat = row.output.has_template or len(row.output.sections) > 1  # a text is no answer
+        if row.mask is None or not is_chat or len(row.ids) <= longest:
+            continue
+        border = len(row.ids) - longest if mode == "keep_end" else longest
+        if row.mask[border - 1] and row.mask[border]:
+            lost = int((row.mask[:border] if mode == "keep_end" else row.mask[border:]).sum())
+            hits.add(row.part, row.line, f"an answer is cut in two, {lost:,} trained tokens are cut off", lost)
     says = f"{sample.view.limit}, {longest:,}, cuts through an answer, which is trained in part, in {hits.told}"
     mend = f'"preprocessing": {{"{sample.view.limit}": {_enough(sample)}}}, or "truncation_mode": "drop"'
-    if hits.count > _FEW * rows_in_all:
+    if hits.count > _FEW * sum(len(part.masked) for part in sample.parts):
         yield from hits.finding("answers_cut", says, mend)
 
 
 def _enough(sample: Sample) -> int:
     """The smallest power of two, above the current length, that cuts off at most a share of `_FEW` of the tokens."""
-    sizes = np.concatenate([rows.lengths for _, _, rows, _, _ in sample.sequences()])
-    enough = 1 << (sample.longest or 1).bit_length()
+    sizes, enough = sample.lengths, 1 << (sample.longest or 1).bit_length()
     while np.maximum(sizes - enough, 0).sum() > _FEW * sizes.sum():
         enough *= 2
     return enough
@@ -393,8 +331,8 @@ def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
     """Rows with a token that holds text of both prompt and answer."""
     hits = Hits(sample, "rows")
     for part in sample.parts:
-        counts = part.masked.counters.get("prompt_not_prefix")
-        for row in np.flatnonzero(counts).tolist() if counts is not None else ():
+        counts = part.masked.counters.get("prompt_not_prefix", np.zeros(0, np.int64))
+        for row in np.flatnonzero(counts).tolist():
             hits.add(part, int(part.masked.line[row]), "", 1)
     says = f"a token reaches over the border of prompt and answer, and is not trained, in {hits.told}"
     mend = "put the space that is between them at the beginning of the answer, not at the end of the prompt"
@@ -402,67 +340,31 @@ def prompt_not_prefix(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("prompt_not_prefix", says, mend)
 
 
-_COMPARED = 400
-"""Rows that are decoded: it is slow, and a template does the same with all."""
-
-
 def answers_in_part(sample: Sample) -> Iterator[Finding]:
     """Answers that the rendering holds, and of which not all is trained: `{% generation %}` around a part of them."""
-    if sample.template is None or sample.config.mask_options is not None:
+    given, hits, compared = sample.config, Hits(sample, "messages"), 0
+    if given.mask_options is not None or given.mask.get("assistant", given.mask_default) != "train":
         return
-    hits, compared = Hits(sample, "messages"), 0
-    trained = _trained_texts(sample)
-    for chat in sample.conversations:
-        if (found := trained(chat)) is None:
+    for chat, text, trained in _rendered(sample):
+        if chat.actions != {"$role"}:
             continue
-        text, whole = found
+        text, trained = _plain(text), _plain(trained)
         for place, message in enumerate(chat.messages):
             said = _plain(text_of(message))
-            if not said or not _is_trained(sample, chat, message) or said not in whole:
+            if not said or message.get("role") != "assistant" or said not in text:
                 continue
             compared += 1
-            if said not in text:
-                said_size = len(text_of(message)) * sample.tokens_per_character
-                hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text_of(message)}", said_size)
-        if compared > _COMPARED:
-            break
+            if said not in trained:
+                size = sample.tokens_in(text_of(message))
+                hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {text_of(message)}", size)
     says = f"not all words are trained in {hits.told} of the assistant, of {compared:,} that were compared"
     mend = "{% generation %} in the chat template must hold all that the assistant says, and its end token"
     if hits.count > _FEW * compared:
         yield from hits.finding("answers_in_part", says, mend)
 
 
-def _is_trained(sample: Sample, chat: Conversation, message: object) -> bool:
-    """True if the config trains all text of this message, and it is the assistant's."""
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or message.get("train") is False or message.get("weight") == 0:
-        return False
-    if chat.actions != {"$role"} or role != "assistant":
-        return False
-    return sample.config.mask.get(role, sample.config.mask_default) == "train"
-
-
-def _trained_texts(sample: Sample) -> Callable[[Conversation], tuple[str, str] | None]:
-    """conversation -> (trained text, entire text), decoded, without white space; None if it became no row."""
-    rows = {part.number: (ids, mask) for part, _, ids, mask, _ in sample.sequences() if mask is not None}
-
-    def of(chat: Conversation) -> tuple[str, str] | None:
-        found = sample.rows_of(chat.part, chat.line)
-        if found.start == found.stop or chat.part.number not in rows:
-            return None
-        ids, mask = rows[chat.part.number]
-        own = slice(int(ids.offsets[found.start]), int(ids.offsets[found.stop]))
-        flat, kept = ids.flat[own], mask[own] == 1
-        runs = np.split(flat[kept], np.flatnonzero(np.diff(np.flatnonzero(kept)) > 1) + 1)
-        decode = sample.tokenizer.decode
-        # A NUL between runs of trained text, so no answer is found across untrained text.
-        return "\0".join(_plain(decode(run.tolist())) for run in runs), _plain(decode(flat.tolist()))
-
-    return of
-
-
 def _plain(text: str) -> str:
-    return "".join(unicodedata.normalize("NFKC", text).split())
+    return "".join(text.split())
 
 
 _UNKNOWN = 0.001
@@ -474,13 +376,10 @@ def unknown_tokens(sample: Sample) -> Iterator[Finding]:
     unknown = sample.tokenizer.id_of("unk_token")
     if unknown is None or sample.config.input.tokenized or unknown == sample.tokenizer.id_of("eos_token"):
         return
-    hits = Hits(sample, "tokens")
-    total = 0
-    for part, _, rows, _, lines in sample.sequences():
-        total += len(rows.flat)
-        each = rows.sums(rows.flat == unknown)
-        for row in np.flatnonzero(each).tolist():
-            hits.add(part, int(lines[row]), "", float(each[row]))
+    hits, total = Hits(sample, "tokens"), int(sample.lengths.sum())
+    for row in sample.rows:
+        if count := int((row.ids == unknown).sum()):
+            hits.add(row.part, row.line, "", count)
     if hits.tokens > _UNKNOWN * total:
         says = (
             f"{hits.tokens:,.0f} tokens are unknown ({hits.tokens / total:.1%}): the tokenizer lacks these characters"
@@ -488,32 +387,15 @@ def unknown_tokens(sample: Sample) -> Iterator[Finding]:
         yield from hits.finding("unknown_tokens", says, "--tokenizer_path of a tokenizer for these languages")
 
 
-def _special_ids(sample: Sample) -> Array:
-    named = [sample.tokenizer.id_of("eos_token")]
-    return np.array(sorted(sample.tokenizer.special_ids | {i for i in named if i is not None}), np.int64)
+def adds_eos(tokenizer: Tokenizer) -> bool:
+    """True if a tokenizer puts its EOS token behind every text by itself."""
+    ids = tokenizer.encode(["a"], add_special_tokens=True).flat
+    return bool(len(ids) and ids[-1] == tokenizer.id_of("eos_token"))
 
 
-def _first(rows: Ragged, default: int) -> Array:
-    """int64 [rows]: the first token of each row; `default - 1` for empty rows."""
-    first = np.full(len(rows), default - 1, np.int64)
-    filled = rows.lengths > 0
-    first[filled] = rows.flat[rows.offsets[:-1][filled]]
-    return first
+def _begin_of(sample: Sample, row: Row) -> str:
+    return f"it begins: {sample.tokenizer.decode(row.ids[:24].tolist())}"
 
 
-def _last_trained(rows: Ragged, trained: Array) -> Array:
-    """int64 [rows]: the position of the last trained token in each row; -1 without trained tokens."""
-    last = np.full(len(rows), -1, np.int64)
-    places = np.flatnonzero(trained)
-    row = np.searchsorted(rows.offsets, places, side="right") - 1
-    last[row] = places - rows.offsets[row]
-    return last
-
-
-def _start_of(sample: Sample, rows: Ragged, row: int) -> str:
-    return f"it begins: {sample.tokenizer.decode(np.asarray(rows[row])[:24].tolist())}"
-
-
-def _end_of(sample: Sample, rows: Ragged, row: int, place: int) -> str:
-    ids = np.asarray(rows[row])[max(0, place - 20) : place + 1].tolist()
-    return f"it ends: {sample.tokenizer.decode(ids)}"
+def _end_of(sample: Sample, ids: Array) -> str:
+    return f"it ends: {sample.tokenizer.decode(ids[-21:].tolist())}"

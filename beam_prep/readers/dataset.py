@@ -566,13 +566,12 @@ class Dataset(Rows):
         return name
 
     def verify(self) -> None:
-        """Reads every file of the entire output and compares it with the manifest: see `verify.output.problems`.
+        """Reads every file of the entire output and compares it with the manifest: see `verify.problems`.
 
         Raises:
             FormatError: the output differs from its manifest; the message has one line for each difference.
         """
-        from beam_prep.verify.files import LocalFiles, OutputFiles
-        from beam_prep.verify.output import problems  # the import takes longer than opening an output
+        from beam_prep.verify import LocalFiles, OutputFiles, problems  # it takes longer than opening an output
 
         if isinstance(self.path, str):
             files: OutputFiles = StoredFiles(self.path)

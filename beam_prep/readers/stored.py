@@ -156,7 +156,7 @@ def _remove(folder: Path) -> None:
 
 
 class StoredFiles:
-    """The files of an output, see `verify.files.OutputFiles`. The objects are listed once, when this is made.
+    """The files of an output, see `verify.OutputFiles`. The objects are listed once, when this is made.
 
     Args:
         output: a path on `gs://` or `s3://`.
@@ -180,19 +180,19 @@ class StoredFiles:
             return (folder / MANIFEST).read_bytes()
 
     def names(self) -> Iterable[str]:
-        """See `verify.files.OutputFiles`."""
+        """See `verify.OutputFiles`."""
         return self._found
 
     @contextlib.contextmanager
     def local(self, names: Sequence[str]) -> Iterator[Path]:
-        """See `verify.files.OutputFiles`. The copies are in the folder of temporary files (`TMPDIR`).
+        """See `verify.OutputFiles`. The copies are in the folder of temporary files (`TMPDIR`).
 
         Raises:
             FormatError: a file was replaced or removed meanwhile.
         """
         with tempfile.TemporaryDirectory(prefix="beam_prep-") as folder:
             for name in names:
-                if name in self._found:
+                if name in self._found and not is_outside(name):
                     copied(self._found[name], Path(folder, name))
             yield Path(folder)
 

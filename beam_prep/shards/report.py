@@ -136,7 +136,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         most = max(left_out, key=left_out.__getitem__)
         advice = ADVICE.get(most, "check the field names in the config against the input")
         is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
-        if most in ("rows_without_loss", "turn_begin", "turn_end", "turn_apart", "turn_unplaced") and is_there:
+        if most == "rows_without_loss" and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
         return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
     lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}

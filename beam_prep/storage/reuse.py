@@ -13,7 +13,7 @@ import json
 import logging
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,10 +182,6 @@ class EarlierOutput:
 
     def __contains__(self, key: str) -> bool:
         return key in self._by_key
-
-    def bytes_of(self, keys: Iterable[str]) -> int:
-        """The size in bytes of the shards with these keys."""
-        return sum(file.bytes for key in keys for file in self._by_key[key].files)
 
     def shard(self, key: str, plan: ShardPlan, keys: ShardKeys) -> EarlierShard | None:
         """The shard with this key, or None.

@@ -27,6 +27,7 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
+from beam_prep.progress import short
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
@@ -212,8 +213,8 @@ class Collected:
     def line(self, dry_run: bool) -> str:
         """A line of text for the terminal."""
         return (
-            f"{self.token_cache}: {self.removed:,} blocks, {self.removed_bytes / 1e9:.2f} GB "
-            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {self.kept_bytes / 1e9:.2f} GB kept"
+            f"{self.token_cache}: {self.removed:,} blocks, {short(self.removed_bytes)}B "
+            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {short(self.kept_bytes)}B kept"
         )
 
 

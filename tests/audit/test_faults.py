@@ -18,7 +18,7 @@ small = cache(own_records)
 
 
 def run(folder: Path, tokenizer: str, lines: list[str], given: dict[str, Any]) -> Audit:
-    return audit(write(folder, lines), PipelineConfig.from_dict(given), tokenizer)
+    return audit(write(folder, lines), PipelineConfig.from_dict(given), tokenizer)[None]
 
 
 def line_at(path: str, offset: int) -> str:

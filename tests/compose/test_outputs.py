@@ -12,13 +12,13 @@ import beam_prep as bp
 from beam_prep import cli
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.errors import BeamPrepError
-from beam_prep.formats.manifest import UNLISTED
+from beam_prep.formats.manifest import UNLISTED, receipts_of, sum_problems
 from beam_prep.inspect.output import inspect
 from beam_prep.readers.dataset import Dataset
 from tests.compose.test_jobs import run as run_job
 from tests.compose.test_jobs import write as write_lines
 from tests.conftest import tree
-from tests.test_verify import Told, manifest_of, told, write
+from tests.test_verify import Told, manifest_of, told
 
 __all__ = ["told"]  # a fixture
 
@@ -162,13 +162,12 @@ def test_a_sound_output_has_no_problems(sound: Path, plain: Path, told: Told) ->
     ],
 )
 def test_counts_that_do_not_add_up_are_told(
-    change: Callable[[dict[str, Any]], Any], problem: str, output: Path, told: Told
+    change: Callable[[dict[str, Any]], Any], problem: str, output: Path
 ) -> None:
     manifest = manifest_of(output)
     change(manifest)
-    write(output, manifest)
-    found = told(output)
-    assert any(line.startswith("manifest.json: ") and problem in line for line in found), found
+    found = [*sum_problems(manifest, receipts_of(manifest))]
+    assert any(problem in line for line in found), found
 
 
 def test_the_tokens_of_copies_are_not_counted_of_their_roles(run: Callable[..., Any]) -> None:

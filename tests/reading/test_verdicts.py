@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
+from beam_prep import first_records
 from beam_prep.first_records import FirstRecords
 from beam_prep.reading.verdicts import verdicts, warning_of
 from beam_prep.storage.files import list_inputs
@@ -180,7 +181,7 @@ def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: A
 
 
 def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: Path, tokenizer_path: str) -> None:
-    good = [json.dumps({"prompt": "1 + 1 =", "completion": " 2" * 20, "label": True})] * 5000
+    good = [json.dumps({"prompt": "1 + 1 =", "completion": " 2" * 20, "label": True})] * 2000
     bad = json.dumps({"prompt": "1 + 1 =", "completion": " 3", "label": False})
     for name, lines in {"a": good[:5], "b": [*good, bad], "c": good[:5]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -190,7 +191,10 @@ def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: P
     assert "records that were looked at, 'label' (false) in 1:" in told
 
 
-def test_a_run_counts_bad_answers_that_its_start_did_not_see(run: Callable[..., Any]) -> None:
+def test_a_run_counts_bad_answers_that_its_start_did_not_see(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_records, "LOOKED_AT", 4)
     labels = [True] * 200 + [False] * 3 + [True] * 200
     done = run(PAIR, answered("label", *labels))
     made = json.loads((Path(done.output) / "run.json").read_text())

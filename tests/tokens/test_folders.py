@@ -12,7 +12,7 @@ import pytest
 import beam_prep as bp
 from beam_prep.chat.chat_format import template_of
 from beam_prep.errors import TokenizerError
-from beam_prep.sample.sample import prepare
+from beam_prep.sample import prepare
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT, shared
 from tests.tokens.folders import TEMPLATES, differences, folder_of, load_reference

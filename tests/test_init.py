@@ -12,8 +12,8 @@ import beam_prep as bp
 from beam_prep.audit.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.sample.sample import prepare
-from beam_prep.starter.draft import PLAIN_TEMPLATE
+from beam_prep.sample import prepare
+from beam_prep.starter import PLAIN_TEMPLATE
 from beam_prep.tokens.batch import Batch
 from tests.conftest import ROOT
 from tests.test_sources import blocks as blocks_in
@@ -174,7 +174,7 @@ def test_a_shape_gets_its_config_and_nothing_of_it_is_lost(
     records = [numbered(record, number) for number in range(40)]
     config, _, _ = start(records)
     assert config["input"] == expected
-    found = audit(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(config), tokenizer_path)
+    found = audit(str(tmp_path / "input.jsonl"), PipelineConfig.from_dict(config), tokenizer_path)[None]
     assert found.sample.outcomes() == {"dropped": {}, "rejected": {}}
     assert found.sample.kept[2] > 0
     made = PipelineConfig.from_dict(start(records, "--overwrite", tokenizer=None)[0])
@@ -212,7 +212,7 @@ def test_a_tokenizer_without_a_template_gets_one_that_can_be_proven(start: Start
     config, reasons, told = start(DATA / "chat.jsonl", tokenizer=str(bare))
     assert config["input"]["chat_template"] == PLAIN_TEMPLATE
     assert "the tokenizer has no chat template" in reasons
-    assert "tried on 260 records: 260 kept" in told
+    assert "tried on these records:\n260 records looked at (all of it), in 1 file\n260 kept" in told
 
 
 def test_a_template_that_asks_for_the_date_gets_one(start: Start, bare: Path) -> None:
@@ -245,7 +245,7 @@ def test_odd_records_among_good_ones_are_no_trouble(start: Start, tmp_path: Path
     )
     config, reasons, told = start(tmp_path / "input.jsonl")
     assert config["input"]["sections"][0]["field"] == "messages"
-    assert "a run would fail: " in told
+    assert "a run on these would fail: " in told
     assert "\x1b" not in told
     assert len(reasons) < 6000
 

@@ -3,15 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from beam_prep.data.block import Reject
 from beam_prep.reading.adapters import message_list
 
-Kind = Literal[
-    "rollouts", "prompts", "tokenized", "preference", "unpaired", "sampled", "messages", "sharegpt", "completion",
-    "pair", "text",
-]  # fmt: skip
 Record = Mapping[str, Any]
 
 
@@ -20,13 +16,13 @@ class Shape:
     """A shape of records. All records that fit one config have equal shapes.
 
     Attributes:
-        kind: one of the shapes in docs/which_config.md.
+        kind: one of `_SAYS`: the shapes in docs/which_config.md.
         fields: the fields of the shape, in the order of its kind.
         detail: the kind of values in the fields, "text", "messages" or "sharegpt"; "grouped" for rollouts with lists of
             responses.
     """
 
-    kind: Kind
+    kind: str
     fields: tuple[str, ...]
     detail: str = ""
 
@@ -36,7 +32,7 @@ class Shape:
 
 
 _DETAILS = {"text": "texts", "messages": "messages", "sharegpt": "items of from and value", "grouped": "lists"}
-_SAYS: Mapping[Kind, str] = {
+_SAYS = {
     "rollouts": "ids of prompts and sampled responses in {names}",
     "prompts": "ids of prompts in {names}",
     "tokenized": "ids in {names}: tokenised already",
@@ -70,14 +66,14 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     >>> [str(shape) for shape in shapes_of({"prompt": "1 + 1 =", "completion": " 2", "text": "1 + 1 = 2"})]
     ["a question and its answer in 'prompt' and 'completion', texts", "texts in 'text'"]
     """
-    if _is_ids(record.get("prompt_ids")):
+    if _is_list_of(int, record.get("prompt_ids")):
         responses = record.get("response_ids")
         if isinstance(responses, list):
             grouped = any(isinstance(each, list) for each in responses)
             yield Shape("rollouts", ("prompt_ids", "response_ids"), "grouped" if grouped else "")
         else:
             yield Shape("prompts", ("prompt_ids",))
-    if _is_ids(record.get("input_ids")):
+    if _is_list_of(int, record.get("input_ids")):
         yield Shape("tokenized", ("input_ids",))
     kinds = {_kind_of_side(record.get(name)) for name in ("chosen", "rejected")}
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
@@ -86,7 +82,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     if type(record.get("label")) is bool and kinds in ({"text"}, {"messages"}):
         yield Shape("unpaired", ("prompt", "completion", "label"), str(*kinds))
     for name in _RESPONSES:
-        if _is_texts(record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
+        if _is_list_of(str, record.get(name)) and (kind := _kind(record.get("prompt"))) is not None:
             yield Shape("sampled", ("prompt", name), kind)
     kinds = {_kind(record.get("prompt")), _kind_of_side(record.get("completion"))}
     if "messages" in kinds and kinds <= {"messages", "text"}:
@@ -111,12 +107,8 @@ def _guesses(record: Record) -> Iterator[Shape]:
         yield Shape("text", (long[0],))
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and type(value[0]) is int
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
 
 
 def _kind(value: Any) -> str | None:
@@ -178,22 +170,12 @@ def _with_lists(record: Record) -> Record:
 
 def find_shape(records: Sequence[Record]) -> Found | None:
     """The shape that is the most specific one of most records; None if no known shape fits any record."""
-    first: dict[Shape, int] = {}
-    records = [*map(_with_lists, records)]
-    each = [list(shapes_of(record)) or list(_guesses(record)) for record in records]
-    for shapes in each:
-        if shapes:
-            first[shapes[0]] = first.get(shapes[0], 0) + 1
+    known = [(record, list(shapes_of(record)) or list(_guesses(record))) for record in map(_with_lists, records)]
+    first = Counter(shapes[0] for _, shapes in known if shapes)
     if not first:
         return None
-    chosen = max(first, key=first.__getitem__)
-    others: dict[Shape, int] = {}
-    besides: dict[Shape, int] = {}
-    for shapes in each:
-        if chosen not in shapes and shapes:
-            others[shapes[0]] = others.get(shapes[0], 0) + 1
-        for shape in shapes if chosen in shapes else ():
-            if shape != chosen:
-                besides[shape] = besides.get(shape, 0) + 1
-    fitting = [record for record, shapes in zip(records, each, strict=True) if chosen in shapes]
-    return Found(chosen, fitting, len(records), others, besides)
+    chosen = first.most_common(1)[0][0]
+    fitting = [(record, shapes) for record, shapes in known if chosen in shapes]
+    others = Counter(shapes[0] for _, shapes in known if shapes and chosen not in shapes)
+    besides = Counter(shape for _, shapes in fitting for shape in shapes if shape != chosen)
+    return Found(chosen, [record for record, _ in fitting], len(records), others, besides)

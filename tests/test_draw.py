@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from beam_prep.sample.draw import SAMPLE_BYTES, Drawn, draw
+from beam_prep.sample import SAMPLE_BYTES, Drawn, draw
 from beam_prep.storage.files import list_inputs
 
 

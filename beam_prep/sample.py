@@ -1,0 +1,617 @@
+"""A sample: drawn records, and the result of each step of a run on them, without Beam.
+
+For `inspect`, `audit`, `init`, `template`, and the start of a run. The same files always give the same records.
+"""
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from beam_prep.chat.chat_format import template_of
+from beam_prep.chat.environment import asks_for_date
+from beam_prep.chat.template import ChatTemplate
+from beam_prep.config import PipelineConfig
+from beam_prep.data.block import ALIVE, InputFile, Ledger, drawn
+from beam_prep.data.hashing import CHUNK
+from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
+from beam_prep.data.rendered import Rendered
+from beam_prep.data.schema import Output
+from beam_prep.hints import shortened
+from beam_prep.reading.records import Record, Records
+from beam_prep.reading.sources import source_of
+from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps, run_steps
+from beam_prep.shards.pack import longest_row
+from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
+from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
+from beam_prep.shards.row_index import RowIndex
+from beam_prep.storage.inputs import advice_on
+from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
+from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
+from beam_prep.tokens.mask import trained_tokens
+from beam_prep.tokens.tokenizer import Tokenizer
+from beam_prep.transforms.block_step import BlockStep
+from beam_prep.transforms.steps import BuildMask
+
+SAMPLE_BYTES = 1 << 25
+"""Most bytes of records: to encode 32 MB takes about 20 seconds."""
+_PLACES = 128  # places that are read, and most files: neighbouring records are alike, and each is a request to a store
+_OF_A_PLACE = 4  # more places for more records than this from each
+_PLACES_BYTES = 2  # at places, at most this many times the sample's bytes are read
+_STREAM_BYTES = 8  # of all compressed files, at most this many times the sample's bytes are read
+_UNPACKED = 4  # bytes of content for each byte of a compressed file, about
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Records of a sample.
+
+    Attributes:
+        blocks: the blocks that hold the records; their other lines are blank.
+        count: number of drawn lines, without blank ones.
+        about: number of lines of the input, about.
+        all: True if these are all lines.
+        files: number of files that were read.
+        unread: files of which only the beginning was read, because they are large, and compressed or tables.
+    """
+
+    blocks: tuple[Records, ...]
+    count: int
+    about: int
+    all: bool
+    files: int
+    unread: tuple[str, ...]
+
+    @property
+    def looked_at(self) -> str:
+        """A text: `2,000 records looked at (of about 12,000), in 3 files`."""
+        what = "all of it" if self.all else f"of about {float(f'{self.about:.1e}'):,.0f}"
+        return f"{self.count:,} records looked at ({what}), in {self.files:,} file{'s' * (self.files != 1)}"
+
+
+def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Drawn:
+    """Draws `count` records of all files, in order; fewer if they exceed `size` bytes. Includes the first record.
+
+    Plain files are read at random places; compressed files, tables, and lists in `.json` files from their beginning.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    places = max(1, min(_PLACES_BYTES * size // CHUNK, max(_PLACES, count // _OF_A_PLACE)))
+    chosen = drawn(len(files), min(_PLACES, places), first=True).tolist()
+    streams = {index: _content(files[index]) for index in chosen if is_stream(files[index])}
+    plain = {index: files[index].size for index in chosen if index not in streams}
+    total = max(1, sum(streams.values()) + sum(plain.values()))
+    found, unread = list[tuple[Records, float]](), list[str]()
+    complete = len(chosen) == len(files)
+    for index, content in streams.items():
+        most = max(CHUNK, _STREAM_BYTES * size // len(streams))
+        of_file = max(1, round(places * content / total))
+        blocks, end, whole = blocks_drawn(files[index], index, CHUNK, of_file, most)
+        read = sum(block.origin.bytes for block in blocks)
+        stands_for = (end if whole else max(end, content)) / max(1, read)
+        found += [(block, stands_for) for block in blocks]
+        complete &= whole and read == end
+        if not whole:
+            unread.append(files[index].path)
+    cells = _cells(plain, places)
+    read = sum(min(CHUNK, plain[index] - start) for index, start in cells)
+    at_places = (records_at(files[index], index, start, CHUNK) for index, start in cells)
+    found += [(block, sum(plain.values()) / read) for block in at_places if block is not None]
+    complete &= read == sum(plain.values())
+    found.sort(key=lambda each: (each[0].origin.file, each[0].origin.start))
+    held = sum(len(block.ledger.raw) for block, _ in found)
+    weights = np.repeat([each for _, each in found], [len(filled(block.ledger)) for block, _ in found])
+    lines = len(weights)
+    if held > size:
+        count = min(count, max(1, lines * size // held))
+    about = lines if complete else round(weights.sum() * len(files) / max(1, len(chosen)))
+    taken = tuple(_taken([block for block, _ in found], weights, count))
+    return Drawn(taken, min(lines, count), about, complete and lines <= count, len(chosen), tuple(unread))
+
+
+def _taken(blocks: Sequence[Records], stands_for: Array, count: int) -> Iterator[Records]:
+    """The blocks, with only `count` of their lines, the first among them.
+
+    Args:
+        blocks: in order.
+        stands_for: float64 [lines], how many lines of the input each of their lines stands for.
+        count: how many lines are kept.
+    """
+    picked = np.ones(len(stands_for), bool)
+    if count < len(picked):
+        chance, others = np.random.default_rng(0), stands_for[1:]
+        picked[1:] = False
+        picked[1 + chance.choice(len(others), count - 1, replace=False, p=others / others.sum())] = True
+    start = 0
+    for block in blocks:
+        there = filled(block.ledger)
+        left_out = there[~picked[start : start + len(there)]]
+        start += len(there)
+        if not len(left_out):
+            yield block
+            continue
+        ledger = block.ledger.copy()
+        ledger.blank(left_out)
+        for line in left_out.tolist():
+            ledger.messages.pop(line, None)
+        yield block.keep(np.flatnonzero(ledger.status[block.line] == ALIVE), ledger)
+
+
+def _content(file: InputFile) -> int:
+    """Bytes of content of a file, about."""
+    return file.size * (_UNPACKED if file.compression is not None or source_of(file.path).is_packed else 1)
+
+
+def _cells(sizes: Mapping[int, int], count: int) -> list[tuple[int, int]]:
+    """(file, offset) of at most `count` places in plain files, at least one in each file; `sizes`: file -> bytes."""
+    numbers, cells = [*sizes], np.array([-(-size // CHUNK) for size in sizes.values()], np.int64)
+    ends, chance = np.cumsum(cells), np.random.default_rng(0)
+    first = [int(end - 1 - chance.integers(of_file)) for end, of_file in zip(ends, cells, strict=True) if of_file]
+    found = dict.fromkeys([0, *first[1:]] if first else [])
+    found |= dict.fromkeys(chance.permutation(drawn(int(cells.sum()), count)).tolist())
+    places = []
+    for cell in sorted([*found][:count]):
+        place = int(np.searchsorted(ends, cell, side="right"))
+        places.append((numbers[place], (cell - int(ends[place] - cells[place])) * CHUNK))
+    return places
+
+
+def filled(ledger: Ledger) -> Array:
+    """int64: the lines of a block that are not blank."""
+    blank = [code for code, (kind, _) in enumerate(ledger.outcomes, start=1) if kind == "blank"]
+    return np.flatnonzero(~np.isin(ledger.status, blank))
+
+
+TEXT_LIMIT = 160
+"""Most characters of an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A record with a finding.
+
+    Attributes:
+        file, offset: the place of its line, in bytes of the (decompressed) file; in rows of a table.
+        text: what was found in the record.
+    """
+
+    file: str
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block of the sample after each step.
+
+    Attributes:
+        number: its index in the sample.
+        records: as they are in the file.
+        read: after the adapter and the limits of characters.
+        rendered: as texts; None: the records are tokenised already.
+        tokenized: as ids with the places of messages; None: as for `rendered`.
+        masked: as ids with masks, before truncation.
+        rows: as a run caches them, with the roles of their tokens, see `tokens.batch.with_roles`.
+    """
+
+    number: int
+    records: Records
+    read: Records
+    rendered: Rendered | None
+    tokenized: Batch | None
+    masked: Batch
+    rows: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A list of messages of a record.
+
+    Attributes:
+        part, line: the record.
+        field: the field that holds it.
+        messages: its messages.
+        actions: the actions of the sections that read it.
+    """
+
+    part: Part
+    line: int
+    field: str
+    messages: Sequence[Mapping[str, Any]]
+    actions: frozenset[str]
+
+
+class Row(NamedTuple):
+    """A sequence of ids, before truncation.
+
+    Attributes:
+        part, line: its record.
+        output: the output that it belongs to.
+        ids: the ids.
+        mask: which are trained; None: the output has no mask.
+    """
+
+    part: Part
+    line: int
+    output: Output
+    ids: Array
+    mask: Array | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Records of the input, and what a run makes of them. Checks do not change it.
+
+    Attributes:
+        config: the config.
+        tokenizer: the tokenizer.
+        files: all files of the input.
+        drawn: the records.
+        parts: the results of the steps.
+        other_roles: roles of messages in other groups of inputs.
+    """
+
+    config: PipelineConfig
+    tokenizer: Tokenizer
+    files: Sequence[InputFile]
+    drawn: Drawn
+    parts: Sequence[Part]
+    other_roles: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, drawn: Drawn, config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile], cut: bool = True
+    ) -> "Sample":
+        """Runs the steps of a config on drawn records.
+
+        Args:
+            drawn, config, tokenizer, files: see `Sample`.
+            cut: go on where a run would end at a long row (`truncation_mode: "error"`), or would not begin, because the
+                template asks for a date.
+
+        Raises:
+            BeamPrepError: the tokenizer lacks something that the config needs.
+            RunError: a row is too long, and `truncation_mode` is `error`; not with `cut`.
+        """
+        running = config
+        if cut:
+            step, given = config.preprocessing, config.input
+            if step.truncation_mode == "error":
+                step = step.model_copy(update={"truncation_mode": "keep_start"})
+            given = given.model_copy(update={"date": _date(config, tokenizer)})
+            running = config.model_copy(update={"input": given, "preprocessing": step})
+        steps = functools.cache(functools.partial(_steps, running, tokenizer))
+        packing, eos_id = layout(running, tokenizer), tokenizer.id_of("eos_token")
+        parts = []
+        for number, records in enumerate(drawn.blocks):
+            part = _part(number, records, *steps(records.origin.source.group))
+            rows = packing.cached(part.rows, eos_id, config.preprocessing.rows_without_loss, config.columns())
+            parts.append(replace(part, rows=rows))
+        return cls(config, tokenizer, files, drawn, tuple(parts))
+
+    @property
+    def count(self) -> int:
+        """Number of records of the sample."""
+        return self.drawn.count
+
+    @functools.cached_property
+    def view(self) -> ConfigView:
+        """The part of the config that reports depend on."""
+        groups = () if self.config.input.groups is None else files_of_groups(self.files)
+        return ConfigView.of(self.config.canonical(), groups)
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template; None if no section uses one."""
+        if not any(spec.has_template for spec in self.config.outputs()):
+            return None
+        return template_of(self.tokenizer, self.config.input.chat_template, _date(self.config, self.tokenizer))
+
+    @property
+    def template_source(self) -> str:
+        """The text of the chat template; "" without one."""
+        return "" if self.template is None else self.template.source
+
+    # Tokens.
+
+    @functools.cached_property
+    def _tokens_per_byte(self) -> float:
+        tokens = size = 0
+        for part in self.parts:
+            ledger, lines = part.masked.ledger, np.unique(part.masked.line)
+            tokens += int(part.masked.lengths.sum())
+            size += int((ledger.ends[lines] - ledger.starts[lines]).sum())
+        return tokens / size if tokens else 0.25
+
+    def tokens_of(self, part: Part, line: int) -> float:
+        """Tokens of a record, about."""
+        ledger = part.masked.ledger
+        return float(ledger.ends[line] - ledger.starts[line]) * self._tokens_per_byte
+
+    def tokens_in(self, text: str) -> float:
+        """Tokens of a text, about."""
+        return len(text.encode("utf-8", "replace")) * self._tokens_per_byte
+
+    @functools.cached_property
+    def tokens(self) -> int:
+        """Tokens of all rows before truncation, plus an estimate for records that became no row."""
+        tokens = float(self.lengths.sum())
+        for part in self.parts:
+            lost = [line for line in filled(part.masked.ledger).tolist() if part.masked.ledger.status[line] != ALIVE]
+            tokens += sum(self.tokens_of(part, line) for line in lost)
+        return round(tokens)
+
+    @functools.cached_property
+    def _receipts(self) -> list[BlockReceipt]:
+        """The statistics of each block, as a run keeps them."""
+        found, written = [], layout(self.config, self.tokenizer)
+        for rows in (part.rows for part in self.parts):
+            ledger, domain = rows.ledger, np.zeros(len(rows), np.int32)
+            roles = rows.roles.count(rows.line)
+            counted = (rows.line, domain, written.tokens(rows), ledger.status, ledger.outcomes, rows.counters, roles)
+            found.append(BlockReceipt.of(RowIndex(*counted, length=rows.lengths).statistics([""], {}), ()))
+        return found
+
+    def counts(self, kind: str) -> dict[str, int]:
+        """See `BlockReceipt.counts`; over all blocks."""
+        found = Counter[str]()
+        for receipt in self._receipts:
+            found.update(receipt.counts(kind))
+        return dict(sorted(found.items()))
+
+    @functools.cached_property
+    def roles(self) -> dict[str, dict[str, int]]:
+        """role -> {"messages": n, "tokens": n, "trained": n}, of kept rows, as in the manifest."""
+        counts = {what: self.counts(what) for what in ROLE_COUNTS}
+        return {role: {what: counts[what].get(role, 0) for what in ROLE_COUNTS} for role in counts["messages"]}
+
+    @functools.cached_property
+    def kept(self) -> tuple[int, int, int]:
+        """(rows, tokens, trained tokens) that a run would write, before packing."""
+        trained = 0
+        for part in self.parts:
+            trained += sum(int(each.sum()) for each in trained_tokens(part.rows).values())
+            masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
+            for output in part.masked.outputs:
+                if output.trains and output.name in part.rows.columns and output.name not in masked:
+                    trained += int(part.rows[output.name].flat_lengths.sum())  # all is trained, so there is no mask
+        receipts = self._receipts
+        return sum(each.kept for each in receipts), sum(each.tokens for each in receipts), trained
+
+    # Records.
+
+    def example(self, part: Part, line: int, text: str = "") -> Example:
+        """A record as an example, with the given text or its beginning."""
+        ledger = part.records.ledger
+        shown = shortened(text or ledger.text(line, TEXT_LIMIT + 1), TEXT_LIMIT)
+        return Example(part.records.origin.source.path, part.records.offset(line), shown)
+
+    def left_out(self) -> Iterator[tuple[str, str, Part, int]]:
+        """(dropped or rejected, reason, part, line) of every record that becomes no row."""
+        for part in self.parts:
+            ledger = part.rows.ledger
+            for line in np.flatnonzero(ledger.status).tolist():
+                kind, reason = ledger.outcomes[ledger.status[line] - 1]
+                if kind != "blank":
+                    yield kind, reason, part, line
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """Numbers of dropped and rejected records, by reason."""
+        return {kind: self.counts(kind) for kind in ("dropped", "rejected")}
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The plan of a run on only these records. It has no shards."""
+        lines, blank = sum(each["lines"] for each in self._receipts), self.counts("blank").get("", 0)
+        of_files, rejects = np.zeros((len(self.files), 2), np.int64), []
+        for part in self.parts:
+            of_files[part.rows.origin.file] += (len(filled(part.rows.ledger)), len(part.rows))
+        for kind, reason, part, line in self.left_out():
+            if kind == "rejected":
+                place = {"file": part.rows.origin.source.path, "offset": part.rows.offset(line)}
+                rejects.append({**place, "reason": reason, "message": part.rows.ledger.messages[line]})
+        return Plan(
+            shards=(),
+            rejects=(),
+            ledger=LedgerTotals(lines, blank, self.kept[0], self.counts("dropped"), self.counts("rejected")),
+            counters=self.counts("counter"),
+            inputs=[{"path": file.path} for file in self.files],
+            columns=(),
+            domains={},
+            shards_of={},
+            blocks=len(self.parts),
+            reused=0,
+            made={},
+            roles=self.roles,
+            drops=tuple(drop for part in self.parts for drop in dropped_in(part.rows, TEXT_LIMIT)),
+            first_rejects=tuple(rejects),
+            of_files=of_files,
+        )
+
+    @functools.cached_property
+    def findings(self) -> Findings:
+        """The findings that the report of a run on these records would show."""
+        _, tokens, trained = self.kept
+        counters, not_text = self.counts("counter"), self.counts("rejected").get("not_text", 0)
+        return Findings(self.roles, tokens, trained, counters.get(CUT_TOKENS, 0), counters=counters, not_text=not_text)
+
+    @functools.cached_property
+    def failure(self) -> str | None:
+        """Why a run on these records would fail, with the format of an input that is no JSONL; None if it would not."""
+        problem = failure(self.plan, self.view, MAX_REJECT_RATE, MAX_NO_LOSS_RATE)
+        if problem is not None and (advice := advice_on(self.files, problem, self.view.fields)) is not None:
+            problem += f"; {advice}"
+        return problem
+
+    def lines(self) -> Iterator[str]:
+        """A summary for people: what was looked at, and what became of it."""
+        rows, tokens, trained = self.kept
+        yield self.drawn.looked_at
+        share = f" ({trained / tokens:.1%} trained)" if tokens else ""
+        yield f"{rows:,} kept, {tokens:,} tokens{share}"
+        for kind, reasons in self.outcomes().items():
+            if reasons:
+                yield f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
+        yield from lines(self.findings, self.view)
+        if self.failure is not None:
+            yield f"a run on these would fail: {self.failure}"
+
+    def originals(self) -> Iterator[tuple[Part, int, Record]]:
+        """(part, line, record as in its file)."""
+        for part in self.parts:
+            for line, record in zip(part.records.line.tolist(), part.records.rows, strict=True):
+                yield part, line, record
+
+    def texts(self) -> Iterator[tuple[Part, int, str]]:
+        """(part, line, text) of every text that sections read: contents of messages, and fields."""
+        for conversation in self.conversations:
+            for message in conversation.messages:
+                if text := text_of(message):
+                    yield conversation.part, conversation.line, text
+        yield from self.plain_texts()
+
+    def plain_texts(self) -> Iterator[tuple[Part, int, str]]:
+        """(part, line, text) of every text of a field, without messages."""
+        plain = {s.field for spec in self.config.outputs() for s in spec.sections if not s.template}
+        for part in self.parts if not self.config.input.tokenized else ():
+            for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True):
+                for name in sorted(plain):
+                    value = record.get(name)
+                    for each in value if isinstance(value, list) else (value,):
+                        if isinstance(each, str) and each:
+                            yield part, line, each
+
+    @functools.cached_property
+    def conversations(self) -> list[Conversation]:
+        """The lists of messages that sections read, each list once."""
+        actions: dict[str, set[str]] = {}
+        for spec in self.config.outputs() if not self.config.input.tokenized else ():
+            for section in spec.sections:
+                if section.template:
+                    actions.setdefault(section.field, set()).add(section.action)
+        return [
+            Conversation(part, line, name, record[name], frozenset(given))
+            for part in self.parts
+            if actions
+            for line, record in zip(part.read.line.tolist(), part.read.rows, strict=True)
+            for name, given in actions.items()
+            if isinstance(record.get(name), list) and all(isinstance(item, dict) for item in record[name])
+        ]
+
+    # Rows.
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """Every sequence of ids, before truncation. A record with a list has several."""
+        found = []
+        for batch, part in ((part.masked, part) for part in self.parts):
+            masks = {column.of: batch[name].flat for name, column in batch.schema.items() if column.role == "mask"}
+            for output in batch.outputs:
+                if batch.schema[output.name].role != "ids":
+                    continue
+                ids, mask, lines = batch[output.name], masks.get(output.name), batch.line
+                flat, borders = ids.flat, ids.offsets
+                if isinstance(ids.values, Ragged):
+                    lines, borders = np.repeat(lines, ids.lengths), ids.values.offsets
+                for line, (start, stop) in zip(lines.tolist(), itertools.pairwise(borders.tolist()), strict=True):
+                    own = None if mask is None else mask[start:stop]
+                    found.append(Row(part, line, output, flat[start:stop], own))
+        return found
+
+    @property
+    def lengths(self) -> Array:
+        """int64: tokens of every sequence, before truncation."""
+        return np.array([len(row.ids) for row in self.rows], np.int64)
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a row before it is cut; None: no row is cut."""
+        return longest_row(dict(self.config.preprocessing))
+
+
+def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:
+    """The rows of a block that a run caches: everything of a config but packing, padding and position ids.
+
+    Raises:
+        BeamPrepError: see `Sample.of`.
+    """
+    (part,) = Sample.of(_all_of([records], []), config, tokenizer, [], cut=False).parts
+    return without_roles(part.rows)
+
+
+def _steps(
+    config: PipelineConfig, tokenizer: Tokenizer, group: int | None
+) -> tuple[Sequence[BlockStep], Sequence[BlockStep]]:
+    """(steps up to masks, steps after them) for records of a group of inputs.
+
+    Without the check by sample: these blocks are so small that it would render every record three times.
+    """
+    own = config if config.input.groups is None else config.part(group)
+    return mask_steps(own, tokenizer), row_steps(own, tokenizer)
+
+
+def _part(number: int, records: Records, before: Sequence[BlockStep], after: Sequence[BlockStep]) -> Part:
+    """A block after each step; its rows are not yet as a run caches them. For the steps see `_steps`."""
+    block: Any = records
+    read, rendered, tokenized = records, None, None
+    for step in before:
+        given, block = block, step.step()(block)
+        if isinstance(block, Records):
+            read = block
+        elif isinstance(block, Rendered):
+            rendered = block
+        elif isinstance(step, BuildMask):
+            tokenized = given
+    return Part(number, records, read, rendered, tokenized, block, with_roles(run_steps(after, block)))
+
+
+def sample_of(
+    blocks: Sequence[Records], config: PipelineConfig, tokenizer: Tokenizer, files: Sequence[InputFile]
+) -> Sample:
+    """The sample of given records. For arguments and errors see `Sample.of`."""
+    return Sample.of(_all_of(blocks, files), config, tokenizer, files)
+
+
+def _all_of(blocks: Sequence[Records], files: Sequence[InputFile]) -> Drawn:
+    count = sum(map(len, blocks))
+    return Drawn(tuple(blocks), count, count, False, len(files), ())
+
+
+def with_roles_of_others(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of all groups of inputs, each with the roles of the others, because they share one mask."""
+    roles = [frozenset(sample.roles) for sample in samples]
+    return [
+        replace(sample, other_roles=frozenset().union(*roles[:place], *roles[place + 1 :]))
+        for place, sample in enumerate(samples)
+    ]
+
+
+def today() -> str:
+    """The date of today."""
+    return date.today().isoformat()
+
+
+def _date(config: PipelineConfig, tokenizer: Tokenizer) -> str | None:
+    """The date of a config; that of today if it has none, and its template asks for one."""
+    if config.input.date is not None or not any(spec.has_template for spec in config.outputs()):
+        return config.input.date
+    return today() if _asks(tokenizer.template_source(config.input.chat_template) or "") else None
+
+
+_asks = functools.lru_cache(maxsize=8)(asks_for_date)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message; the texts of its parts joined."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,463 @@
+"""`beam-prep init FILES`: writes a config that fits the records, the reasons for it, and what to type next."""
+
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beam_prep.audit.audit import Audit, as_lines
+from beam_prep.audit.of_tokens import adds_eos
+from beam_prep.chat.environment import asks_for_date
+from beam_prep.config import PipelineConfig
+from beam_prep.data.block import InputFile
+from beam_prep.errors import InputError, OutputError
+from beam_prep.inspect.row import VISIBLE
+from beam_prep.reading.adapters import ROLES
+from beam_prep.reading.json_line import describe
+from beam_prep.reading.not_text import fields_of_files
+from beam_prep.reading.prompts import begins
+from beam_prep.reading.verdicts import verdicts
+from beam_prep.sample import Drawn, Sample, draw
+from beam_prep.shapes import Found, Record, Shape, find_shape, prompt_of_pairs
+from beam_prep.shards.report import near_name
+from beam_prep.storage.files import list_inputs
+from beam_prep.storage.inputs import advice_on
+from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.tokens.tokenizer import Tokenizer
+
+RECORDS = 500
+"""How many records are read: a few hundred show shapes and lengths, though not rare faults."""
+_SAID = 4  # most other shapes that are mentioned
+_CUT = 0.01
+"""The proposed `max_seq_len` cuts off at most this share of the tokens."""
+_SHORTEST, _LONGEST, _CHUNK = 512, 32_768, 2_048
+"""The least and the most that is proposed as `max_seq_len`, and the length of a chunk."""
+_CHARACTERS = 3
+"""Characters a token, if no tokenizer is given. Less than usual in English, so rows are rather too long."""
+
+PLAIN_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- message.role + ':\\n' + message.content -}}"
+    "{%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
+    "{{- '\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- 'assistant:\\n' -}}{%- endif -%}"
+)
+"""A chat template for tokenizers without one: roles as words, and the EOS token after each answer."""
+
+_WHY = {
+    "input.sections": "the fields that are read, and which are trained; `conversation`: as the template writes them",
+    "input.sources": "a column of its own for each; what follows the prompt is trained",
+    "input.adapter": "`sharegpt`: items of from and value are read as messages. `alpaca`: nothing is between texts, "
+    "so they are read as messages, and the chat template writes what is between. `tokenized`: ids are used as they are",
+    "input.rollouts": "ids that were sampled are not encoded again (docs/rollouts.md)",
+    "input.implicit_prompt": "the records have no prompt of the same kind: it is what both sides begin with, as in TRL",
+    "input.chat_template": "the tokenizer has no chat template that is its default. If the model has one, use it",
+    "input.date": "the chat template writes today's date: with a fixed one, tomorrow gives the same bytes",
+    "preprocessing.encode": "texts that hold the space between them are joined, then encoded, as a model sees them",
+    "preprocessing.eos": "the EOS token after each text, so that a model learns where to stop",
+    "preprocessing.truncation_mode": "`chunk`: longer texts become several rows; `drop`: a rollout must not be cut",
+    "preprocessing.min_chars": "shorter texts are left out: there is little to learn from them",
+    "output.columns": "input_ids and labels (-100: not trained); not shifted, as models of transformers do that",
+    "output.preset": "'label' (true: a good answer) stands beside the labels, and the trainer must tell answers apart "
+    "(KTO: docs/training.md). To train the good answers alone, take out the others",
+}
+"""Place in a config -> the reason for it, where the data add nothing to it."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A config that is being written.
+
+    Attributes:
+        input, preprocessing, output, mask: the parts of the config, as JSON data.
+        why: place in the config -> a reason that the data give.
+        open: questions that the data do not answer, and a person must decide.
+    """
+
+    input: dict[str, Any] = field(default_factory=dict)
+    mask: dict[str, str] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config as JSON data."""
+        parts = {name: getattr(self, name) for name in ("input", "mask", "preprocessing", "output")}
+        return {name: part for name, part in parts.items() if part}
+
+    def reasons(self) -> Iterator[tuple[str, str]]:
+        """(place in the config, reason), in order."""
+        why = {**_WHY, **self.why}
+        for name, part in self.config.items():
+            places = [name] if name == "mask" else [f"{name}.{each}" for each in part]
+            yield from ((place, why[place]) for place in places)
+
+
+def draft(found: Found, tokenizer: Tokenizer | None) -> Draft:
+    """The config for the shape that was found, without `max_seq_len`."""
+    made, shape = Draft(), found.shape
+    _DRAFTS[shape.kind](made, shape, found.records, tokenizer)
+    if tokenizer is None:
+        made.open.append("no tokenizer was given: whether it has a chat template, and what it writes, is not known")
+    elif tokenizer.id_of("eos_token") is None:
+        made.open.append("the tokenizer has no EOS token, so nothing ends a text or an answer: name one in it")
+    for other, count in list(found.others.items())[:_SAID]:
+        said = f"{count:,} of {found.looked_at:,} records have another shape: {other}"
+        made.open.append(f"{said}. This config does not read them: give them a config and a run of their own")
+    read = PipelineConfig.model_validate(made.config).field_use.read
+    for other, count in list(found.besides.items())[:_SAID]:
+        if not set(other.fields) <= {*shape.fields, *read}:
+            said = f"{count:,} records have {other}, too. That is not read"
+            made.open.append(f"{said}. If it is what you want to train on, name its fields in the sections")
+    return made
+
+
+def _section(name: str, action: str, template: str | bool = "conversation") -> dict[str, Any]:
+    return {"field": name, "action": action, **({"template": template} if template else {})}
+
+
+def _messages(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    name, key = shape.fields[0], "from" if shape.kind == "sharegpt" else "role"
+    items = (item for record in records for item in record.get(name) or () if isinstance(item, dict))
+    roles = dict(Counter(str(item.get(key)) for item in items).most_common())
+    if shape.kind == "sharegpt":
+        made.input["adapter"] = _sharegpt(name, roles, made)
+        name, roles = "messages", {ROLES.get(role, role): count for role, count in roles.items()}
+    _chat(made, name, roles, tokenizer)
+
+
+def _sharegpt(name: str, roles: Mapping[str, int], made: Draft) -> Any:
+    options: dict[str, Any] = {} if name == "conversations" else {"field": name}
+    if unknown := [role for role in roles if role not in ROLES]:
+        # An unknown speaker becomes the assistant only if there is none: otherwise a user's text could be trained.
+        answered = "assistant" in {ROLES.get(role) for role in roles}
+        stranger = "user" if answered else "assistant"
+        options["roles"] = {role: near_name(role, ["user", "assistant", "system"]) or stranger for role in unknown}
+        made.open.append(
+            f"the speakers {', '.join(map(repr, unknown[:8]))} are not among the usual names: look at "
+            "input.adapter.roles, which says what they become"
+        )
+    return {"name": "sharegpt", **options} if options else "sharegpt"
+
+
+def _chat(made: Draft, name: str, roles: Mapping[str, int], tokenizer: Tokenizer | None) -> None:
+    """Sets up a conversation in a field; `roles`: role -> messages."""
+    made.input["sections"] = [_section(name, "$role")]
+    trained = "assistant"
+    told = ", ".join(f"{count:,} of {role!r}" for role, count in list(roles.items())[:8]) or "none"
+    if roles and trained not in roles:
+        trained = next((role for role in roles if near_name(role, [trained]) is not None), trained)
+        made.open.append(
+            f"no message has the role 'assistant'; found: {told}. `mask` trains {trained!r}: say there whose messages "
+            "are answers, and look whether the chat template knows this role"
+        )
+    made.mask[trained] = "train"
+    made.why["mask"] = f"answers are trained, all else is read only. Messages found: {told}"
+    _template(made, tokenizer)
+    made.output["columns"] = "labels"
+
+
+def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None:
+        return
+    source, named = tokenizer.chat_template, tokenizer.chat_templates
+    if source is None and named:
+        name = min(sorted(named), key=lambda each: each in ("tool_use", "rag"))  # these are for special cases
+        source = named[name]
+        made.input["chat_template"] = name
+        made.open.append(
+            f"the tokenizer's chat templates are named {', '.join(map(repr, sorted(named)))}: is {name!r} the one that "
+            "you want (input.chat_template)?"
+        )
+    if source is None:
+        made.input["chat_template"] = PLAIN_TEMPLATE
+    elif asks_for_date(source):
+        made.input["date"] = date.today().isoformat()
+
+
+def _completion(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    prompt, answer = shape.fields
+    made.input["sections"] = [_section(prompt, "mask"), _section(answer, "train")]
+    _template(made, tokenizer)
+    made.output["columns"] = "labels"
+
+
+def _pair(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    question, answer = shape.fields
+    alpaca = shape.fields == ("instruction", "output")
+    if not alpaca and _are_separated(records, question, answer):
+        made.input["sections"] = [_section(question, "mask", False), _section(answer, "train", False)]
+        made.preprocessing["encode"] = "joint"
+        _eos(made, tokenizer)
+        made.output["columns"] = "labels"
+        return
+    # The chat template writes the text between them: a separator of ours would be a format that no model knows.
+    options = {} if alpaca else {"instruction": question, "output": answer}
+    if not alpaca and "input" in shape.fields:
+        options["input"] = "instruction"
+    made.input["adapter"] = {"name": "alpaca", **options} if options else "alpaca"
+    _chat(made, "messages", {"user": len(records), "assistant": len(records)}, tokenizer)
+
+
+def _are_separated(records: Sequence[Record], prompt: str, *answers: str) -> bool:
+    """True if the texts of most records hold the space between prompt and answers."""
+
+    def separated(record: Record) -> bool:
+        asked, said = record.get(prompt), [record[name] for name in answers]
+        if not isinstance(asked, str):
+            return False
+        return all(each[:1].isspace() or asked[-1:].isspace() or begins(each, asked) for each in said)
+
+    return sum(map(separated, records)) > len(records) / 2
+
+
+def _unpaired(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    answers = _pair if shape.detail == "text" else _completion
+    answers(made, Shape("pair", shape.fields[:2]), records, tokenizer)
+    made.output = {"preset": "trl_kto"}
+
+
+def _eos(made: Draft, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None or (tokenizer.id_of("eos_token") is not None and not adds_eos(tokenizer)):
+        made.preprocessing["eos"] = "if_missing"
+
+
+def _text(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    made.input["sections"] = [_section(shape.fields[0], "train", False)]
+    made.preprocessing["truncation_mode"] = "chunk"
+    _eos(made, tokenizer)
+    sizes = sorted(len(record[shape.fields[0]]) for record in records)
+    made.preprocessing["min_chars"] = 1 if sizes and sizes[len(sizes) // 20] < 50 else 50  # 1: here many are short
+
+
+def _preference(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    found = prompt_of_pairs(records)
+    name, kind = found or ("prompt", "")
+    more = [each for each in ("system", "history") if any(record.get(each) for record in records)]
+    if name == "instruction" and any(record.get("input") for record in records):
+        more.append("input")
+    texts = shape.detail == "text"
+    if found is not None and texts:
+        texts = not more and _are_separated(records, name, "chosen", "rejected")
+    if kind == "text" and not texts and (shape.detail == "text" or (more and shape.detail == "messages")):
+        options = {} if name == "instruction" else {"instruction": name}
+        if name == "input":
+            options["input"] = "instruction"
+        made.input["adapter"] = {"name": "alpaca", "to": "preference", **options}
+        name, kind = "prompt", "messages"
+    elif "sharegpt" in (shape.detail, kind):
+        others = name not in ("prompt", "conversations") and kind == "sharegpt"
+        made.input["adapter"] = {"name": "sharegpt", "field": name} if others else "sharegpt"
+        name = "messages" if kind == "sharegpt" and name != "prompt" else name
+    if found is None or (kind == "text" and not texts):
+        made.input["implicit_prompt"] = True
+    template = False if texts else "conversation"
+    made.input["sources"] = {
+        side: {"sections": [_section(name, "mask", template), _section(side, "train", template)]}
+        for side in ("chosen", "rejected")
+    }
+    if texts:
+        made.preprocessing["encode"] = "joint"
+        _eos(made, tokenizer)
+    else:
+        _template(made, tokenizer)
+
+
+def _sampled(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    prompt, responses = shape.fields
+    answers = {"sections": [_section(responses, "train", False)], "list_field": True, "mask_key": "masks"}
+    made.input["sources"] = {
+        "prompts": {"sections": [_section(prompt, "mask", shape.detail != "text")]},
+        "responses": answers,
+    }
+    rewards = next((name for name in ("rewards", "scores", "reward") if _numbers(records, name)), None)
+    if rewards is not None:
+        made.input["sources"]["rewards"] = {"sections": [_section(rewards, "value", False)]}
+    else:
+        made.open.append("no field holds a list of numbers for the responses: rewards are not written")
+    made.open.append(
+        "responses are encoded as they are, without an EOS token: if they were sampled to their end, put "
+        "the token's text at the end of each"
+    )
+    if shape.detail == "sharegpt":
+        made.input["adapter"] = "sharegpt"
+    if shape.detail != "text":
+        _template(made, tokenizer)
+
+
+def _numbers(records: Sequence[Record], name: str) -> bool:
+    lists = [record.get(name) for record in records]
+    return all(isinstance(each, list) and all(type(value) in (int, float, bool) for value in each) for each in lists)
+
+
+def _rollouts(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    everywhere = {name for name in records[0] if all(name in record for record in records)}
+    options: dict[str, Any] = {"prompt_ids": "prompt_ids"}
+    if shape.kind == "prompts":
+        options["response_ids"] = None
+        texts = [name for name in ("answer", "ground_truth", "verifier", "solution") if name in everywhere]
+        if texts := [name for name in texts if isinstance(records[0][name], str)]:
+            options["texts"] = {name: name for name in texts}
+    else:
+        options["response_ids"] = "response_ids"
+        named = ("loss_mask", "logprobs", "rewards", "policy_version")
+        options |= {name: name for name in named if name in everywhere}
+        if shape.detail != "grouped":
+            options["grouped"] = False
+    made.input["rollouts"] = options
+    made.preprocessing["truncation_mode"] = "drop"
+
+
+def _tokenized(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:
+    made.input["adapter"] = "tokenized"
+    made.output["columns"] = "labels"
+    made.open.append("the ids must be those of the tokenizer that you give to the run")
+
+
+_DRAFTS = {
+    "messages": _messages,
+    "sharegpt": _messages,
+    "completion": _completion,
+    "pair": _pair,
+    "text": _text,
+    "preference": _preference,
+    "unpaired": _unpaired,
+    "sampled": _sampled,
+    "rollouts": _rollouts,
+    "prompts": _rollouts,
+    "tokenized": _tokenized,
+}
+
+_FOLDERS = ("domain", "lang", "language", "source", "subset", "category")
+
+
+def _folders(records: Sequence[Record]) -> Iterator[str]:
+    """Remarks on fields that could be the domain of a record."""
+    for name in _FOLDERS:
+        values = {record.get(name) for record in records if isinstance(record.get(name), str)}
+        if 2 <= len(values) <= 20:
+            told = ", ".join(sorted(map(str, values))[:4])
+            yield f'"output": {{"domain_key": {json.dumps(name)}}} would give each {name} a folder ({told} ...)'
+
+
+def start(
+    inputs: Sequence[str], path: str | os.PathLike[str], tokenizer_path: str | None = None, overwrite: bool = False
+) -> list[str]:
+    """Writes a config that fits the records, and the reasons for it beside it, with the ending `.md`.
+
+    Args:
+        inputs: paths and globs of JSONL files.
+        path: the config to write.
+        tokenizer_path: a tokenizer's folder, or its name on the Hugging Face Hub. With it, lengths are counted, the
+            template is checked, and the config is tried.
+        overwrite: replaces existing files.
+
+    Returns:
+        lines for the terminal: what was found, what was written, what to type next.
+
+    Raises:
+        InputError: there is no record, or no record of a known shape.
+        OutputError: a file exists already.
+        TokenizerError: there is no such tokenizer.
+    """
+    target = Path(path)
+    reasons = target.with_suffix(".md")
+    if target == reasons:
+        raise OutputError(f"-o is {target}, and the reasons are written there: give a name that ends in .json")
+    for file in (target, reasons):
+        if file.exists() and not overwrite:
+            raise OutputError(f"{file} is there already: pass --overwrite to replace it, or choose another -o")
+    files = list_inputs(list(inputs))
+    if {str(file.resolve()) for file in (target, reasons)} & {os.path.realpath(file.path) for file in files}:
+        raise OutputError(f"-o is {target}, and that is an input: choose another -o")
+    drawn = draw(files, RECORDS)
+    records = [record for block in drawn.blocks for record in block.rows]
+    found = find_shape(records)
+    if found is None:
+        problem = _unknown(files, drawn, records)
+        raise InputError(advice_on(files, problem, ()) or problem)
+    tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
+    made = draft(found, tokenizer)
+    _set_length(made, found, drawn, tokenizer, files)
+    config = PipelineConfig.from_dict(made.config, str(target))
+    tried = None if tokenizer is None else Audit.of(Sample.of(drawn, config, tokenizer, files))
+    use = config.field_use
+    made.open += [str(each) for each in verdicts(found.records, use)]
+    made.open += fields_of_files(found.records, use.known) if use.answers else []
+    made.open += _folders(found.records)
+    told = [drawn.looked_at, f"chosen: {found.shape} ({len(found.records):,} records)"]
+    told += [f"to decide: {text}" for text in made.open]
+    told += [] if tried is None else ["tried on these records:", *as_lines(tried)]
+    commands = _commands(inputs, target, tokenizer_path or "TOKENIZER")
+    target.write_text(json.dumps(made.config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    cells = [(place, why.replace("|", "\\|")) for place, why in made.reasons()]
+    table = ["| field | why |", "|---|---|", *(f"| `{place}` | {why} |" for place, why in cells)]
+    page = [f"# Why {target.name} is so", "", *table, "", "```text", *told, "", *commands, "```"]
+    reasons.write_text("\n".join(page) + "\n", encoding="utf-8")
+    told += [f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
+    return [line.translate(VISIBLE) for line in told]  # texts of records must not control the terminal
+
+
+def _set_length(
+    made: Draft, found: Found, drawn: Drawn, tokenizer: Tokenizer | None, files: Sequence[InputFile]
+) -> None:
+    """Sets `max_seq_len` by the lengths of the sample."""
+    if made.preprocessing.get("truncation_mode") == "chunk":
+        made.preprocessing["max_seq_len"] = _CHUNK
+        made.why["preprocessing.max_seq_len"] = "tokens of a row: set it to what your model is trained with"
+        return
+    if tokenizer is None:
+        sizes = np.array([len(json.dumps(record, ensure_ascii=False)) // _CHARACTERS for record in found.records])
+        how = "estimated by characters, as no tokenizer was given"
+    else:
+        unlimited = {**made.config, "preprocessing": {**made.preprocessing, "max_seq_len": 1 << 22}}
+        sizes = Sample.of(drawn, PipelineConfig.from_dict(unlimited), tokenizer, files).lengths
+        how = "counted with the tokenizer"
+    longest, length = int(sizes.max(initial=0)), _SHORTEST
+    while length < _LONGEST and np.maximum(sizes - length, 0).sum() > _CUT * sizes.sum():
+        length *= 2
+    cut = np.maximum(sizes - length, 0).sum() / max(1, sizes.sum())
+    made.preprocessing["max_seq_len"] = length
+    made.why["preprocessing.max_seq_len"] = (
+        f"the longest row of the sample has {longest:,} tokens ({how}); at {length:,}, {cut:.1%} of all are cut off"
+    )
+
+
+def _unknown(files: Sequence[InputFile], drawn: Drawn, records: Sequence[Any]) -> str:
+    if not records:
+        outcomes = [reason for block in drawn.blocks for kind, reason in block.ledger.outcomes if kind == "rejected"]
+        why = f": its lines are rejected as {outcomes[0]}" if outcomes else ""
+        return f"{files[0].path} has no record that can be read{why}; wanted one JSON object on each line"
+    names = {name: _described(value) for record in records for name, value in record.items()}
+    told = ", ".join(f"{name!r} ({kind})" for name, kind in list(names.items())[:12])
+    return (
+        f"no known shape fits the records of {files[0].path}; their fields: {told or 'none'}. Convert them to a shape "
+        "of docs/which_config.md, for instance 'messages' of 'role' and 'content': the page has a script under "
+        '"Records of another shape"'
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"a list of objects with {', '.join(map(repr, list(value[0])[:8]))}"
+    return describe(value)
+
+
+def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
+    with_config = f"-c {shlex.quote(str(target))} --tokenizer_path {shlex.quote(tokenizer)}"
+    given = " ".join(map(shlex.quote, inputs))
+    return [
+        f"beam-prep audit {given} {with_config}",
+        f"beam-prep inspect {given} {with_config}",
+        f"beam-prep run {given} -o out {with_config}",
+    ]

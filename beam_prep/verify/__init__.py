@@ -1,1 +1,0 @@
-"""Compares an output with its manifest: every file, every count. It needs no Beam and no tokenizer library."""
