@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich import filesize
+
 from beam_prep.data.block import Origin
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import BlockReceipt
@@ -27,7 +29,6 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
-from beam_prep.progress import short
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
@@ -213,8 +214,8 @@ class Collected:
     def line(self, dry_run: bool) -> str:
         """A line of text for the terminal."""
         return (
-            f"{self.token_cache}: {self.removed:,} blocks, {short(self.removed_bytes)}B "
-            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {short(self.kept_bytes)}B kept"
+            f"{self.token_cache}: {self.removed:,} blocks, {filesize.decimal(self.removed_bytes)} "
+            f"{'would be ' if dry_run else ''}removed; {self.kept:,} blocks, {filesize.decimal(self.kept_bytes)} kept"
         )
 
 
