@@ -5,12 +5,13 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 
+from rich import filesize
+
 from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
-from beam_prep.progress import short
 from beam_prep.sample import prepare
 from beam_prep.shards.layout import Layout
 from beam_prep.storage.splits import first_records
@@ -74,7 +75,7 @@ def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
         if need > free:
             listed = " and ".join(f"{what} in {folder}" for what, (folder, size) in wanted.items() if size)
             lines.append(
-                f"{listed}: about {short(need)}B are needed, by the first records, and {short(free)}B are "
+                f"{listed}: about {filesize.decimal(need)} are needed, by the first records, and {filesize.decimal(free)} are "
                 "free: make room, or give folders on other disks (--cache_dir, --staging, -o)"
             )
     return lines

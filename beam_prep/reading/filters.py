@@ -1,12 +1,11 @@
 """Rules, and functions of the user, that keep, change, drop or reject records."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from beam_prep.data.block import Reject, step
-from beam_prep.data.reasons import Reason
 from beam_prep.errors import UserFunctionError
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Record, Records
@@ -110,7 +109,7 @@ def _call(function: Callable[[Record], Any], row: Record) -> Any:
         message = " ".join(str(error).split())  # one line, so that logs do not separate the text behind it
         raise UserFunctionError(f"{_name(function)} raised {type(error).__name__}: {message}") from error
     if isinstance(answer, str) and answer:
-        raise Reject(cast(Reason, answer), f"{_name(function)} refused the record")
+        raise Reject(answer, f"{_name(function)} refused the record")
     return answer
 
 

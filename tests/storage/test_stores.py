@@ -64,7 +64,7 @@ GIVEN = StoreOptions((("s3_endpoint_url", "http://launcher:2"),))
 
 
 def steps_with_stores() -> list[beam.DoFn]:
-    staging = Staging("s3://bucket/a", "launch", GIVEN)
+    staging = Staging("s3://bucket/a", "s3://bucket/a", "launch", GIVEN)
     token_cache = TokenCache("s3://bucket/token_cache", "recipe", staging.options)
     layout, arranger = Layout(), Arranger(token_cache, Scratch("s3://bucket/scratch"))
     publisher = Publisher("s3://bucket/out", staging, ("bin",), layout, 0.1, 0.1, None, False, {}, {})
@@ -96,7 +96,7 @@ def test_so_does_every_function(step: Any) -> None:
     before = FileSystems._pipeline_options
     values: dict[str, Any] = dict.fromkeys(inspect.signature(step).parameters)
     arranger = Arranger(TokenCache("s3://bucket/token_cache", "recipe", GIVEN), Scratch("s3://bucket/scratch"))
-    staging = Staging("s3://bucket/a", "launch", GIVEN)
+    staging = Staging("s3://bucket/a", "s3://bucket/a", "launch", GIVEN)
     publisher = Publisher("s3://bucket/out", staging, ("bin",), Layout(), 0.1, 0.1, None, False, {}, {})
     given = {"publisher": publisher} if step is publish else {"arranger": arranger, "token_cache": arranger.token_cache}
     values |= {name: value for name, value in given.items() if name in values}
