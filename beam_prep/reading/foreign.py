@@ -78,9 +78,10 @@ def refusal(head: bytes, path: str) -> str | None:
     """
     packed = split_name(path)[2]
     for ending, compression in COMPRESSIONS.items():
+        if head.startswith(compression.magic) and packed:
+            return f"{path!r} is compressed twice: {_unpacked(path)}"
         if head.startswith(compression.magic):
-            found = "compressed twice" if packed else f"compressed, but its name does not end in {ending}"
-            return f"{path!r} is {found}: {_unpacked(path) if packed else 'rename it'}"
+            return f"{path!r} is compressed, but its name does not end in {ending}: rename it"
     for source in SOURCES:
         if source.magic and head.startswith(source.magic) and source is not source_of(path):
             return _read_as(path, source.name, source.endings[0])
