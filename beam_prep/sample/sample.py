@@ -27,8 +27,7 @@ from beam_prep.tokens.batch import CUT_TOKENS, Batch
 from beam_prep.tokens.mask import trained_tokens
 from beam_prep.tokens.token_roles import followed, with_roles, without_roles
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.steps import BuildMask, Labels, Shift, SplitPrompt
+from beam_prep.transforms.steps import BlockStep, BuildMask, Labels, Shift, SplitPrompt
 
 TEXT_LIMIT = 160
 """Most characters of an example."""
