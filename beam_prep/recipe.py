@@ -37,12 +37,12 @@ from beam_prep.tokens.batch import Batch
 from beam_prep.tokens.check import IN_FULL, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.block_step import BlockStep
 from beam_prep.transforms.records import ByGroup
 from beam_prep.transforms.shard import Shard
 from beam_prep.transforms.steps import (
     AdaptRecords,
     ApplyTemplate,
+    BlockStep,
     BuildMask,
     CountBadAnswers,
     Decontaminate,

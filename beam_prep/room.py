@@ -76,7 +76,8 @@ def lacks_room(needs: Iterable[tuple[str, str, float]]) -> list[str]:
             listed = " and ".join(f"{what} in {folder}" for what, (folder, size) in wanted.items() if size)
             lines.append(
                 f"{listed}: about {filesize.decimal(int(need))} are needed, by the first records, and "
-                f"{filesize.decimal(free)} are free: make room, or give folders on other disks (--cache_dir, --staging, -o)"
+                f"{filesize.decimal(free)} are free: make room, or give folders on other disks (--cache_dir, "
+                "--staging, -o)"
             )
     return lines
 

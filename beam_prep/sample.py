@@ -36,8 +36,7 @@ from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
 from beam_prep.tokens.mask import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
-from beam_prep.transforms.block_step import BlockStep
-from beam_prep.transforms.steps import BuildMask
+from beam_prep.transforms.steps import BlockStep, BuildMask
 
 SAMPLE_BYTES = 1 << 25
 """Most bytes of records: to encode 32 MB takes about 20 seconds."""

@@ -8,7 +8,7 @@ import pytest
 
 from beam_prep.config import FORMAT_NAMES
 from beam_prep.data.block import Block
-from beam_prep.transforms.block_step import BlockCoder
+from beam_prep.transforms.steps import BlockCoder
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_files
 from beam_prep.storage.token_cache import TokenCache
 from beam_prep.tokens.batch import Batch
-from beam_prep.transforms.block_step import BlockStep, timed
+from beam_prep.transforms.steps import BlockStep, timed
 
 
 def read(split: Split, block_bytes: int, token_cache: TokenCache | None, max_line_bytes: int) -> Iterable[Records]:
