@@ -95,5 +95,5 @@ def test_the_command(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"{tmp_path}/made would be made"
     assert said[1] == "blocks: 1; 0 are in the token cache, 1 would be tokenised"
-    assert re.match(r"output: at most about [\d.]+kB would be written \([\d.]+[GT]B are free\)", said[-1])
+    assert re.match(r"output: at most about [\d.]+ kB would be written \([\d.]+ [GT]B are free\)", said[-1])
     assert sorted(tmp_path.rglob("*")) == before
