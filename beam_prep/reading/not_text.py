@@ -2,17 +2,19 @@
 
 A field holds files if its name says so, and its value is a file: a URL, a path with the extension of a file, base64,
 bytes, or an object or list of these. The name is enough for `image`, `audio`, `video`, and if a placeholder (`<image>`)
-stands for the field. Parts of a content have types (`image_url`). Texts may hold files as data URLs.
+stands for the field. Parts of a content have types (`image_url`). Texts may hold files as base64: text that decodes to
+the first bytes of a file, or a data URL of a file.
 
 A field of files in a message rejects the record. Beside texts without a placeholder, it only gives a warning, because
-the texts alone may be wanted. In documents, which have no answers, data URLs are part of the text.
+the texts alone may be wanted. In documents, which have no answers, base64 is part of the text.
 """
 
+import base64
 import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,6 +69,18 @@ _DATA_URL = re.compile(
 )
 """A data URL, with Markdown's image syntax around it. Examples of data URLs in explanations are shorter than any image,
 and shortened ones (`...`) do not count. SVG, fonts and JSON are texts, and code contains them."""
+_BASE64 = ";base64,"
+_BEGINS = ("iVBORw0KGgo", "/9j/", "R0lGODlh", "R0lGODdh", "UklGR", "T2dnUw", "ZkxhQw", "SUQz", "JVBERi0")
+"""Beginnings of files in base64: PNG, JPEG, GIF; WAV and WebP, Ogg, FLAC, MP3; PDF."""
+_RAW = re.compile(rf"(?<![\w+/=])(?:{'|'.join(map(re.escape, _BEGINS))})[\w+/]{{100,}}+={{0,2}}(?!\.\.)", re.A)
+"""A candidate for a file's base64 without `data:` before it: its first bytes decide."""
+_FIRST_BYTES = {
+    rb"\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBP": _IMAGE,
+    rb"\xff\xd8\xff(?:[\xe0-\xef]..(?:JFIF|JFXX|Exif|http|Adobe|ICC_)|\xdb\x00[\x43\x84])": _IMAGE,
+    rb"RIFF....WAVE|OggS\x00|fLaC\x00|ID3[\x02-\x04]": _SOUND,
+    rb"RIFF....AVI ": _VIDEO,
+    rb"%PDF-\d": _FILE,
+}
 _ADVICE = 'beam_prep is for text: leave such records out, or keep their text: "not_text": "drop_parts" in "input"'
 
 
@@ -91,6 +105,8 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
     made, dropped = record, 0
     for name, is_document in _fields(tuple(outputs)):
         value = record.get(name)
+        if value is None or (not beside and _is_plain(value, is_document)):
+            continue
         search = _Search(rule, beside, not is_document)
         cleaned = search.value(value, name)
         if cleaned is not value:
@@ -117,6 +133,29 @@ def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str])
         "are what you want"
         for (name, kind), count in counts.items()
     ]
+
+
+def _is_plain(value: Any, is_document: bool) -> bool:
+    """True if a field certainly has only text: the frequent case, checked fast."""
+    if type(value) is str:
+        return is_document or not _may_hold_base64(value)
+    if type(value) is not list:
+        return False
+    texts = []
+    for message in value:
+        # An object of any name may be a file of `datasets`.
+        if type(message) is not dict or not _are_of_text(tuple(message)) or dict in map(type, message.values()):
+            return False
+        content = message.get("content")
+        if type(content) is str:
+            texts.append(content)
+        elif content is not None:
+            return False
+    return not _may_hold_base64("\n".join(texts))
+
+
+def _may_hold_base64(text: str) -> bool:
+    return any(map(text.__contains__, (_BASE64, *_BEGINS)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -147,7 +186,7 @@ def _kind_of_name(name: str) -> str | None:
 
 
 def _by_kind(holder: Mapping[str, Any]) -> dict[str, str]:
-    """Kind -> the first field of an object for which a placeholder may stand."""
+    """Kind -> the first field of an object for which a placeholder may stand. For `_LOST` see `_files`."""
     found: dict[str, str] = {}
     for name, kind in _files(holder, by_name=True):
         found.setdefault(kind, name)
@@ -155,17 +194,28 @@ def _by_kind(holder: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _files(holder: Mapping[str, Any], by_name: bool = False) -> Iterator[tuple[str, str]]:
-    """(name, kind) of the fields of an object that hold files; `by_name`: a name that says the kind is enough."""
+    """(name, kind) of the fields of an object that hold files.
+
+    Args:
+        holder: a record, a message or a part.
+        by_name: a name that says the kind is enough; with `_LOST` before the kind if the field is empty.
+    """
     for name, value in holder.items():
         kind = _kind_of_name(name)
         if kind is None and type(value) is dict and value.keys() == _STORED:
             kind = _FILE
-        if kind is None or not _is_filled(value):
+        if kind is None:
+            continue
+        if not isinstance(value, str | list | dict) or not _is_filled(value):
+            if by_name and name.lower() in _CERTAIN and not isinstance(value, int | float):  # a number is no file
+                yield name, _LOST + kind
             continue
         if (by_name and kind != _FILE) or name.lower() in _CERTAIN or _is_file(value):
             yield name, kind
 
 
+_LOST = "lost: "
+"""Prefix of the kind of an empty field: a placeholder on its own line stands for a file that was lost."""
 _STORED = {"bytes", "path"}
 """The keys with which `datasets` stores a file, in a column of any name."""
 
@@ -183,11 +233,16 @@ def _is_file(value: Any, levels: int = 3) -> bool:
     return isinstance(value, list) and any(_is_file(each, levels - 1) for each in value)
 
 
+def _kind_of_base64(text: str) -> str | None:
+    begin = base64.b64decode(text[:24])
+    return next((kind for first, kind in _FIRST_BYTES.items() if re.match(first, begin, re.DOTALL)), None)
+
+
 def _is_filled(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value.strip())
     # A table gives each row all keys: {"bytes": null, "path": null}.
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    values: Iterable[Any] = value.values() if isinstance(value, dict) else value
     return any(each is not None and each != "" for each in values)
 
 
@@ -198,42 +253,45 @@ class _Search:
     Attributes:
         rule: see `text_only`.
         beside: kind -> field of the record.
-        data_urls: True: data URLs count as files.
+        base64: True: data URLs count as files.
         dropped: number of removed files.
     """
 
     rule: NotTextRule
     beside: Mapping[str, str]
-    data_urls: bool
+    base64: bool
     dropped: int = field(default=0)
 
     def value(self, value: Any, where: str) -> Any:
         """The value without files; the same object if there are none."""
+        before = self.dropped
         if isinstance(value, str):
             text = self._text(value, where, self.beside)
-            if text is not value and not text.strip():
+            if self.dropped > before and not text.strip():
                 raise _nothing_left(where)
             return text
         if not isinstance(value, list):
             return value
         made = []
         for place, item in enumerate(value):
-            found = self._message if type(item) is dict else self.value
-            made.append(found(item, f"{where}[{place}]"))
-        return _same_or(made, value)
+            if type(item) is dict:
+                made.append(self._message(item, where, place))
+            else:
+                made.append(self.value(item, f"{where}[{place}]"))
+        return value if _same(made, value) else made
 
-    def _message(self, message: dict[str, Any], where: str) -> dict[str, Any]:
+    def _message(self, message: dict[str, Any], field_name: str, place: int) -> dict[str, Any]:
         content = message.get("content")
-        if not self.beside and _is_plain(message, content):
-            return message
-        before, own = self.dropped, dict(_files(message))
+        where, before = f"{field_name}[{place}]", self.dropped
+        own = dict(_files(message))
         for name, kind in own.items():
             self._found(f"'{where}.{name}' holds {kind}")
         beside = {**self.beside, **_by_kind(message)}
         if isinstance(content, str):
             content = self._text(content, where, beside)
         elif isinstance(content, list):
-            content = _same_or([*self._parts(content, where, beside)], content)
+            parts = [*self._parts(content, where, beside)]
+            content = content if _same(parts, content) else parts
         if self.dropped == before and content is message.get("content"):
             return message
         made = {name: value for name, value in message.items() if name not in own}
@@ -243,7 +301,7 @@ class _Search:
             raise _nothing_left(where)
         return made
 
-    def _parts(self, parts: list[Any], where: str, beside: Mapping[str, str]) -> Iterator[Any]:
+    def _parts(self, parts: list[Any], where: str, beside: Mapping[str, str]) -> Iterable[Any]:
         for place, part in enumerate(parts):
             at = f"{where}.content[{place}]"
             kind = _kind_of_part(part) if isinstance(part, dict) else None
@@ -262,48 +320,59 @@ class _Search:
                 yield part
 
     def _text(self, given: str, where: str, beside: Mapping[str, str]) -> str:
+        text, before = given, self.dropped
+
         def without_data(match: re.Match[str]) -> str:
             begin = match.string[match.start(2) - len("data:") :][:40]
-            return self._found(f"'{where}' holds {_WORDS[match[2].lower()]} as base64 ({begin} ...)")
+            self._found(f"'{where}' holds {_WORDS[match[2].lower()]} as base64 ({begin} ...)")
+            return ""
+
+        def without_file(match: re.Match[str]) -> str:
+            if (kind := _kind_of_base64(match[0])) is None:
+                return match[0]
+            self._found(f"'{where}' holds {kind} as base64 ({match[0][:40]} ...)")
+            return ""
 
         def without_placeholder(match: re.Match[str]) -> str:
             kind = _WORDS[(match[1] or match[2]).lower()]
             name = beside.get(kind) or beside.get(_FILE) or (beside.get(_IMAGE) if kind == _VIDEO else None)
             if name is None:
+                lost = beside.get(_LOST + kind)
+                if lost is not None and _is_line(match):
+                    self._found(f"'{where}' has {match[0]!r}, but its field {lost!r} is empty")
+                    return ""
                 return match[0]
-            return self._found(f"'{where}' has {match[0]!r}, which stands for {kind} of the field {name!r}")
+            self._found(f"'{where}' has {match[0]!r}, which stands for {kind} of the field {name!r}")
+            return ""
 
-        text = given
-        if self.data_urls and _BASE64 in text:
-            text = _DATA_URL.sub(without_data, text)
+        if self.base64 and _may_hold_base64(text):
+            text = _RAW.sub(without_file, _DATA_URL.sub(without_data, text))
+        in_base64 = self.dropped
         if beside and ("<" in text or "[" in text):
-            before = text
             text = _PLACEHOLDER.sub(without_placeholder, text)
-            text = before if text == before else text.strip()
-        return given if text == given else text
+        if self.dropped > in_base64:
+            text = text.strip()
+        return text if self.dropped > before else given
 
-    def _found(self, what: str) -> str:
+    def _found(self, what: str) -> None:
         if self.rule == "reject":
             raise Reject("not_text", f"{what}: {_ADVICE}")
         self.dropped += 1
-        return ""
 
 
-_BASE64 = ";base64,"
 _OTHER_TEXTS = (None, "input_text", "output_text")
 """Types of parts that hold a text, like the type `text`."""
 
 
-def _is_plain(message: dict[str, Any], content: Any) -> bool:
-    """True if a message certainly has only text: the frequent case, checked fast."""
-    # An object of any name may be a file of `datasets`.
-    if not _are_of_text(tuple(message)) or dict in map(type, message.values()):
-        return False
-    return content is None or (type(content) is str and _BASE64 not in content)
+def _is_line(match: re.Match[str]) -> bool:
+    """True if a match stands alone in its line."""
+    begin, end = match.string.rfind("\n", 0, match.start()) + 1, match.string.find("\n", match.end())
+    rest = match.string[begin : match.start()] + match.string[match.end() : None if end < 0 else end]
+    return not rest.strip()
 
 
-def _same_or(made: list[Any], given: list[Any]) -> list[Any]:
-    return given if len(made) == len(given) and all(map(operator.is_, made, given)) else made
+def _same(made: Sequence[Any], given: Sequence[Any]) -> bool:
+    return len(made) == len(given) and all(map(operator.is_, made, given))
 
 
 def _nothing_left(where: str) -> Reject:

@@ -31,6 +31,11 @@ def chat(content: Any, **more: Any) -> dict[str, Any]:
 
 # (the record, what the message begins with, the text that is kept)
 FOUND: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "a placeholder of a field whose files are lost": (
+        chat("<image>\nWhat is it?", images=None),
+        "'messages[0]' has '<image>', but its field 'images' is empty",
+        "What is it?",
+    ),
     "image_url": (
         chat([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}, ASK]),
         "'messages[0].content[0]' is an image (type 'image_url'): ",
@@ -71,7 +76,7 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
     "beside nulls of a table": (CHAT, chat("How do I write <image>?", image={"bytes": None, "path": None})),
     "nulls of a table in a message": (CHAT, chat("Hi", own={"images": None, "name": None})),
     "the example of an explanation": (CHAT, chat('Write "data:image/png;base64,iVBORw0KGgo..." for it.')),
-    "base64 that somebody cut": (CHAT, chat(f"It gave {PNG}... (cut)")),
+    "base64 that somebody cut": (CHAT, chat(f"It gave iVBORw0KGgo{'AQAA' * 40}... (cut)")),
     **{
         f"{name}, which is a word": (CHAT, chat("Book it.", own={name: value}))
         for name, value in {
@@ -80,6 +85,7 @@ TEXT: dict[str, tuple[Output, dict[str, Any]]] = {
             "frames": [{"service": "Hotels_1", "actions": [{"act": "INFORM", "values": ["a"]}]}],
         }.items()
     },
+    "a path that begins like JPEG": (CHAT, chat("See /9j/4" + "a/" * 80)),
     "an SVG in CSS": (
         CHAT,
         chat("url(data:image/svg+xml;base64,PHN2ZyB4bWxucz0i" + "A" * 60 + ")"),
@@ -158,7 +164,9 @@ def test_drop_parts_keeps_texts_of_other_types_where_nothing_is_dropped() -> Non
     assert text_only(record, [CHAT]) == (record, 0)  # which the check of messages rejects
 
 
-@pytest.mark.parametrize("unit", ["![a](", "data:image/a;a", "<|image_1", "1"])
+@pytest.mark.parametrize(
+    "unit", ["![a](", "data:image/a;a", "/9j/4A ", "<|image_1", "1", "/9j/4AAQ" + "A" * 100 + ".."]
+)
 def test_the_time_grows_with_the_text(unit: str) -> None:
     def seconds(size: int) -> float:
         text = "<image" + unit * (size // len(unit)) + ";base64,"
