@@ -191,9 +191,7 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
     if not all(lists) or not all(chats):
         return record
     asked = [message for each in lists for message in each]
-    if (question := _text_of(asked[-1])) is not None:
-        texts = {name: value for name, value in zip(sides.names, values, strict=True) if isinstance(value, str)}
-        _check_echo(sides, question, texts)
+    chats = _without_echo(sides, asked[-1], values, chats)
     found = [_found(asked, chat) for chat in chats]
     for name, chat, place in zip(sides.names, chats, found, strict=True):
         if place is None and not _is_answer(asked, chat):
@@ -212,6 +210,32 @@ def _of_messages(record: Record, sides: Sides, given: Sequence[Any], values: Seq
         more, answers = _shared(sides, answers)
         prompt = [*prompt, *more]
     return _with(record, sides, prompt, answers)
+
+
+def _without_echo(
+    sides: Sides, question: _Message, values: Sequence[Any], chats: list[list[_Message]]
+) -> list[list[_Message]]:
+    """The sides of a pair without the words of the user's question, if each side is one answer that begins with them.
+
+    A short question, or a single completion, may not be a repetition: an answer to "Hello" may be "Hello Anna", and
+    code is completed together with its beginning.
+    """
+    asked, texts = _text_of(question), [_text_of(chat[0]) if _is_one_answer(chat) else None for chat in chats]
+    if asked is None or None in texts:
+        return chats
+    rests = [(text or "")[len(asked) :] for text in texts]
+    repeated = all(begins(text or "", asked) and rest[0].isspace() for text, rest in zip(texts, rests, strict=True))
+    if repeated and len(chats) > 1 and len(asked.split()) >= _ECHO and _speaker(question) == "user":
+        answers = [rest.lstrip("\n") if rest[0] == "\n" else rest.lstrip(" ") for rest in rests]
+        return [[{**chat[0], "content": answer}] for chat, answer in zip(chats, answers, strict=True)]
+    _check_echo(
+        sides, asked, {name: value for name, value in zip(sides.names, values, strict=True) if type(value) is str}
+    )
+    return chats
+
+
+def _is_one_answer(chat: list[_Message]) -> bool:
+    return len(chat) == 1 and _speaker(chat[0]) == "assistant"
 
 
 def _text_of(message: _Message) -> str | None:
