@@ -11,9 +11,9 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from beam_prep.data.block import step
 from beam_prep.hints import shortened
@@ -52,7 +52,7 @@ class Verdict:
     """A field that rates answers.
 
     Attributes:
-        name: the field; `meta.label` of an object in it.
+        name: the field; `meta.label` of an object in it, `messages[].label` of its messages.
         means: its meaning, and the values that were found.
         does: how the config uses it.
         bad: places of the records that it marks as bad and that are trained like the others.
@@ -84,61 +84,83 @@ def verdicts(records: Sequence[Mapping[str, Any]], use: FieldUse) -> list[Verdic
     """
     if not use.answers:
         return []
-    fields: dict[_Path, list[tuple[int, Any]]] = {}
+    fields: dict[_Field, list[tuple[int, Any]]] = {}
     for place, record in enumerate(records):
-        for path, value in _fields(record):
-            if value is not None and _look_of(path) is not None and not _is_silent(value):
-                fields.setdefault(path, []).append((place, value))
+        for field, value in _fields(record, use):
+            if value is not None:
+                fields.setdefault(field, []).append((place, value))
     found: list[Verdict] = []
-    for path, values in fields.items():
-        look, name = _look_of(path), ".".join(path)
+    for field, values in fields.items():
+        look = _look_of(field)
         if look is None or (use.pairs and look not in _OF_RECORDS):
             continue
-        if name in use.read and name not in use.kept:
+        if field.name in use.read and field.top not in use.kept and look is not _worse:
             continue  # the label of a classifier is its answer
-        seen = look([value for _, value in values])
-        if seen is None:
+        said = [each for each in values if not _is_silent(each[1])]
+        if not said or (seen := look(said)) is None:
             continue
-        means, marks = seen
-        bad = [each for each, is_bad in zip(values, marks, strict=True) if is_bad]
-        if bad and look not in _OF_RECORDS and _are_classes(values, records, use):
-            continue
-        if path[0] in use.kept:
-            found.append(Verdict(name, means, use.kept[path[0]]))
-        elif not bad:
-            found.append(Verdict(name, means, _UNREAD))
-        else:
-            shown = list(dict.fromkeys(_shown(value) for _, value in bad))
-            which = ", ".join(shown[:3]) + (" ..." if len(shown) > 3 else "")
-            mend = f"{_OUT}; or {_OTHERWISE.get(look, _KEEP)}" if len(path) == 1 else _OUT
-            found.append(Verdict(name, means, _UNREAD, tuple(place for place, _ in bad), which, mend))
+        bad = [each for each, is_bad in zip(said, seen.bad, strict=True) if is_bad]
+        of_answers = look not in _OF_RECORDS and not seen.are_answers
+        if not (bad and of_answers and _are_classes(said, records, use)):
+            in_all = len({place for place, _ in said}) == len(records)
+            found.append(_verdict(field, seen, bad, use, in_all))
     return found
 
 
-_Path = tuple[str, ...]
-"""The name of a field; or of a field that holds an object, and of a field in it."""
+class _Field(NamedTuple):
+    """A field of records, of objects in them (`meta.label`), or of messages (`messages[].label`).
+
+    Attributes:
+        top: the field of the record.
+        name: its path, as shown in messages; equal to `top` for a field of the record.
+        keys: its own name, then the name of the object that holds it.
+    """
+
+    top: str
+    name: str
+    keys: tuple[str, ...]
 
 
-def _fields(record: Mapping[str, Any]) -> Iterator[tuple[_Path, Any]]:
-    for name, value in record.items():
-        if type(value) is dict:
-            yield from (((name, key), each) for key, each in value.items())
+def _fields(record: Mapping[str, Any], use: FieldUse) -> Iterator[tuple[_Field, Any]]:
+    for top, value in record.items():
+        kind = type(value)
+        if kind is dict:
+            for key, each in value.items():
+                yield _Field(top, f"{top}.{key}", (key, top)), each
+        elif kind is list and top in use.read:
+            for message in value:
+                if type(message) is dict and not _OF_MESSAGES.issuperset(message):
+                    for key, each in message.items():
+                        if key not in _OF_MESSAGES:
+                            yield _Field(top, f"{top}[].{key}", (key,)), each
         else:
-            yield (name,), value
+            yield _Field(top, top, (top,)), value
 
 
-@functools.lru_cache(maxsize=4096)
-def _look_of(path: _Path) -> "_Look | None":
+_OF_MESSAGES = frozenset(
+    (
+        *("role", "content", "weight", "train", "from", "value", "name"),
+        *("tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "thinking"),
+    )
+)
+"""Keys of messages that have another use."""
+
+
+def _look_of(field: _Field) -> "_Look | None":
     """The function that judges a field's values, by the field's name; None: the field rates nothing.
 
     The name of the object that holds the field counts if the field's own name says nothing else (`rating.average`, not
-    `rating.count`).
+    `rating.count`), or gives an aspect of the rating (`score.helpful`).
     """
-    own = _words_of(path[-1])
-    names = _words_of(path[0]) if "" in own else own
-    return next((_LOOK[each] for each in names if each in _LOOK), None)
+    own, *holders = map(_words_of, field.keys)
+    look = next((_LOOK[each] for each in own if each in _LOOK), None)
+    outer = next((_LOOK[each] for each in (holders[0] if holders else ()) if each in _LOOK), None)
+    if look is None:
+        return outer if "" in own else None
+    return outer if look is _good and outer in (_ratings, _scores) else look
 
 
+@functools.lru_cache(maxsize=4096)
 def _words_of(name: str) -> tuple[str, str]:
     """(name in lower case, the same without the words for who judges, and what)."""
     words = [word.lower() for word in _WORD.findall(name.replace("-", "_"))]
@@ -152,14 +174,23 @@ _WHOSE = {
     *("value", "average", "avg", "mean"),
 }
 
-_Values = Sequence[Any]
-_Seen = tuple[str, Sequence[bool]] | None
-"""(the meaning of values under their name, whether the answer of each is bad); None: no verdict."""
-_Look = Callable[[_Values], _Seen]
+_Values = Sequence[tuple[int, Any]]
+"""(place of the record, value)"""
+
+
+class _Seen(NamedTuple):
+    """The meaning of values, and whether the answer of each is bad; `are_answers`: the values are bad answers."""
+
+    means: str
+    bad: Sequence[bool]
+    are_answers: bool = False
+
+
+_Look = Callable[[_Values], _Seen | None]
+"""Values of a field -> their meaning under its name; None: no verdict."""
 
 _UNREAD = "does not read it, and trains all alike"
 _OUT = "leave these records out before the run"
-_KEEP = "keep the field beside the tokens (output.keep_fields), for a trainer that reads it (as KTO)"
 _SAYS_GOOD = {
     *("good", "correct", "right", "accepted", "accept", "chosen", "desirable", "pass", "passed", "success", "valid"),
     *("thumbs up", "liked", "approved", "upvoted", "acceptable", "accurate", "successful", "excellent"),
@@ -203,7 +234,7 @@ def _says(value: Any, yes: Set[str], no: Set[str]) -> bool | None:
 def _numbers(values: _Values) -> list[float]:
     """The values as numbers; [] if one is none. In a table of texts, numbers are texts."""
     found = []
-    for value in values:
+    for _, value in values:
         number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
         if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < _HUGE:
             return []
@@ -215,76 +246,90 @@ _HUGE = 1e300  # NaN and Infinity are no ratings either
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,20})?", re.A)
 
 
-def _marks(values: _Values, bad: Sequence[bool | None]) -> _Seen:
+def _marks(values: _Values, bad: Iterable[bool | None]) -> _Seen | None:
+    found = [*bad]
     # If one value is no verdict, the values are classes or states: `label: 0, 1, 2`, `status: failed, pending`.
-    return None if None in bad else (f"marks answers as good or bad ({_counts(values)})", [*map(bool, bad)])
+    return None if None in found else _Seen(f"marks answers as good or bad ({_counts(values)})", [*map(bool, found)])
 
 
-def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> _Seen:
+def _good(values: _Values, yes: Set[str] = _GOOD_WORDS, no: Set[str] = _BAD_WORDS) -> _Seen | None:
     numbers = _numbers(values)
     if -1 in numbers:  # then 0 is neutral; -1 alone means "no label"
         return _marks(values, [number == -1 for number in numbers]) if {-1} < {*numbers} <= {-1, 0, 1} else None
-    said = [_says(value, yes, no) for value in values]
-    return _marks(values, [None if good is None else not good for good in said])
+    said = [_says(value, yes, no) for _, value in values]
+    return _marks(values, (None if good is None else not good for good in said))
 
 
-# Under other names (`label`), these two words are sentiments.
-_feedback = functools.partial(_good, yes=_GOOD_WORDS | {"positive"}, no=_BAD_WORDS | {"negative"})
+def _feedback(values: _Values) -> _Seen | None:
+    # Under other names (`label`), these two words are sentiments.
+    return _good(values, _GOOD_WORDS | {"positive"}, _BAD_WORDS | {"negative"})
 
 
-def _bad(values: _Values) -> _Seen:
+def _bad(values: _Values) -> _Seen | None:
     numbers = _numbers(values)
     if numbers:  # probabilities, or 0 and 1; larger numbers are counts
         return _marks(values, [number >= 0.5 for number in numbers]) if 0 <= min(numbers) <= max(numbers) <= 1 else None
-    return _marks(values, [_says(value, _YES, _NO) for value in values])
+    return _marks(values, (_says(value, _YES, _NO) for _, value in values))
 
 
-def _of_anything(values: _Values) -> _Seen:
+def _of_anything(values: _Values) -> _Seen | None:
     """For names that do not say what is judged: numbers may be codes, and yes or no may answer a question."""
-    return _good(values, _SAYS_GOOD, _SAYS_BAD) if all(isinstance(value, str) for value in values) else None
+    said = [_says(value, _SAYS_GOOD, _SAYS_BAD) if isinstance(value, str) else None for _, value in values]
+    return _marks(values, (None if good is None else not good for good in said))
 
 
-def _ratings(values: _Values, may_count: bool = False) -> _Seen:
+def _ratings(values: _Values, may_count: bool = False) -> _Seen | None:
     numbers = _numbers(values)
     if not numbers:
+        if all(isinstance(value, str) and _GRADE.fullmatch(value) for _, value in values):
+            return _Seen(f"rates answers ({_counts(values)})", [value[0] in "Ff" for _, value in values])
         return _good(values)  # a rating may be a word
     low, high = min(numbers), max(numbers)
     shown = f"{low:g} to {high:g}" if low < high else f"{low:g}"
-    means = f"rates answers ({shown}, in {len(values):,} records)"
+    means = f"rates answers ({shown}, in {_records(values)})"
     if low < 0:  # rewards or votes; if all are negative, they are log probabilities
-        return means, [number < 0 <= high for number in numbers]
+        return _Seen(means, [number < 0 <= high for number in numbers])
     end = next((end for end in _ENDS if 0.8 * end <= high <= end), 0)
     if end > 1 and may_count and statistics.median_high(numbers) < end / 2:  # counts are mostly low
         end = 0
-    return means, [bool(end) and number <= end / 4 for number in numbers]
+    return _Seen(means, [bool(end) and number <= end / 4 for number in numbers])
 
 
 _ENDS = (1, 2, 3, 5, 7, 10, 100)
 """Ends of scales. Up to a quarter of the scale is certainly bad. An open scale has no such border."""
-_scores = functools.partial(_ratings, may_count=True)
+_GRADE = re.compile("[A-Fa-f][+-]?")
 
 
-def _weights(values: _Values) -> _Seen:
-    bad = [isinstance(value, int | float) and value == 0 for value in values]
-    return (f"is 0 in {sum(bad):,} of {len(values):,} records: do not train these", bad) if any(bad) else None
+def _scores(values: _Values) -> _Seen | None:
+    return _ratings(values, may_count=True)
 
 
-def _splits(values: _Values) -> _Seen:
-    bad = [_word(value) in _EVALUATION for value in values]
+def _weights(values: _Values) -> _Seen | None:
+    bad = [isinstance(value, int | float) and value == 0 for _, value in values]
+    return _Seen(f"is 0 in {sum(bad):,} of {len(values):,} records: do not train these", bad) if any(bad) else None
+
+
+def _splits(values: _Values) -> _Seen | None:
+    bad = [_word(value) in _EVALUATION for _, value in values]
     means = f"names parts of a data set, also those for evaluation ({_counts(values)})"
-    return (means, bad) if any(bad) else None
+    return _Seen(means, bad) if any(bad) else None
 
 
 _EVALUATION = {"test", "testing", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout", "holdout"}
-_OF_RECORDS = (_weights, _splits)
-_OTHERWISE: dict[_Look, str] = {
-    _weights: "weigh the loss by the field 'weight' (output.loss_weights)",
-    _splits: "give each part a folder (output.domain_key)",
-}
 
 
-def _are_classes(values: Sequence[tuple[int, Any]], records: Sequence[Mapping[str, Any]], use: FieldUse) -> bool:
-    """True if answers are names of the values: then the values are classes of a task, not verdicts."""
+def _worse(values: _Values) -> _Seen | None:
+    if (seen := _bad(values)) is not None:
+        return seen
+    bad = [isinstance(value, str | list) for _, value in values]
+    texts = [each for each, is_text in zip(values, bad, strict=True) if is_text]
+    return _Seen(f"holds answers that were rejected (in {_records(texts)})", bad, True) if texts else None
+
+
+def _are_classes(values: _Values, records: Sequence[Mapping[str, Any]], use: FieldUse) -> bool:
+    """True if answers are the values, or names of the values: then the values are classes of a task, not verdicts."""
+    if all(_begins_or_ends(_answer(records[place], use), value) for place, value in values):
+        return True
     found: Counter[str] = Counter()
     value_of: dict[str, str] = {}
     for place, value in values:
@@ -299,6 +344,11 @@ _MOST_CLASSES, _OFTEN = 50, 3
 """Most different answers, and least count of each. Such answers, each always with one value, are names of the value."""
 
 
+def _begins_or_ends(answer: str, value: Any) -> bool:
+    wanted, words = (re.findall(r"\w+", text.lower()) for text in (str(value), answer))
+    return bool(wanted) and wanted in (words[: len(wanted)], words[-len(wanted) :])
+
+
 def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
     """The last text that is trained, or that an adapter reads; "" without one."""
     names = [name for name in record if name in use.trained] or [name for name in record if name in use.read]
@@ -308,12 +358,54 @@ def _answer(record: Mapping[str, Any], use: FieldUse) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _verdict(field: _Field, seen: _Seen, bad: _Values, use: FieldUse, in_all: bool) -> Verdict:
+    does = _UNREAD
+    if seen.are_answers:
+        does = "trains it" if field.name in use.trained else "does not read it"
+        bad = bad if field.name in use.trained else []
+    if field.top in use.kept:
+        return Verdict(field.name, seen.means, use.kept[field.top])
+    if not bad:
+        return Verdict(field.name, seen.means, does)
+    values = list(dict.fromkeys(_shown(value) for _, value in bad))
+    shown = "all of it" if seen.are_answers else ", ".join(values[:3]) + (" ..." if len(values) > 3 else "")
+    places = tuple(dict.fromkeys(place for place, _ in bad))  # several messages of a record
+    return Verdict(field.name, seen.means, does, places, shown, _mend(field, seen, bad, in_all))
+
+
+def _mend(field: _Field, seen: _Seen, bad: _Values, in_all: bool) -> str:
+    key, look = json.dumps(field.name, ensure_ascii=False), _look_of(field)
+    if seen.are_answers:
+        return "train 'chosen'; or both as a pair, by input.sources 'chosen' and 'rejected'"
+    if field.name.startswith(f"{field.top}[]"):
+        return f'{_OUT}; or "weight": 0 in these messages, which are not trained then'
+    if field.name != field.top:
+        return _OUT
+    if look is _weights and field.name == "weight":
+        return f'{_OUT}; or "output": {{"loss_weights": true}}, which gives their tokens no weight'
+    if look is _splits:
+        return f'{_OUT}; or "output": {{"domain_key": {key}}}, which gives each part a folder'
+    kinds = {type(value) for _, value in bad}
+    if list in kinds:
+        return _OUT
+    kind = "bool" if kinds == {bool} else "float32" if kinds <= {bool, int, float} else "string"
+    if kind != "string" and not in_all:
+        return _OUT  # a typed column rejects the records that lack the field
+    return f'{_OUT}; or "output": {{"keep_fields": {{{key}: "{kind}"}}}} for a trainer that reads the field (as KTO)'
+
+
+def _records(values: _Values) -> str:
+    count = len({place for place, _ in values})
+    return f"{count:,} record{'' if count == 1 else 's'}"
+
+
 def _shown(value: Any) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False), 24)
+    text = json.dumps(value, ensure_ascii=False)
+    return shortened(text, 24)
 
 
 def _counts(values: _Values) -> str:
-    counts = Counter(map(_shown, values)).most_common(4)
+    counts = Counter(_shown(value) for _, value in values).most_common(4)
     return ", ".join(f"{value} {count:,}" for value, count in counts)
 
 
@@ -326,11 +418,12 @@ _GOOD = (
 _BAD = (
     *("bad", "incorrect", "wrong", "toxic", "toxicity", "harmful", "unsafe", "flagged", "spam", "deleted", "error"),
     *("hallucination", "hallucinated", "thumbs_down", "disliked", "undesirable", "failed", "refusal", "refused"),
-    *("downvoted", "downvote", "rejected", "bad_answer", "dispreferred"),
+    *("downvoted", "downvote"),
 )
 _OF_ANYTHING = ("status", "result", "annotation", "preference", "judgement", "judgment", "evaluation")
 _RATING = ("rating", "ratings", "quality", "quality_score", "helpfulness", "correctness")
 _SCORE = ("score", "scores", "reward", "stars", "grade", "votes", "upvotes")
+_OF_RECORDS = (_weights, _splits)
 _LOOK: dict[str, _Look] = {
     **dict.fromkeys(_GOOD, _good),
     "feedback": _feedback,
@@ -338,6 +431,7 @@ _LOOK: dict[str, _Look] = {
     **dict.fromkeys(_OF_ANYTHING, _of_anything),
     **dict.fromkeys(_RATING, _ratings),
     **dict.fromkeys(_SCORE, _scores),
+    **dict.fromkeys(("rejected", "bad_answer", "dispreferred"), _worse),
     **dict.fromkeys(("weight", "sample_weight", "loss_weight"), _weights),
     **dict.fromkeys(("split", "data_split", "partition"), _splits),
 }

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], str, tuple[int, ...]]] = {
         (1,),
     ),
     "steps": (answered("labels", [True, True], [True, False]), "'labels' marks answers as good or bad", (1,)),
+    "rejected, a text": (answered("rejected", " 3", " 4"), "'rejected' holds answers that were rejected (in 2", ()),
     "score": (answered("score", 0.9, 0.5, 0.0), "'score' rates answers (0 to 0.9, in 3 records)", (2,)),
     "reward": (answered("reward", 1.5, -2.0), "'reward' rates answers (-2 to 1.5, in 2 records)", (1,)),
     "weight": (answered("weight", 1.0, 0, None), "'weight' is 0 in 1 of 2 records: do not train these", (1,)),
@@ -86,6 +87,13 @@ def test_documents_and_pairs_have_no_bad_answers() -> None:
     assert [says[:7] for says, _ in judged(DPO, pairs)] == ["'split'"]
 
 
+def test_a_rejected_answer_that_is_trained_is_bad() -> None:
+    sections = [{"field": "prompt", "action": "mask"}, {"field": "rejected", "action": "train"}]
+    ((says, bad),) = judged({**PAIR, "input": {"sections": sections}}, answered("rejected", " 3", " 4"))
+    assert says == "'rejected' holds answers that were rejected (in 2 records); the config trains it"
+    assert bad == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "values", "output", "says"),
     [
@@ -108,9 +116,15 @@ def test_the_warning_is_one_line_with_the_mend() -> None:
     text = warning_of(verdicts(records, bp.PipelineConfig.from_dict(PAIR).field_use), 3)
     assert text == (
         "answers marked as bad are trained like the others: of 3 records that were looked at, 'label' (false) in 2: "
-        "leave these records out before the run; or keep the field beside the tokens (output.keep_fields), for a "
-        "trainer that reads it (as KTO)"
+        'leave these records out before the run; or "output": {"keep_fields": {"label": "bool"}} for a trainer that '
+        "reads the field (as KTO)"
     )
+
+
+def test_a_number_that_some_records_lack_is_no_typed_column() -> None:
+    """Such a column rejects them."""
+    (found,) = verdicts(answered("rating", 1, None, 5), bp.PipelineConfig.from_dict(PAIR).field_use)
+    assert found.mend == "leave these records out before the run"
 
 
 FORMS: dict[str, Any] = {
@@ -118,6 +132,7 @@ FORMS: dict[str, Any] = {
     "ratings": ({"average": 4.5, "count": 900}, {"average": 1.0, "count": 3}),
     "moderation": ({"flagged": False}, {"flagged": True}),
     "quality": ("excellent", "very poor"),
+    "grade": ("A-", "F"),
     "judge": ({"verdict": "correct"}, {"verdict": "incorrect"}),
 }
 
@@ -138,7 +153,6 @@ NEUTRAL: dict[str, Any] = {
     "status": ("failed", "ok", "pending"),
     "meta": ({"finish_reason": "failed"}, {"finish_reason": "passed"}),
     "is_test": (False, True),
-    "rejected": ("It is 3.", "It is 4."),
 }
 
 
@@ -178,6 +192,17 @@ def test_a_label_that_the_answers_say_is_the_class_of_a_task(name: str, label: A
     assert judged(CHAT, chats) == []
     others = [{**each, "completion": f"{at} apples"} for at, each in enumerate(records)]
     assert [len(bad) for _, bad in judged(PAIR, others)] == [3]
+
+
+@pytest.mark.parametrize(("key", "values"), [("label", (False, True)), ("rating", (1, 5))])
+def test_a_message_that_is_marked_as_bad_is_found(key: str, values: Any) -> None:
+    def turn(value: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "a", key: value}]
+
+    records = [{"messages": turn(values[0]) + turn(values[0])}, {"messages": turn(values[1])}]
+    (found,) = verdicts(records, bp.PipelineConfig.from_dict(CHAT).field_use)
+    assert (found.name, found.bad) == (f"messages[].{key}", (0,))
+    assert found.mend.endswith('or "weight": 0 in these messages, which are not trained then')
 
 
 def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: Path, tokenizer_path: str) -> None:
