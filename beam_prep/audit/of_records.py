@@ -243,17 +243,23 @@ def control_tokens(sample: Sample) -> Iterator[Finding]:
         return
     guard = guard_of(sample.tokenizer, sample.template, "reject")
     eos = sample.tokenizer.special_tokens.get("eos_token", "")
-    hits = Hits(sample, "texts")
+    hits, found = Hits(sample, "texts"), set[str]()
     for chat, place, message in messages_of(sample):
         if (match := guard.find_in(dict(message))) is not None:
             hits.add(chat.part, chat.line, f"{chat.field}[{place}]: {_around(match)}")
+            found.add(match[0])
     for part, line, text in sample.plain_texts():
         # Plain texts of prompt and completion may end with their EOS.
         match = guard.find(text.removesuffix(eos) if eos and sample.template is None else text)
         if match is not None:
             hits.add(part, line, _around(match))
+            found.add(match[0])
     says = f"the text of a control token, which becomes the token itself, is in {hits.told}"
     mend = '"preprocessing": {"control_tokens": "escape"} (or "reject"), or take it out of the texts'
+    source = "" if sample.template is None else sample.template.source
+    markup = {token.content for token in sample.tokenizer.added if not token.special and token.content in source}
+    if found <= markup:
+        mend = f"nothing, if the texts hold calls or results as the chat template writes them; else {mend}"
     yield from hits.finding("control_tokens", says, mend)
 
 

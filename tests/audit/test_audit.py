@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,20 @@ def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:
         assert f"`{shown}`" in page or f"`{shown.replace('dropped_empty', 'dropped_<reason>')}`" in page, name
     assert len({fault.finding for fault in FAULTS}) >= 25
     assert len(CHECKS) == len(set(CHECKS))
+
+
+@pytest.mark.parametrize(("content", "mend"), [("<tool_call>{}</tool_call>", "nothing, if"), ("<|im_end|>", '"pre')])
+def test_calls_that_are_written_out_are_no_mistake(content: str, mend: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(ROOT / "examples" / "tokenizer", tmp_path / "tokenizer")
+    parsed = json.loads((folder / "tokenizer.json").read_text())
+    rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    for number, token in enumerate(("<tool_call>", "</tool_call>"), len(parsed["model"]["vocab"])):
+        parsed["added_tokens"].append({"id": number + 8, "content": token, **rules})
+    (folder / "tokenizer.json").write_text(json.dumps(parsed))
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if false %}<tool_call></tool_call>{% endif %}")
+    messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": content}]
+    config = json.loads((ROOT / "configs" / "sft_conversation.json").read_text())
+    found = of_records(tmp_path, [{"messages": messages}], config, str(folder))
+    (finding,) = (each for each in found.findings if each.name == "control_tokens")
+    assert finding.mend.startswith(mend)
