@@ -555,6 +555,8 @@ def _verify(given: argparse.Namespace) -> int:
         return bool(wrong)
     for problem in wrong:
         print(problem, file=sys.stderr)
+    if wrong and "://" not in given.output and not os.path.isdir(given.output):
+        return 1  # without an output there is no manifest to compare
     if wrong:
         count = _counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
@@ -606,8 +608,19 @@ def _compared(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 @_command(
     _argument("caches", nargs="+", metavar="CACHE_DIR", help="a folder given as --cache_dir"),
-    _argument("--older_than", type=_seconds, default="7d", metavar="TIME", help="90s, 30m, 12h, 7d (default: 7d)"),
-    _argument("--max_bytes", type=_bytes, metavar="SIZE", help="then remove the oldest, to this size: 500MB, 1TB"),
+    _argument(
+        "--older_than",
+        type=_seconds,
+        default="7d",
+        metavar="TIME",
+        help="remove blocks that were not used for this time: 90s, 30m, 12h, 7d (default: 7d)",
+    ),
+    _argument(
+        "--max_bytes",
+        type=_bytes,
+        metavar="SIZE",
+        help="then remove blocks, the oldest first, until this size is left: 500MB, 1TB",
+    ),
     _argument("--dry_run", action="store_true", help="print what would be removed, and remove nothing"),
     beams=True,
 )

@@ -1,5 +1,6 @@
 """`beam-prep init FILES`: writes a config that fits the records, the reasons for it, and what to type next."""
 
+import itertools
 import json
 import os
 import shlex
@@ -397,7 +398,7 @@ def start(
     made.open += _folders(found.records)
     told = [drawn.looked_at, f"chosen: {found.shape} ({len(found.records):,} records)"]
     told += [f"to decide: {text}" for text in made.open]
-    told += [] if tried is None else ["tried on these records:", *as_lines(tried)]
+    told += [] if tried is None else ["tried on these records:", *itertools.islice(as_lines(tried), 1, None)]
     commands = _commands(inputs, target, tokenizer_path or "TOKENIZER")
     target.write_text(json.dumps(made.config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     cells = [(place, why.replace("|", "\\|")) for place, why in made.reasons()]

@@ -212,7 +212,7 @@ def test_a_tokenizer_without_a_template_gets_one_that_can_be_proven(start: Start
     config, reasons, told = start(DATA / "chat.jsonl", tokenizer=str(bare))
     assert config["input"]["chat_template"] == PLAIN_TEMPLATE
     assert "the tokenizer has no chat template" in reasons
-    assert "tried on these records:\n260 records looked at (all of it), in 1 file\n260 kept" in told
+    assert "tried on these records:\n260 kept" in told
 
 
 def test_a_template_that_asks_for_the_date_gets_one(start: Start, bare: Path) -> None:
