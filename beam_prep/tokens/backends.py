@@ -81,7 +81,8 @@ def loaded_backend(tokenizer: Tokenizer) -> "WithGigatoken":
         any(step["type"] not in _NO_TABLES or "Regex" in step.get("pattern", ()) for step in steps)
         for steps in (normalising, splitting)
     )
-    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises)
+    vague = is_nfc and any(token.normalized or not token.content.isascii() for token in tokenizer.added)
+    return WithGigatoken(tokenizer, loaded, normalises or splits, normalises, vague)
 
 
 def _check_added(added: Sequence[AddedToken], rewrites: bool) -> None:
@@ -134,17 +135,24 @@ class WithGigatoken:
         tokenizer: the reference.
         loaded: the same tokenizer in gigatoken.
         looks: its steps use Unicode tables.
-        normalises: its normaliser uses them; then added tokens may match only after NFC.
+        normalises: its normaliser uses them.
+        vague: added tokens may match only after NFC.
     """
 
-    def __init__(self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, loaded: "gigatoken.Tokenizer", looks: bool, normalises: bool, vague: bool
+    ) -> None:
         self._tokenizer, self._loaded = tokenizer, loaded
-        self._looks, self._normalises = looks, normalises
+        self._looks, self._normalises, self._vague = looks, normalises, vague
         self._tried = np.full(0x110000, _UNTRIED, np.uint8)  # by code point
         self._tried[:0x80] = _SAME
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ragged, Array]:
+    def encode(self, texts: Sequence[str], located: bool = False) -> tuple[Ragged, Array]:
         """Encodes the texts, and says which of them the reference has to encode.
+
+        Args:
+            texts: the texts.
+            located: the ids must show the places of their characters, too: a normaliser must not change the text.
 
         Returns:
             int32 ids of each text, without special tokens around it; and int64 [n], ascending: the numbers of texts
@@ -155,7 +163,7 @@ class WithGigatoken:
         if wide:
             picked = [texts[place] for place in wide]
             left = np.array(wide)[self._with_others(picked)]
-            if self._normalises:
+            if self._vague or (located and self._normalises):
                 changed = [place for place in wide if not unicodedata.is_normalized("NFC", texts[place])]
                 left = np.union1d(left, np.array(changed, np.int64))
         return self._encode(texts), left
@@ -217,7 +225,7 @@ class FastEncoder:
         if table is None:
             self.fell_back += len(texts)
             return self.tokenizer.encode_spans(texts, add_special_tokens, spans)
-        ids, left = loaded_backend(self.tokenizer).encode(texts)
+        ids, left = loaded_backend(self.tokenizer).encode(texts, located=True)
         in_bytes = sizes(texts)
         wide = np.flatnonzero(in_bytes > characters(texts))
         others = take(texts, wide)

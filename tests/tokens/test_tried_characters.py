@@ -35,17 +35,16 @@ class Fast:
 
 
 def others(texts: list[str], calls: list[str]) -> list[int]:
-    fast: Any = WithGigatoken(Reference(calls), Fast(), True, True)  # type: ignore[arg-type]
+    fast: Any = WithGigatoken(Reference(calls), Fast(), True, True, False)  # type: ignore[arg-type]
     found: list[int] = fast.encode(texts)[1].tolist()
     return found
 
 
 def wanted(text: str) -> bool:
-    """True if it has a character that may not be trusted, or changes in NFC."""
+    """True if it has a character that may not be trusted."""
     new = [character for character in text if not is_old(character)]
     kinds = [unicodedata.category(character) for character in new]
-    odd = any(kind[0] in "LM" or kind == "Cn" or not agrees(each) for each, kind in zip(new, kinds, strict=True))
-    return odd or not unicodedata.is_normalized("NFC", text)
+    return any(kind[0] in "LM" or kind == "Cn" or not agrees(each) for each, kind in zip(new, kinds, strict=True))
 
 
 CHARACTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("\u0221\u20b2\u1dcd\ua64b\U00011f00\u4e00")
