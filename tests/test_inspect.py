@@ -195,8 +195,8 @@ def test_texts_are_cut_between_words() -> None:
 def test_wrong_numbers_and_names_are_clear_errors(by_domain: Dataset) -> None:
     path, rows = by_domain.path, len(by_domain)
     cases: dict[str, dict[str, Any]] = {
-        f"no record {rows}: {path} has {rows}, numbered 0 to {rows - 1}": {"record": rows},
-        "no record 99: domain 'maths' of": {"record": 99, "domain": "maths"},
+        f"no record {rows}: {path} has {rows}, numbered from 0": {"record": rows},
+        "numbered from 0 .--record 99 --domain maths.": {"record": 99, "domain": "maths"},
         "unknown domain 'math'; did you mean 'maths'": {"domain": "math"},
         "--count is -1, wanted 0 or more": {"count": -1},
     }

@@ -29,8 +29,8 @@ def test_what_is_written_to_one_disk_is_added(tmp_path: Path, monkeypatch: pytes
     needs = [(cache, "the token cache", 4.5 * GB), (out, "the output", 12.0 * GB), (cache, "the output", 12.0 * GB)]
     free(monkeypatch, 16 * GB)
     (line,) = lacks_room(needs)
-    assert line.startswith(f"the token cache in {cache} and the output in {out}: about 16.5GB are needed, by the ")
-    assert "16.0GB are free: make room" in line
+    assert line.startswith(f"the token cache in {cache} and the output in {out}: about 16.5 GB are needed, by the ")
+    assert "16.0 GB are free: make room" in line
     free(monkeypatch, 17 * GB)
     assert lacks_room(needs) == []
 

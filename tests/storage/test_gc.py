@@ -103,9 +103,9 @@ def test_the_command(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     age(jobs, 2)
     cache_dir = str(jobs.folder / "token_cache")
     assert cli.main(["gc", cache_dir]) == 0
-    assert capsys.readouterr().out.startswith(f"{cache_dir}: 0 blocks, 0B removed; {count} blocks, ")
+    assert capsys.readouterr().out.startswith(f"{cache_dir}: 0 blocks, 0 bytes removed; {count} blocks, ")
     assert cli.main(["gc", cache_dir, "--older_than", "36h", "--dry_run"]) == 0
-    assert re.search(rf"{count} blocks, [\d.]+k?B would be removed", capsys.readouterr().out)
+    assert re.search(rf"{count} blocks, [\d.]+ (kB|bytes) would be removed", capsys.readouterr().out)
     assert cli.main(["gc", cache_dir, "--older_than=90d", "--max_bytes=0.5KB"]) == 0
     assert blocks(jobs) == set()
     for wrong in (["--older_than", "week"], ["--max_bytes", "5 GB"]):
