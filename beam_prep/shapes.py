@@ -49,7 +49,8 @@ _SAYS = {
 _PAIRS = (
     ("instruction", "output"), ("prompt", "completion"), ("prompt", "response"), ("instruction", "response"),
     ("question", "answer"), ("query", "response"), ("question", "response"), ("problem", "solution"),
-    ("prompt", "answer"), ("input", "output"), ("source", "target"), ("inputs", "targets"),
+    ("prompt", "answer"), ("query", "answer"), ("query", "answers"),
+    ("input", "output"), ("source", "target"), ("inputs", "targets"),
 )  # fmt: skip
 """(question, answer), more specific names first."""
 
@@ -102,7 +103,8 @@ def shapes_of(record: Record) -> Iterator[Shape]:
 
 def _guesses(record: Record) -> Iterator[Shape]:
     """The shape of a record without a known shape: its only long text, under any name."""
-    long = [name for name, value in record.items() if isinstance(value, str) and len(value) >= _LONG_TEXT]
+    texts = ((name, value) for name, value in record.items() if name not in ("tools", "functions"))
+    long = [name for name, value in texts if isinstance(value, str) and len(value) >= _LONG_TEXT]
     if len(long) == 1:
         yield Shape("text", (long[0],))
 

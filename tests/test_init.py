@@ -308,3 +308,11 @@ def test_unpaired_preference_keeps_its_label(kind: str, start: Start) -> None:
     assert "`output.preset`" in reasons
     assert "`output.columns`" not in reasons
     assert "'label' marks answers as good or bad (true 2, false 2); the config keeps it beside the tokens" in told
+
+
+def test_tools_in_a_text_are_not_taken_for_the_text(start: Start) -> None:
+    tools = json.dumps([{"name": "find", "description": "Finds a thing. " * 10, "parameters": {}}])
+    record = {"query": "Where is it?", "answers": '[{"name": "find", "arguments": {}}]', "tools": tools}
+    config, _, told = start([record])
+    assert config["input"]["adapter"] == {"name": "alpaca", "instruction": "query", "output": "answers"}
+    assert "'query' and 'answers'" in told
