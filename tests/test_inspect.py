@@ -123,7 +123,7 @@ def test_parts_of_documents_with_labels_shifted(run: Run, capsys: pytest.Capture
         "Count to 2.⟦1 2⟧"
     )
     inspect(packed.path, count=0)
-    assert "fill_rate 85.0%\n" in capsys.readouterr().out
+    assert "fill rate 85.0%\n" in capsys.readouterr().out
 
 
 IDS, LABELS = Column("input_ids", "int32", 1, "ids"), Column("labels", "int32", 1, "labels", "input_ids")

@@ -66,7 +66,7 @@ def test_rows_without_a_trained_token_are_counted_where_every_token_is_kept(
     assert result.manifest["totals"]["packing"]["packs_untrained"] == 1
     bp.open(result.output).verify()
     inspect(result.output, count=0)
-    assert "packs_untrained 1" in capsys.readouterr().out
+    assert "packs untrained 1" in capsys.readouterr().out
 
 
 @pytest.mark.long

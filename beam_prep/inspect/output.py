@@ -144,8 +144,9 @@ def numbers_of(manifest: Mapping[str, Any]) -> list[Number]:
 
 
 def stated(totals: Mapping[str, float]) -> str:
-    """Totals of packing or chunks: `packs 3, fill_rate 85.0%`."""
-    return ", ".join(f"{name} {x:.1%}" if isinstance(x, float) else f"{name} {x:,}" for name, x in totals.items())
+    """Totals of packing or chunks, without those that are 0: `packs 3, fill rate 85.0%`."""
+    found = ((name.replace("_", " "), x) for name, x in totals.items() if x)
+    return ", ".join(f"{name} {x:.1%}" if isinstance(x, float) else f"{name} {x:,}" for name, x in found)
 
 
 def columns_line(names: Iterable[str], shifted: bool | None) -> str:
