@@ -133,7 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = of_the_system(error) if isinstance(error, OSError) else error
         if not isinstance(found, BeamPrepError):
             raise
-        print(f"beam-prep: {found}", file=sys.stderr)
+        from beam_prep.inspect.row import VISIBLE
+
+        print(f"beam-prep: {str(found).translate(VISIBLE)}", file=sys.stderr)  # names may come from records
         return found.exit_code
 
 
@@ -420,7 +422,7 @@ def _wrong_inspect(given: argparse.Namespace) -> str | None:
             "--tokenizer_path DIR_OR_NAME)"
         )
     for name in _OF_OUTPUTS:
-        if getattr(given, name) not in (None, False):
+        if getattr(given, name) is not None and getattr(given, name) is not False:  # record 0 is one, too
             return f"--{name} is for outputs; with --config, use --count N"
     return None
 
@@ -518,6 +520,10 @@ def _cat(given: argparse.Namespace) -> int:
     return 0
 
 
+_PAGE_BEGINS = 60
+"""Bytes by which a report is known."""
+
+
 @_command(_OUTPUT, _argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)"))
 def _report(given: argparse.Namespace) -> int:
     """write the report of an output again"""
@@ -533,6 +539,10 @@ def _report(given: argparse.Namespace) -> int:
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))
     text = page(rows.manifest, rows.run, rows.tokenizer, title)
+    if os.path.exists(target):
+        with open(target, "rb") as file:
+            if file.read(_PAGE_BEGINS) != text[:_PAGE_BEGINS]:
+                return _refused(given, f"-o {target}: this is there already, and is no report; give another name")
     write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page
     print(f"{target}: open it in a browser")
     return 0

@@ -289,3 +289,14 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         f"'wrong_type' is {source} (byte offset 1): field 'prompt' is a number (3), wanted a string\n\n"
     )
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_names_of_records_in_errors_do_not_control_the_terminal(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [{**row, "lang": "fr\x1b[31m\x9b"} for row in records_of(example("chat"))[:2]]
+    output = run(config_of("sft_chat", output={"domain_key": "lang"}), rows).output
+    assert main(["inspect", output, "--domain", "nope"]) != 0
+    assert "known: fr␛[31m\\x9b" in capsys.readouterr().err
+    assert main(["inspect", "x.jsonl", "-c", "c.json", "--tokenizer_path", "t", "--record", "0"]) == 2
+    assert "--record is for outputs" in capsys.readouterr().err

@@ -131,7 +131,8 @@ def roles_not_in_mask(sample: Sample) -> Iterator[Finding]:
         done, other = ("trained", "mask") if view.mask_default == "train" else ("not trained", "train")
         says = f"`mask` does not name the role {role!r}, of {hits.told}: {done}"
         says += f"; did you mean {near!r}?" if near else ""
-        yield from hits.finding("role_not_in_mask", says, f'"mask": {{"{role}": "{other}"}}')
+        rule = "mask" if near in OFTEN_MASKED else other
+        yield from hits.finding("role_not_in_mask", says, f'"mask": {{"{role}": "{rule}"}}')
 
 
 def answers_not_trained(sample: Sample) -> Iterator[Finding]:

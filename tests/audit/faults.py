@@ -90,6 +90,12 @@ def _gpt(record: Record) -> Record:
     return record
 
 
+def _human(record: Record) -> Record:
+    for message in record["messages"]:
+        message["role"] = "human" if message["role"] == "user" else message["role"]
+    return record
+
+
 def _other_field(record: Record) -> Record:
     record["message"] = record.pop("messages")
     return record
@@ -134,6 +140,7 @@ FIRST = "{%- for message in messages -%}"
 FAULTS: Sequence[Fault] = (
     Fault("a role of the mask that is misspelt", "role_not_in_data", config=config(mask={"asistant": "train"})),
     Fault("half of the answers have another role", "role_not_in_mask", _gpt, 0.5, says="'gpt'"),
+    Fault("questions have another role", "role_not_in_mask", _human, 0.5, says='"mask": {"human": "mask"}'),
     Fault("users alone are trained", "answers_not_trained", config=config(mask={"user": "train"})),
     Fault("a third has its messages elsewhere", "dropped_empty", _other_field, 0.33, says="did you mean 'message'"),
     Fault("lines that are cut", "rejected_bad_json", lambda record: json.dumps(record)[:-2]),
