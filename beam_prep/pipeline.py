@@ -121,6 +121,10 @@ class Pipeline:
         if self.options.version_name is not None:
             check_name(self.options.version_name)
         staging, cache_dir = self.options.staging, self.options.cache_dir
+        for name, folder in (("cache_dir", cache_dir), ("staging", staging)):
+            inside = folder is not None and normalise_path(f"{folder}/x").startswith(f"{self.root}/")
+            if inside and self.options.keep_versions is None:  # the folder of an output is replaced as a whole
+                raise ConfigError(f"--{name} {folder} lies in the output {self.root}: give a folder outside of it")
         self.inputs = recipe.inputs_of(self.config, inputs)
         self.tokenizer = load_tokenizer(os.fspath(tokenizer_path))
         if self.config.input.chat_template is not None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
 from beam_prep.data.receipts import BlockReceipt
-from beam_prep.errors import FormatError, OutputError, TokenCacheError
+from beam_prep.errors import ConfigError, FormatError, OutputError, TokenCacheError
 from beam_prep.formats import cached_block as files
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.pipeline import Pipeline, Result
@@ -236,12 +236,28 @@ def test_what_is_foreign_is_refused_even_with_overwrite(name: str, text: str, jo
 def test_an_output_in_which_another_lies_is_not_replaced(jobs: Jobs) -> None:
     jobs.write("a.jsonl", chat(5))
     jobs.run("a.jsonl")
-    jobs.run("a.jsonl", output="out/within")
+    with pytest.raises(OutputError, match=r"would lie in .*/out, which is an output: choose another -o"):
+        jobs.run("a.jsonl", output="out/within")
+    shutil.copytree(jobs.folder / "out", jobs.folder / "within")
+    (jobs.folder / "within").rename(jobs.folder / "out" / "within")
     before = state(jobs.folder / "out")
     jobs.write("a.jsonl", chat(6))
     with pytest.raises(OutputError, match=r"and .*/out/within is another output: move it"):
         jobs.run("a.jsonl", overwrite=True)
     assert state(jobs.folder / "out") == before
+    shutil.rmtree(jobs.folder / "out" / "within")
+    (jobs.folder / "out" / "notes.txt").write_text("Mine.")
+    with pytest.raises(OutputError, match=r"and .*/out/notes.txt is no file of it: move it"):
+        jobs.run("a.jsonl", overwrite=True)
+    assert (jobs.folder / "out" / "notes.txt").read_text() == "Mine."
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "staging"])
+def test_folders_of_a_run_do_not_lie_in_its_output(name: str, jobs: Jobs) -> None:
+    jobs.write("a.jsonl", chat(5))
+    with pytest.raises(ConfigError, match=f"--{name} .*/out/inside lies in the output"):
+        jobs.run("a.jsonl", **{name: str(jobs.folder / "out" / "inside")})
+    assert not (jobs.folder / "out").exists()
 
 
 # A bit that is wrong in a cached block

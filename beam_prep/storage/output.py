@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beam_prep.errors import LockedError, OutputError
-from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, ShardReceipt, WrittenFile, dump
+from beam_prep.formats.manifest import FAILURE, MANIFEST, REPORT, RUN, UNLISTED, ShardReceipt, WrittenFile, dump
 from beam_prep.storage.claims import Claims
 from beam_prep.storage.files import join, naming, remove_folder, write_file
 from beam_prep.storage.reuse import Damaged, EarlierShard
@@ -523,13 +523,23 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
     return earlier.receipt
 
 
-def output_within(folder: str) -> str | None:
-    """Another output in the folder of a local output, which is replaced with all that lies in it; or None."""
+def foreign_within(folder: str, manifest: bytes) -> str | None:
+    """What lies in a local output, is not hidden, and is no file of it: an output or a file, as a sentence; or None."""
+    own = {file["path"] for file in listed_files(json.loads(manifest))} | {MANIFEST, *UNLISTED}
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
         if MANIFEST in names and place != folder:
-            return place
+            return f"{place} is another output"
+        for name in names:
+            path = os.path.join(place, name)
+            if not name.startswith(".") and os.path.relpath(path, folder) not in own:
+                return f"{path} is no file of it"
     return None
+
+
+def output_around(folder: str) -> str | None:
+    """The local output in whose folder another one would lie; or None."""
+    return next((str(each) for each in Path(folder).parents if is_manifest(_read(str(each / MANIFEST)))), None)
 
 
 _KEYS = {"manifest_version", "ledger", "shards", "rejects"}

@@ -34,7 +34,16 @@ from beam_prep.shards.report import ConfigView, Findings, failure, nothing_train
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan
 from beam_prep.storage.arrange import Arranger
 from beam_prep.storage.claims import Claim
-from beam_prep.storage.output import OutputTarget, Staging, failed_at, is_manifest, output_at, output_within, reuse
+from beam_prep.storage.output import (
+    OutputTarget,
+    Staging,
+    failed_at,
+    foreign_within,
+    is_manifest,
+    output_around,
+    output_at,
+    reuse,
+)
 from beam_prep.storage.reuse import (
     Damaged,
     EarlierOutput,
@@ -196,6 +205,8 @@ class Publisher:
         """The reason why the output may not be written, or None."""
         if self.keep_versions is not None and (problem := Versions(self.root).problem()):
             return problem
+        if is_local(self.output) and (around := output_around(self.output)):
+            return f"{self.output} would lie in {around}, which is an output: choose another -o"
         text = self.target.manifest()
         if text is None and self.target.is_empty():
             return None
@@ -210,8 +221,8 @@ class Publisher:
             other = "-o" if self.keep_versions is None else "--version_name"
             advice = f"choose another {other}, or pass --overwrite (overwrite=True)"
             return f"{self.output} holds an output of other inputs or settings, or a damaged one: {advice}"
-        if is_local(self.output) and (within := output_within(self.output)):
-            return f"{self.output} would be replaced with all that lies in it, and {within} is another output: move it"
+        if text is not None and is_local(self.output) and (foreign := foreign_within(self.output, text)):
+            return f"{self.output} would be replaced with all that lies in it, and {foreign}: move it"
         return None
 
     def prepare(self, plan: Plan) -> bool:

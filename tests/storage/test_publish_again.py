@@ -88,7 +88,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> Attempts:
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str | None]]:
     """(output, the folder of unfinished files)."""
     if request.param == "store":
-        yield "mem://bucket/out", None
+        yield f"mem://bucket/{tmp_path.parent.name}/out", None
     elif request.param == "disk":
         yield str(tmp_path / "out"), None
     else:
