@@ -255,8 +255,9 @@ def test_an_output_in_which_another_lies_is_not_replaced(jobs: Jobs) -> None:
 @pytest.mark.parametrize("name", ["cache_dir", "staging"])
 def test_folders_of_a_run_do_not_lie_in_its_output(name: str, jobs: Jobs) -> None:
     jobs.write("a.jsonl", chat(5))
+    given: dict[str, Any] = {name: str(jobs.folder / "out" / "inside")}
     with pytest.raises(ConfigError, match=f"--{name} .*/out/inside lies in the output"):
-        jobs.run("a.jsonl", **{name: str(jobs.folder / "out" / "inside")})
+        jobs.run("a.jsonl", **given)
     assert not (jobs.folder / "out").exists()
 
 
