@@ -1,6 +1,8 @@
 """A store that lies in memory, under `mem://`."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,11 @@ from tests.storage.memory import MemoryStore
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MemoryStore]:
     made = MemoryStore()
+    # Locks of stored outputs lie among temporary files: other processes test outputs of the same names.
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setitem(objects.CLIENTS, "mem", (lambda options: made, ""))
     objects.client_for.cache_clear()
     yield made
