@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import instead, nearest, option_of, place_of, unknown_name
+from beam_prep.hints import VISIBLE, instead, nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -133,8 +133,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = of_the_system(error) if isinstance(error, OSError) else error
         if not isinstance(found, BeamPrepError):
             raise
-        from beam_prep.inspect.row import VISIBLE
-
         print(f"beam-prep: {str(found).translate(VISIBLE)}", file=sys.stderr)  # names may come from records
         return found.exit_code
 
@@ -520,14 +518,11 @@ def _cat(given: argparse.Namespace) -> int:
     return 0
 
 
-_PAGE_BEGINS = 60
-"""Bytes by which a report is known."""
-
-
 @_command(_OUTPUT, _argument("-o", "--to", metavar="FILE", help="the page (default: report.html in a local output)"))
 def _report(given: argparse.Namespace) -> int:
     """write the report of an output again"""
     from beam_prep.formats.manifest import REPORT
+    from beam_prep.inspect.draw import check_page
     from beam_prep.readers.open import ALL, open_dataset
     from beam_prep.report_page import page
     from beam_prep.storage.files import write_file
@@ -539,10 +534,8 @@ def _report(given: argparse.Namespace) -> int:
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))
     text = page(rows.manifest, rows.run, rows.tokenizer, title)
-    if os.path.exists(target):
-        with open(target, "rb") as file:
-            if file.read(_PAGE_BEGINS) != text[:_PAGE_BEGINS]:
-                return _refused(given, f"-o {target}: this is there already, and is no report; give another name")
+    if given.to is not None:
+        check_page(target, "report", "-o", text[:60])
     write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page
     print(f"{target}: open it in a browser")
     return 0
@@ -680,7 +673,6 @@ _NAMED = 12
 def summary(output: str, manifest: dict[str, Any]) -> str:
     """The result of a run, in a few lines of text."""
     from beam_prep.data.rendered import DEFAULT_DOMAIN
-    from beam_prep.inspect.row import VISIBLE
     from beam_prep.shards import report
     from beam_prep.shards.compose import mix_lines
 

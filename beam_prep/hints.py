@@ -174,6 +174,19 @@ def rename_keys(found: dict[str, Any], names: Mapping[str, str]) -> None:
             found[part] = {wanted if key == name else key: value for key, value in found[part].items()}
 
 
+VISIBLE = (
+    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+    | {0x7F: "\u2421"}
+    | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
+    | {code: f"\\u{code:04x}" for code in (0x061C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, 0xFFFE, 0xFFFF)}
+    | {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))}
+    | {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
+)
+"""A table for `str.translate`. Text must neither control the terminal nor hide in it. So these characters are made
+visible: control and bidirectional characters, characters without width, tags, surrogates (no encoding can write them),
+and characters that XML does not allow."""
+
+
 def shortened(text: str, most: int) -> str:
     """A text of at most `most` characters; of a longer text the beginning, up to the end of a word, and ` ...`.
 

@@ -122,6 +122,7 @@ class Pipeline:
             check_name(self.options.version_name)
         staging, cache_dir = self.options.staging, self.options.cache_dir
         for name, folder in (("cache_dir", cache_dir), ("staging", staging)):
+            # With a name behind it, as `normalise_path` takes no bucket alone.
             inside = folder is not None and normalise_path(f"{folder}/x").startswith(f"{self.root}/")
             if inside and self.options.keep_versions is None:  # the folder of an output is replaced as a whole
                 raise ConfigError(f"--{name} {folder} lies in the output {self.root}: give a folder outside of it")

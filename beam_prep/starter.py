@@ -19,7 +19,7 @@ from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError, OutputError
-from beam_prep.inspect.row import VISIBLE
+from beam_prep.hints import VISIBLE
 from beam_prep.reading.adapters import ROLES
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files

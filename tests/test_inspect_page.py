@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.errors import BeamPrepError
+from beam_prep.hints import VISIBLE
 from beam_prep.inspect.draw import Head, write_page
 from beam_prep.inspect.output import inspect
-from beam_prep.inspect.row import VISIBLE, LeftOut
+from beam_prep.inspect.row import LeftOut
 from beam_prep.preview import preview
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, config_of, records_of, write_lines

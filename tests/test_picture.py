@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import beam_prep as bp
+from beam_prep.hints import VISIBLE
 from beam_prep.inspect.picture import LIGHT, lines_of, picture
-from beam_prep.inspect.row import VISIBLE, RowKind, ShownRow
+from beam_prep.inspect.row import RowKind, ShownRow
 from tests.conftest import ROOT
 from tools import notebook, pictures
 

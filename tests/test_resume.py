@@ -217,6 +217,7 @@ def test_an_output_that_lost_a_file_is_mended_by_overwriting(jobs: Jobs) -> None
     [
         ("out/notes.txt", "mine"),
         ("out/manifest.json", '{"manifest_version": 3, "name": "x"}'),  # of a browser's extension
+        ("out/manifest.json", '{"manifest_version": 1, "inputs": [], "ledger": {}, "shards": [], "rejects": []}'),
         ("out/manifest.json/x", ""),
         ("out/.git/config", ""),
         ("out", "a file"),
@@ -246,10 +247,14 @@ def test_an_output_in_which_another_lies_is_not_replaced(jobs: Jobs) -> None:
         jobs.run("a.jsonl", overwrite=True)
     assert state(jobs.folder / "out") == before
     shutil.rmtree(jobs.folder / "out" / "within")
-    (jobs.folder / "out" / "notes.txt").write_text("Mine.")
-    with pytest.raises(OutputError, match=r"and .*/out/notes.txt is no file of it: move it"):
-        jobs.run("a.jsonl", overwrite=True)
-    assert (jobs.folder / "out" / "notes.txt").read_text() == "Mine."
+    for name in ("notes.txt", ".git"):
+        mine = jobs.folder / "out" / name / "mine" if name == ".git" else jobs.folder / "out" / name
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("Mine.")
+        with pytest.raises(OutputError, match=rf"and .*/out/{name} is not of it: move it"):
+            jobs.run("a.jsonl", overwrite=True)
+        assert mine.read_text() == "Mine."
+        mine.unlink()
 
 
 @pytest.mark.parametrize("name", ["cache_dir", "staging"])

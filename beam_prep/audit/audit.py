@@ -10,7 +10,7 @@ from beam_prep.audit import Finding, of_records, of_tokens
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, InputError
-from beam_prep.inspect.row import VISIBLE
+from beam_prep.hints import VISIBLE
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config

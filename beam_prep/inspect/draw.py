@@ -26,7 +26,8 @@ from rich.text import Text
 from rich.theme import Theme
 
 from beam_prep.errors import BeamPrepError
-from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
+from beam_prep.hints import VISIBLE
+from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
 
 OPEN, CLOSE = "⟦", "⟧"
 STYLES = {
@@ -249,8 +250,15 @@ def stop_when_reader_closes() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def check_page(path: str | os.PathLike[str]) -> None:
+def check_page(
+    path: str | os.PathLike[str], command: str = "inspect", option: str = "--html", begins: bytes = _MARK
+) -> None:
     """Checks that a page can be written there.
+
+    Args:
+        path: where the page will be.
+        command, option: that make it.
+        begins: bytes near the beginning of each page of this command.
 
     Raises:
         BeamPrepError: another file is there.
@@ -260,9 +268,11 @@ def check_page(path: str | os.PathLike[str]) -> None:
         return
     if file.is_file():
         with file.open("rb") as page:
-            if _MARK in page.read(100):
+            if begins in page.read(100):
                 return
-    raise BeamPrepError(f"--html {path}: this is there already, and is no page of beam-prep inspect; give another name")
+    raise BeamPrepError(
+        f"{option} {path}: this is there already, and is no page of beam-prep {command}; give another name"
+    )
 
 
 def write_page(path: str | os.PathLike[str], entries: Iterable[Entry], head: Head) -> int:

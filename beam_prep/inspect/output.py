@@ -12,8 +12,9 @@ from rich.text import Text
 from beam_prep.data.ragged import Array
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
+from beam_prep.hints import VISIBLE
 from beam_prep.inspect.draw import Number, Screen, stop_when_reader_closes
-from beam_prep.inspect.row import VISIBLE, LeftOut, RowKind, ShownRow, percent
+from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, percent
 from beam_prep.inspect.show import LEFT_OUT, RowSource, Selection, counted, row_number, show
 from beam_prep.readers.dataset import Dataset
 from beam_prep.readers.open import ALL, open_dataset

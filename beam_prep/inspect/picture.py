@@ -16,9 +16,10 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from beam_prep.errors import BeamPrepError
+from beam_prep.hints import VISIBLE
 from beam_prep.inspect.draw import RowText, console_of, legend
 from beam_prep.inspect.output import shown_row
-from beam_prep.inspect.row import VISIBLE, ShownRow, counts_of
+from beam_prep.inspect.row import ShownRow, counts_of
 from beam_prep.readers.dataset import Dataset
 
 LIGHT = {"paper": "#ffffff", "ink": "#59636e", "trained": "#0a3069", "marker": "#cfe3ff", "line": "#0969da"}

@@ -15,24 +15,12 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, PROMPT_COMPLETION, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
-from beam_prep.hints import shortened
+from beam_prep.hints import VISIBLE, shortened
 from beam_prep.readers.source import InputLines
 from beam_prep.reading.sources import place_in
 from beam_prep.shards.pack import STRATEGIES, cuts_rows
 from beam_prep.tokens.batch import is_role_column, is_role_of
 from beam_prep.tokens.tokenizer import Tokenizer
-
-VISIBLE = (
-    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
-    | {0x7F: "\u2421"}
-    | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
-    | {code: f"\\u{code:04x}" for code in (0x061C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, 0xFFFE, 0xFFFF)}
-    | {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))}
-    | {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
-)
-"""A table for `str.translate`. Text must neither control the terminal nor hide in it. So these characters are made
-visible: control and bidirectional characters, characters without width, tags, surrogates (no encoding can write them),
-and characters that XML does not allow."""
 
 _VALUES = 100  # most values of a list that are shown
 _TEXT = 1000  # most characters of a text in a column

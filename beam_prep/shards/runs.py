@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from beam_prep.data.ragged import Array, changes
-from beam_prep.data.schema import Column
 from beam_prep.errors import RunError
 from beam_prep.shards.compose import ALL, MOST_EPOCHS, Arranged, Compose, Mix, Place, Taken, domain_of, split_of
 from beam_prep.shards.receipts import Receipts
@@ -167,7 +166,6 @@ class Runs:
         width: int64 [parts], how many bins a record batch of a run holds; above 1 there are two levels.
         runs: how many runs there are.
         together: how many runs the second level merges at a time.
-        columns: the columns of the rows.
         facts: a digest of everything that decides which rows there are.
     """
 
@@ -178,7 +176,6 @@ class Runs:
     width: Array
     runs: int
     together: int
-    columns: tuple[Column, ...]
     facts: str
 
     @property
@@ -202,7 +199,7 @@ class Runs:
         bins = int(self.bins[part] // self.parts.ranges[part])
         files, width = (self.runs, 0) if self.levels == 1 else (self.merged, int(self.width[part]))
         first, every = number * bins, int(self.bins[part])
-        return Merge(self.columns, self.facts, files, width, part, first, first + bins, every, most)
+        return Merge(self.facts, files, width, part, first, first + bins, every, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +241,7 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
     wide = int((-(-bins // width)).max(initial=1))
     together = min(max(2, wide), sizes.runs)  # a task of the second level then has about the tokens of a run
     names = tuple(receipts.domains)
-    runs = Runs(compose, names, parts, bins, width, count, together, receipts.columns, facts)
+    runs = Runs(compose, names, parts, bins, width, count, together, facts)
     return runs, _groups(runs, used, group, receipts)
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from beam_prep.data.metadata import FILE
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import Column
 from beam_prep.shards.compose import Splits, domain_of, split_name
 from beam_prep.shards.domains import folders, part_of
 from beam_prep.shards.receipts import Receipts
@@ -107,14 +106,13 @@ class Merge:
     """The rows of a shard, as they lie in runs.
 
     Attributes:
-        columns, facts: see `runs.Runs`.
+        facts: see `runs.Runs`.
         files: how many files may have rows of a bin.
         width: bins of a file of the second level; 0: the files are runs.
         part, first, stop, bins: the part, and its bins [first, stop) out of `bins`.
         most: the largest sample key that is written. Rows without one are written in any case.
     """
 
-    columns: tuple[Column, ...]
     facts: str
     files: int
     width: int

@@ -524,16 +524,20 @@ def reuse(output: OutputTarget, earlier: EarlierShard) -> ShardReceipt | None:
 
 
 def foreign_within(folder: str, manifest: bytes) -> str | None:
-    """What lies in a local output, is not hidden, and is no file of it: an output or a file, as a sentence; or None."""
+    """What lies in a local output and is not of it: an output, a file or a hidden folder, as a sentence; or None.
+
+    A hidden file, which a file browser leaves, does not count.
+    """
     own = {file["path"] for file in listed_files(json.loads(manifest))} | {MANIFEST, *UNLISTED}
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # unfinished files
+        folders[:] = [name for name in folders if name != ".beam_prep"]  # unfinished files
         if MANIFEST in names and place != folder:
             return f"{place} is another output"
-        for name in names:
-            path = os.path.join(place, name)
-            if not name.startswith(".") and os.path.relpath(path, folder) not in own:
-                return f"{path} is no file of it"
+        hidden = [name for name in folders if name.startswith(".")]
+        others = [name for name in names if not name.startswith(".")]
+        for path in (os.path.join(place, name) for name in (*hidden, *others)):
+            if os.path.relpath(path, folder) not in own:
+                return f"{path} is not of it"
     return None
 
 
@@ -542,7 +546,7 @@ def output_around(folder: str) -> str | None:
     return next((str(each) for each in Path(folder).parents if is_manifest(_read(str(each / MANIFEST)))), None)
 
 
-_KEYS = {"manifest_version", "ledger", "shards", "rejects"}
+_KEYS = {"manifest_version", "inputs", "ledger", "shards", "rejects", "files"}
 
 
 def is_manifest(text: bytes | None) -> bool:
