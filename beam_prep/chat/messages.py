@@ -254,14 +254,14 @@ def not_rendered(rendering: Trace, messages: Sequence[Message], tools: Any) -> t
     """
     reasoned = 0
     written: dict[int, set[str]] = {}
-    seen = {segment[2:4] for segment in rendering.segments if segment[1] > segment[0]}
-    for index, keys in seen:
-        written.setdefault(index, set()).update(keys)
+    for begin, end, index, keys, _ in rendering.segments:
+        if end > begin:
+            written.setdefault(index, set()).update(keys)
     found = [] if not tools or TOOLS in written else [(TOOLS, "tools")]
     for index, message in enumerate(messages):
-        if (index, CONTENT) in seen and _BESIDE_CONTENT.isdisjoint(message):
-            continue  # the most frequent case
         here = written.get(index, set())
+        if "content" in here and type(message.get("content")) is str and _BESIDE_CONTENT.isdisjoint(message):
+            continue  # the most frequent case
         reasoned += "reasoning" in here
         if "*" not in here:
             found += [(index, keys[0]) for keys in _to_write(message) if here.isdisjoint(keys)]

@@ -253,10 +253,7 @@ class Node(dict):  # type: ignore[type-arg]
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
-        if type(value) in _RAW:
-            value = self._field(self._origin, key, value) if self._field else wrap(value, self._origin)
-            dict.__setitem__(self, key, value)
-        return value
+        return read(self, key, value) if type(value) in RAW else value
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self[key] if dict.__contains__(self, key) else default
@@ -284,8 +281,15 @@ class Nodes(list):  # type: ignore[type-arg]
         self._raw, self._origin = raw, origin
 
 
-_RAW = frozenset((str, dict, list))
+RAW = frozenset((str, dict, list))
 """Types of values that are wrapped when they are read."""
+
+
+def read(node: Node, key: Any, value: Any) -> Any:
+    """Wraps a value of an object, and keeps it there."""
+    made = node._field(node._origin, key, value) if node._field else wrap(value, node._origin)
+    dict.__setitem__(node, key, made)
+    return made
 
 
 def wrap(value: Any, origin: Origin) -> Any:
@@ -298,9 +302,14 @@ def wrap(value: Any, origin: Origin) -> Any:
     return Nodes(value, origin, [wrap(each, origin) for each in value]) if kind is list else value
 
 
+@functools.lru_cache(1 << 14)
+def _origin(index: int, *keys: str) -> Origin:
+    return Origin(index, keys)
+
+
 def message_node(message: dict[str, Any], index: int) -> Node:
     """A message, wrapped for a template."""
-    return Node(message, Origin(index, ("*",)), _of_message)
+    return Node(message, _origin(index, "*"), _of_message)
 
 
 def is_message(value: Any) -> bool:
@@ -314,7 +323,7 @@ def _of_message(origin: Origin, key: str, value: Any) -> Any:
         return _constant(value)
     if key == "tool_calls" and type(value) is list:
         calls = [
-            _call(f"{key}[{place}].", Origin(index, (f"{key}[{place}].name", f"{key}[{place}].arguments")), call)
+            _call(f"{key}[{place}].", _origin(index, f"{key}[{place}].name", f"{key}[{place}].arguments"), call)
             for place, call in enumerate(value)
         ]
         keys = tuple(key for call in calls if type(call) is Node for key in call._origin.keys or ())
@@ -323,10 +332,10 @@ def _of_message(origin: Origin, key: str, value: Any) -> Any:
         keys = tuple(f"content[{place}]" for place in range(len(value)))
         parts = [wrap(part, Origin(index, (key, own))) for own, part in zip(keys, value, strict=True)]
         return Nodes(value, Origin(index, (key, *keys)), parts)
-    return wrap(value, Origin(index, ("reasoning" if key in REASONING_FIELDS else key,)))
+    return wrap(value, _origin(index, "reasoning" if key in REASONING_FIELDS else key))
 
 
-class _Constant(str):
+class Constant(str):
     """A role, which counts as the template's own text. Not `str`, because a `str` is wrapped when it is read."""
 
     __slots__ = ()
@@ -335,7 +344,7 @@ class _Constant(str):
         return self
 
 
-_constant = functools.lru_cache(1000)(_Constant)
+_constant = functools.lru_cache(1000)(Constant)
 
 
 def _call(place: str, origin: Origin, call: Any) -> Any:
@@ -345,4 +354,4 @@ def _call(place: str, origin: Origin, call: Any) -> Any:
 def _of_call(place: str, origin: Origin, key: str, value: Any) -> Any:
     if key == "function":
         return _call(place, origin, value)
-    return wrap(value, Origin(origin.index, (place + key,)))
+    return wrap(value, _origin(origin.index, place + key))

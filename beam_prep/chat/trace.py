@@ -136,7 +136,8 @@ def constants(rendering: Trace, begin: int, end: int) -> str:
 def says(rendering: Trace, segment: SourceSpan) -> bool:
     """Whether a segment is more than blanks."""
     begin, end = segment[:2]
-    return end > begin and not rendering.text[begin:end].isspace()
+    text = rendering.text
+    return end > begin and not (text[begin].isspace() and text[begin:end].isspace())
 
 
 def said(segment: SourceSpan, index: int) -> Said:
@@ -164,12 +165,15 @@ def _place(rendering: Trace, orders: list[int], index: int) -> TurnPlace | None:
     # Text that the template repeats while it renders another message is not part of the turn: a tool's name at the head
     # of its results, or a whole message in the next header.
     mine = [k for k in orders if segments[k].owner == index] or orders
+    filled = [k for k in mine if segments[k].end > segments[k].begin] or mine[:1]
+    if len(mine) == len(orders) and segments[mine[0]].owner == index and filled[-1] - filled[0] < len(filled):
+        return _place_of(rendering, filled, index)  # all in one place
     apart, goes_on = "", []
     if len(mine) < len(orders):
         here = {key for k in mine for key in segments[k].keys}
         elsewhere = {key for k in orders for key in segments[k].keys} - here - {"*"}
         apart = f"its {', '.join(sorted(elsewhere))} is written in the turn of another message" if elsewhere else ""
-    first, *others = _pieces(segments, [k for k in mine if segments[k].end > segments[k].begin] or mine[:1], index)
+    first, *others = _pieces(segments, filled, index)
     seen = {segments[k].keys for k in first}
     for piece in others:
         keys = {segments[k].keys for k in piece}
@@ -257,5 +261,6 @@ def _silent_place(rendering: Trace, index: int) -> TurnPlace | None:
 
 def spoken_by_others(rendering: Trace, index: int, at: int) -> SourceSpan | None:
     """The first span behind a place that comes from another message."""
-    later = itertools.islice(rendering.segments, bisect.bisect_left(rendering.segments, (at,)), None)
+    segments = rendering.segments
+    later = map(segments.__getitem__, range(bisect.bisect_left(segments, (at,)), len(segments)))
     return next((each for each in later if each.index != index and says(rendering, each)), None)

@@ -399,9 +399,9 @@ class Turns:
         text, at, facts = self._trace.text, place.after, self._facts
         previous = self._messages[index - 1] if index else {}
         gap = (place.said, previous.get("role"), "tool_calls" in previous), text[at : place.begin]
-        if gap in facts.gaps:
-            begin = at + facts.gaps[gap][0]
-            if not text.startswith(facts.gaps[gap][1], begin):  # otherwise the text begins like the rest of a prompt
+        if (known := facts.gaps.get(gap)) is not None:
+            begin = at + known[0]
+            if not text.startswith(known[1], begin):  # otherwise the text begins like the rest of a prompt
                 return begin
         self.by_facts = False
         begin, by_header = self._begin_by_rendering(index, place, before)
