@@ -10,11 +10,23 @@ import numpy as np
 from beam_prep.chat.chat_format import ChatFormat, chat_format_of
 from beam_prep.chat.checks import check_messages, check_size, checked, list_of, text_of
 from beam_prep.chat.conversation import DIFFERENT, Conversations
-from beam_prep.chat.pieces import Codes, Piece, Row, pieces_of, weight_code
 from beam_prep.data.block import Reject, sample, step, without_collector
 from beam_prep.data.fim import Parts
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.rendered import BY_ROLE, MASK, TRAIN, WHOLE, Pieces, Rendered, Segment
+from beam_prep.data.rendered import (
+    BY_ROLE,
+    MASK,
+    TRAIN,
+    WHOLE,
+    Codes,
+    Piece,
+    Pieces,
+    Rendered,
+    Row,
+    Segment,
+    pieces_of,
+    weight_code,
+)
 from beam_prep.data.schema import Output, Section, TextRules
 from beam_prep.errors import RunError
 from beam_prep.reading.adapters import message_list, record_domain, record_weight

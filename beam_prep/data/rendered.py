@@ -1,14 +1,14 @@
 """`Rendered`: the texts of a block, ready to encode, each with its roles and actions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from beam_prep.data.block import Block
 from beam_prep.data.fim import Parts
-from beam_prep.data.ragged import Array, Ragged, take
+from beam_prep.data.ragged import Array, Ragged, offsets_of, take
 from beam_prep.data.schema import Output
 
 DEFAULT_DOMAIN = "__default__"
@@ -17,6 +17,8 @@ MASK, TRAIN, BY_ROLE = 0, 1, 2
 """Codes of a segment's action: never trained, trained, by its role."""
 
 UNSET = -1
+
+T = TypeVar("T")
 
 
 class Segment(NamedTuple):
@@ -47,6 +49,27 @@ SEGMENT = np.dtype([(name, np.int64) for name in Segment.__annotations__])
 
 
 WHOLE = (0, -1)
+
+
+class Piece(NamedTuple):
+    """A text to encode.
+
+    Attributes:
+        text: the text.
+        special: whether the tokenizer adds its special tokens.
+        segments: the segments of the text.
+        prompt, prompt_end: see `Pieces`.
+        roles: of the messages, as codes.
+        parts: see `Pieces`.
+    """
+
+    text: str
+    special: bool
+    segments: Sequence[Segment] = ()
+    prompt: str | None = None
+    prompt_end: int = -2
+    roles: Sequence[int] = ()
+    parts: Parts | None = None
 
 
 @dataclass(slots=True)
@@ -108,6 +131,52 @@ class Pieces:
             message_roles=self.message_roles.take(places),
             parts={new: self.parts[old] for new, old in enumerate(places.tolist()) if old in self.parts},
         )
+
+
+Row = list[list[Piece]]
+"""The sequences of a row."""
+
+Codes = dict[T, int]
+"""Values in the order of their codes."""
+
+
+def weight_code(codes: Codes[float], message: Mapping[str, Any]) -> int:
+    """The code of a message's own `weight` or `train`. The message has passed `check_message`.
+
+    UNSET: it has neither; 0: not trained; 1 and more: trained.
+    """
+    own = message.get("weight")
+    if own is None:
+        own = message.get("train")
+    return UNSET if own is None else codes.setdefault(float(own), len(codes))
+
+
+def pieces_of(
+    rows: Sequence[Row], roles: tuple[str, ...], bos: bool, weights: Array, reasons: tuple[tuple[str, str], ...]
+) -> Pieces:
+    """The pieces of all rows. `bos`: each sequence begins with the BOS token, unless the first rendering writes it.
+
+    For `roles`, `weights` and `reasons` see `Pieces`.
+    """
+    sequences = [sequence for row in rows for sequence in row]
+    pieces = [piece for sequence in sequences for piece in sequence]
+    message_roles = [role for piece in pieces for role in piece.roles]
+    return Pieces(
+        [piece.text for piece in pieces],
+        np.array([piece.special for piece in pieces], bool),
+        {place: piece.prompt for place, piece in enumerate(pieces) if piece.prompt is not None},
+        np.array([piece.prompt_end for piece in pieces], np.int64),
+        np.array([segment for piece in pieces for segment in piece.segments], SEGMENT),
+        offsets_of(np.array([len(piece.segments) for piece in pieces], np.int64)),
+        roles,
+        offsets_of(np.array([*map(len, sequences)], np.int64)),
+        offsets_of(np.array([*map(len, rows)], np.int64)),
+        np.full(len(sequences), bos),
+        Ragged.from_lengths(np.array(message_roles, np.int64), [len(piece.roles) for piece in pieces]),
+        weights,
+        reasons,
+        {place: piece.parts for place, piece in enumerate(pieces) if piece.parts is not None},
+    )
 
 
 @dataclass(slots=True)
