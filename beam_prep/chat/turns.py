@@ -461,7 +461,7 @@ class Turns:
         White space may differ. If the history has another text instead of the rest of a prompt, that rest may only be
         the opening of the reasoning.
         """
-        tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", False
+        tokens, text, at, done, left, opened = self._tokens, self._trace.text, place.after, 0, "", ""
         until = place.begin if place.end > place.begin else len(text)
         for token in tokens.token.finditer(header.text):
             if token[0].isspace():
@@ -470,7 +470,8 @@ class Turns:
             end = begin + len(token[0])
             if left or not text.startswith(token[0], begin, until) or _within_word(text, end):
                 starts_line = "\n" in header.text[done : token.start()]
-                opened = opened or (not left and (starts_line or bool(tokens.tag.match(token[0]))))
+                if not left and (starts_line or tokens.tag.match(token[0])):
+                    opened = token[0]
                 left += token[0]
             else:
                 at, done = end, token.end()
@@ -499,7 +500,8 @@ class Turns:
             and not {*_NAMES.findall(left)} & {*_NAMES.findall(text, begin, place.begin)}
         ):
             return begin
-        if done > closing and opened and _WORD.search(matched) and self._names_turn(matched):
+        is_left_out = opened and opened not in text[begin : place.begin]  # not only something else before it
+        if done > closing and is_left_out and _WORD.search(matched) and self._names_turn(matched):
             return begin  # the prompt opens this, and the history leaves it out
         following = None if place.end > place.begin else tokens.special.search(text, begin)
         stop = following.start() if following else place.begin

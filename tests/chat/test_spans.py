@@ -254,6 +254,15 @@ def test_an_opening_that_history_leaves_out_is_left_out_behind_a_result_too() ->
     assert trained(source, messages, tokens={}) == ["anow", "b<|im_end|>"]
 
 
+@pytest.mark.parametrize("inserted", ["<|im_end|>", "<|im_start|>"])
+def test_a_header_with_a_token_that_the_prompt_lacks_is_refused(inserted: str) -> None:
+    """The prompt's rest is not left out: it stands behind that token."""
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}{{ '" + inserted + "' if m.role == 'assistant' }}"
+    source += "<s>\n{{ m.content }}<|im_end|>{% endfor %}"
+    source += "{% if add_generation_prompt %}<|im_start|>assistant<s>\n<think>\n{% endif %}"
+    assert trained(source, talk("q", "a", "r", "b"), tokens={}) == "turn_begin"
+
+
 def test_an_empty_answer_at_the_end_is_trained_up_to_its_end() -> None:
     """Also where the template looked through all messages before."""
     source = "{% set found = namespace(n=0) %}<s>{% for m in messages %}{% set found.n = found.n + 1 %}{% endfor %}"
