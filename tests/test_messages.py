@@ -24,7 +24,7 @@ from beam_prep.config.strict import model_in
 from beam_prep.errors import ConfigError, TokenizerError
 from beam_prep.hints import IN_CONFIG, OTHER_NAMES
 from beam_prep.options import OPTIONS
-from beam_prep.reading.foreign import guess, refusal
+from beam_prep.reading.sources import guess, refusal
 from beam_prep.runners import without_effect
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT

@@ -48,8 +48,8 @@ from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.data.reasons import Reason
 from beam_prep.errors import InputError
-from beam_prep.reading.blocks import RawBlock, read_up_to
 from beam_prep.reading.json_line import BINARY, parse_json
+from beam_prep.reading.records import RawBlock, read_up_to
 from beam_prep.reading.source import Files, Position, Source, ranges
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import numpy as np
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, Output, Section
-from beam_prep.reading.adapters import record_domain, record_weight
-from beam_prep.reading.filters import LeftOut, work_on_each
+from beam_prep.reading.adapters import LeftOut, record_domain, record_weight, work_on_each
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout, token_weights, tokenized
 from beam_prep.tokens.batch import Batch
