@@ -105,6 +105,7 @@ GZIP = gzip.compress(b"", mtime=0)
         ("x.jsonl", json.dumps(CHATS).encode(), "is one JSON list, which is read from a .json file: rename it"),
         ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects of several lines each, wanted JSONL: type: "),
         ("x.jsonl", f"{CHATS[0]}\n".encode() * 9, "is lines of Python dicts, wanted JSONL: write json.dumps"),
+        ("x.jsonl", TEXT.replace("\n", "\r").encode(), "is lines that end as on old Macs (CR), wanted JSONL: type"),
         ("x.txt", b"It is a text.\n" * 9, "is plain text, wanted JSONL: write it as lines"),
         ("x.tsv", rows_of_csv("\t"), "is a table (TSV), wanted JSONL: type in Python: import pandas; pandas.read_csv("),
         ("gs://bucket/a b/x y.feather", FEATHER, "is an Arrow file (Feather), wanted JSONL: type in Python"),

@@ -133,6 +133,8 @@ def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
     first, _, rest = start.partition("\n")
     if start.startswith("{'"):
         return _message(path, ("lines of Python dicts", "write json.dumps(record) in place of the record"))
+    if start.startswith("{") and "\r" in start.rstrip() and "\n" not in start:
+        return _message(path, ("lines that end as on old Macs (CR)", "type: tr '\\r' '\\n' < FILE > NEW"))
     if start.startswith("[") and not isinstance(source_of(path), JSONList):
         return _read_as(path, "one JSON list", ".json")
     if start.startswith("{") and not (rest.strip() and _is_json(first)):
