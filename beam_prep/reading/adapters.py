@@ -184,18 +184,10 @@ def check_loss_weight(weight: Any, where: str) -> None:
 Adapter = Callable[[Record], Record]
 
 ROLES: Mapping[str, str] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "function_call"), "assistant"),
     "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
 }
 """Names of roles in ShareGPT files -> roles of chat templates."""
 
@@ -543,7 +535,7 @@ def message_list(value: Any, where: str) -> list[Any] | None:
     if isinstance(value, str) and value.lstrip().startswith("["):
         found = parsed_field(value, where, "a list of messages")
         return found if isinstance(found, list) else None
-    if not isinstance(value, dict) or not {"role", "from"} & {*value} or not all(map(_is_list, value.values())):
+    if not isinstance(value, dict) or not {"role", "from"} & {*value} or {*map(type, value.values())} != {list}:
         return None
     if len({*map(len, value.values())}) > 1:
         return None
@@ -551,10 +543,6 @@ def message_list(value: Any, where: str) -> list[Any] | None:
         {name: each for name, each in zip(value, message, strict=True) if each is not None or name == "content"}
         for message in zip(*value.values(), strict=True)
     ]
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _parsed(text: str) -> Any:
