@@ -488,12 +488,9 @@ def _map(keys: list[Any], items: list[Any]) -> Any:
 
 
 def _numbers(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.fill_null(0).to_numpy().tolist()
-    return found
-
-
-def _booleans(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.fill_null(False).to_numpy(zero_copy_only=False).tolist()
+    """Integers or booleans. Nulls are replaced later."""
+    filled = array.fill_null(pa.scalar(0).cast(array.type))
+    found: list[Any] = filled.to_numpy(zero_copy_only=False).tolist()
     return found
 
 
@@ -588,9 +585,8 @@ _WRITERS: dict[Callable[[Any], list[Any]], tuple[Callable[[pa.DataType], bool], 
     _lists: (types.is_list, types.is_large_list, types.is_fixed_size_list),
     _maps: (types.is_map,),
     _texts: (types.is_string, types.is_large_string, types.is_string_view),
-    _numbers: (types.is_integer,),
+    _numbers: (types.is_integer, types.is_boolean),
     _floats: (types.is_floating,),
-    _booleans: (types.is_boolean,),
     _decimals: (types.is_decimal,),
     _times: (types.is_timestamp, types.is_date, types.is_time),
     _durations: (types.is_duration,),
