@@ -86,13 +86,14 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
         return None
     check_type(record["input_ids"], list, "'input_ids'", "a list")
     length = len(record["input_ids"])
-    beside = [name for name in (*_MASKS, "attention_mask") if record.get(name) is not None]
-    masks = {name: _listed(record[name], name, _BITS, length) for name in beside}
+    labelled = record.get("labels") is not None
+    names = ["attention_mask", *(() if labelled else _MASKS)]
+    masks = {name: _listed(record[name], name, _BITS, length) for name in names if record.get(name) is not None}
     # Checked before the ids, because padding may have ids that the tokenizer lacks.
     if "attention_mask" in masks and not masks["attention_mask"].all():
         raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
     ids = _listed(record["input_ids"], "input_ids", _ids(max_id))
-    if record.get("labels") is None:
+    if not labelled:
         return ids, np.bitwise_and.reduce([np.ones(length, np.uint8), *masks.values()])
     kind = _Kind(f"an id, or {IGNORE_INDEX}", (int,), IGNORE_INDEX, max_id, "int32", "labels_differ")
     labels = _listed(record["labels"], "labels", kind, length)
