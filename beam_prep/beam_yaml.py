@@ -15,7 +15,7 @@ from beam_prep import recipe
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError
 from beam_prep.options import check_names
-from beam_prep.reading.blocks import MAX_LINE_BYTES
+from beam_prep.reading.records import MAX_LINE_BYTES
 from beam_prep.recipe import Prepare, chain, compose, read_config
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.splits import BLOCK_BYTES

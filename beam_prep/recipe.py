@@ -19,9 +19,8 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
-from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
-from beam_prep.reading.records import Records
+from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, DomainMix, Splits

@@ -26,8 +26,7 @@ import apache_beam as beam
 
 from beam_prep.data.block import Block, InputFile
 from beam_prep.data.rendered import Rendered
-from beam_prep.reading.blocks import read_blocks
-from beam_prep.reading.records import Record, Records, parse
+from beam_prep.reading.records import Record, Records, parse, read_blocks
 from beam_prep.tokens.batch import Batch
 
 _SOURCE = InputFile("test.jsonl", 0, 0.0)

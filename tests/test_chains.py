@@ -17,13 +17,10 @@ from beam_prep.data.block import ALIVE, Block, InputFile
 from beam_prep.data.ragged import Ragged
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
-from beam_prep.reading.adapters import adapt_records, adapter
-from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.adapters import adapt_records, adapter, filter_by_chars, filter_records, map_records
 from beam_prep.reading.decontaminate import Index, IndexBuilder, Mode, decontaminate
-from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
-from beam_prep.reading.keep_fields import keep_fields
-from beam_prep.reading.keys import Keys, Normalize, key_records
-from beam_prep.reading.records import Record, Records, parse
+from beam_prep.reading.keys import Keys, Normalize, keep_fields, key_records
+from beam_prep.reading.records import RawBlock, Record, Records, parse
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
 from beam_prep.shards.layout import add_metadata, finalize_columns
 from beam_prep.tokens.batch import Batch, in_domain

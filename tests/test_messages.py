@@ -24,7 +24,7 @@ from beam_prep.config.strict import model_in
 from beam_prep.errors import ConfigError, TokenizerError
 from beam_prep.hints import IN_CONFIG, OTHER_NAMES
 from beam_prep.options import OPTIONS
-from beam_prep.reading.foreign import guess, refusal
+from beam_prep.reading.sources import guess, refusal
 from beam_prep.runners import without_effect
 from beam_prep.tokens.tokenizer import Tokenizer
 from tests.conftest import ROOT
@@ -105,6 +105,7 @@ GZIP = gzip.compress(b"", mtime=0)
         ("x.jsonl", json.dumps(CHATS).encode(), "is one JSON list, which is read from a .json file: rename it"),
         ("x.jsonl", json.dumps(CHATS[0], indent=2).encode(), "is objects of several lines each, wanted JSONL: type: "),
         ("x.jsonl", f"{CHATS[0]}\n".encode() * 9, "is lines of Python dicts, wanted JSONL: write json.dumps"),
+        ("x.jsonl", TEXT.replace("\n", "\r").encode(), "is lines that end as on old Macs (CR), wanted JSONL: type"),
         ("x.txt", b"It is a text.\n" * 9, "is plain text, wanted JSONL: write it as lines"),
         ("x.tsv", rows_of_csv("\t"), "is a table (TSV), wanted JSONL: type in Python: import pandas; pandas.read_csv("),
         ("gs://bucket/a b/x y.feather", FEATHER, "is an Arrow file (Feather), wanted JSONL: type in Python"),

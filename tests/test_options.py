@@ -14,7 +14,7 @@ from beam_prep import cli, hints, options
 from beam_prep.errors import ConfigError
 from beam_prep.options import OPTIONS, Option, RunOptions
 from beam_prep.pipeline import Pipeline
-from beam_prep.reading.blocks import MAX_LINE_BYTES
+from beam_prep.reading.records import MAX_LINE_BYTES
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE
 from beam_prep.storage.claims import LEASE
 from beam_prep.storage.splits import BLOCK_BYTES

@@ -117,8 +117,8 @@ def text_only(record: Record, outputs: Sequence[Output], rule: NotTextRule = "re
 def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str]) -> list[str]:
     """A warning for each field of files that stands beside the texts of records, and is not read.
 
-    >>> fields_of_files([{"images": ["a.png"], "prompt": "What is this?"}, {"prompt": "Hi"}], {"prompt"})[0][:75]
-    "'images' holds an image in 1 of 2 records that were looked at, and is not "
+    >>> fields_of_files([{"images": ["a.png"], "prompt": "What is this?"}, {"prompt": "Hi"}], {"prompt"})[0][:64]
+    "'images' holds an image in 1 of 2 records looked at, and is not "
 
     Args:
         records: of the input.
@@ -128,9 +128,9 @@ def fields_of_files(records: Sequence[Mapping[str, Any]], read: Collection[str])
     for record in records:
         counts.update((name, kind) for name, kind in _files(record) if name not in read)
     return [
-        f"{name!r} holds {kind} in {count:,} of {len(records):,} records that were looked at, and is not read: answers "
-        "about it would be trained without it. beam_prep is for text: leave such records out, unless the texts alone "
-        "are what you want"
+        f"{name!r} holds {kind} in {count:,} of {len(records):,} record{'s' * (len(records) != 1)} looked at, and is "
+        "not read: answers about it would be trained without it. beam_prep is for text: leave such records out, unless "
+        "the texts alone are what you want"
         for (name, kind), count in counts.items()
     ]
 

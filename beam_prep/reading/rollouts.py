@@ -1,18 +1,68 @@
 """Records that hold ids already: tokenised rows, and rollouts with log probabilities, rewards and other values."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from beam_prep.data.block import Reject
 from beam_prep.data.ragged import Array
-from beam_prep.data.schema import IGNORE_INDEX
+from beam_prep.data.reasons import Reason
+from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.adapters import check_loss_weight
 from beam_prep.reading.json_line import check_type, describe
 from beam_prep.reading.records import Record
+
+
+class _Kind(NamedTuple):
+    """The numbers that a list may hold: their types, the least and the greatest, and why another one is rejected."""
+
+    wanted: str
+    types: tuple[type, ...]
+    low: float
+    high: float
+    dtype: str
+    reason: Reason = "wrong_type"
+
+
+_BITS = _Kind("0 or 1", (int, bool), 0, 1, "uint8")
+_REALS = _Kind("a finite number", (int, float), -sys.float_info.max, sys.float_info.max, "float64", "bad_number")
+
+
+def _ids(max_id: int) -> _Kind:
+    return _Kind(f"a token id, 0 to {max_id}", (int,), 0, max_id, "int32", "bad_id")
+
+
+def _listed(values: Any, where: str, kind: _Kind, length: int | None = None) -> Array:
+    """A list of numbers.
+
+    Args:
+        values: the list.
+        where: its place in the record.
+        kind: its numbers.
+        length: how many there must be, one for each token id.
+
+    Raises:
+        Reject: `wrong_type`, `count_mismatch`, or the reason of the kind.
+    """
+    check_type(values, list, f"'{where}'", "a list")
+    if length is not None and len(values) != length:
+        raise Reject("count_mismatch", f"'{where}' has {len(values)} values, wanted {length}: one for each token id")
+    # An array alone would take `true` and `1.0` for integers.
+    are_numbers = set(map(type, values)) <= set(kind.types)
+    if are_numbers:
+        found = np.array(values)
+        wrong = np.flatnonzero(~((found >= kind.low) & (found <= kind.high)))
+    else:
+        wrong = np.array([place for place, value in enumerate(values) if type(value) not in kind.types])
+    if len(wrong):
+        first = f"'{where}[{wrong[0]}]' is {describe(values[wrong[0]])}"
+        raise Reject(kind.reason if are_numbers else "wrong_type", f"{first}, wanted {kind.wanted}")
+    return found.astype(kind.dtype)
+
 
 # Tokenised rows
 
@@ -35,21 +85,23 @@ def tokenized(record: Record, max_id: int) -> tuple[Array, Array] | None:
     if record.get("input_ids") is None:
         return None
     check_type(record["input_ids"], list, "'input_ids'", "a list")
+    length = len(record["input_ids"])
+    labelled = record.get("labels") is not None
+    names = ["attention_mask", *(() if labelled else _MASKS)]
+    masks = {name: _listed(record[name], name, _BITS, length) for name in names if record.get(name) is not None}
     # Checked before the ids, because padding may have ids that the tokenizer lacks.
-    attended = _beside(record, "attention_mask", len(record["input_ids"]), read_bits)
-    if attended is not None and not attended.all():
+    if "attention_mask" in masks and not masks["attention_mask"].all():
         raise Reject("padded", "'attention_mask' has zeros, wanted rows without padding")
-    ids = read_ids(record["input_ids"], "input_ids", max_id)
-    labels = _beside(record, "labels", len(ids), _integers)
-    if labels is not None:
-        trained = labels != IGNORE_INDEX
-        for place in np.flatnonzero(trained & (labels != ids))[:1]:
-            found = f"'labels[{place}]' is {labels[place]} where the id is {ids[place]}"
-            raise Reject("labels_differ", f"{found}, wanted that id or {IGNORE_INDEX} (labels that are not shifted)")
-        return ids, trained.astype(np.uint8)
-    masks = [_beside(record, name, len(ids), read_bits) for name in _MASKS]
-    found_masks = [mask for mask in masks if mask is not None]
-    return ids, np.bitwise_and.reduce([np.ones(len(ids), np.uint8), *found_masks])
+    ids = _listed(record["input_ids"], "input_ids", _ids(max_id))
+    if not labelled:
+        return ids, np.bitwise_and.reduce([np.ones(length, np.uint8), *masks.values()])
+    kind = _Kind(f"an id, or {IGNORE_INDEX}", (int,), IGNORE_INDEX, max_id, "int32", "labels_differ")
+    labels = _listed(record["labels"], "labels", kind, length)
+    trained = labels != IGNORE_INDEX
+    for place in np.flatnonzero(trained & (labels != ids))[:1]:
+        found = f"'labels[{place}]' is {labels[place]} where the id is {ids[place]}"
+        raise Reject("labels_differ", f"{found}, wanted that id or {IGNORE_INDEX} (labels that are not shifted)")
+    return ids, trained.astype(np.uint8)
 
 
 def token_weights(record: Record, name: str, length: int) -> Array:
@@ -58,68 +110,13 @@ def token_weights(record: Record, name: str, length: int) -> Array:
     Raises:
         Reject: `wrong_type`, `bad_weight`, or `count_mismatch`: their number is not `length`.
     """
-    weights = _beside(record, name, length, _weights)
-    return np.ones(length) if weights is None else weights
-
-
-def _beside(record: Record, name: str, length: int, read: Callable[[list[Any], str], Array]) -> Array | None:
-    """A field with a value for each id; None if absent or null."""
     values = record.get(name)
     if values is None:
-        return None
-    check_type(values, list, f"'{name}'", "a list")
-    if len(values) != length:
-        raise Reject("count_mismatch", f"{length} input_ids, {len(values)} {name}: wanted as many of each")
-    return read(values, name)
-
-
-def check_types(values: list[Any], where: str, wanted: str, *kinds: type) -> None:
-    """Raises Reject (`wrong_type`) if a value has none of these types."""
-    # The types of all values in one call: an array would take `true` and `1.0` for integers.
-    if not set(map(type, values)) <= set(kinds):
-        place = next(place for place, value in enumerate(values) if type(value) not in kinds)
-        raise Reject("wrong_type", f"'{where}[{place}]' is {describe(values[place])}, wanted {wanted}")
-
-
-def read_ids(values: Any, where: str, max_id: int) -> Array:
-    """int32: a list of token ids.
-
-    Raises:
-        Reject: `wrong_type`, or `bad_id`.
-    """
-    check_type(values, list, f"'{where}'", "a list")
-    check_types(values, where, "a token id", int)
-    if values and not (min(values) >= 0 and max(values) <= max_id):
-        place = next(place for place, value in enumerate(values) if not 0 <= value <= max_id)
-        raise Reject(
-            "bad_id", f"'{where}[{place}]' is {describe(values[place])}, wanted an id of the tokenizer, 0 to {max_id}"
-        )
-    return np.array(values, np.int32)
-
-
-def read_bits(values: list[Any], where: str) -> Array:
-    """uint8: a list of 0 and 1, or false and true.
-
-    Raises:
-        Reject: `wrong_type`.
-    """
-    check_types(values, where, "0 or 1", int, bool)
-    if values and not (min(values) >= 0 and max(values) <= 1):
-        place = next(place for place, value in enumerate(values) if value not in (0, 1))
-        raise Reject("wrong_type", f"'{where}[{place}]' is {describe(values[place])}, wanted 0 or 1")
-    return np.array(values, np.uint8)
-
-
-def _integers(values: list[Any], where: str) -> Array:
-    """Python integers, of any size."""
-    check_types(values, where, "an integer", int)
-    return np.array(values, object)
-
-
-def _weights(values: list[Any], where: str) -> Array:
+        return np.ones(length)
+    weights = _listed(values, name, _REALS, length)
     for place, value in enumerate(values):
-        check_loss_weight(value, f"{where}[{place}]")
-    return np.array(values, np.float64)
+        check_loss_weight(value, f"{name}[{place}]")
+    return weights
 
 
 # Rollouts
@@ -175,30 +172,28 @@ class RolloutFields:
         keys = [key for key in ids if key is not None]
         return tuple(dict.fromkeys([*keys, *self.numbers.values(), *dict(self.texts).values()]))
 
-
-@dataclass(slots=True)
-class Rollout:
-    """The rollouts of one record.
-
-    Attributes:
-        prompt: int32, the ids of the prompt.
-        lengths: number of ids of each response.
-        responses: int32, the ids of all responses; mask (uint8) and logprobs (float64), if any, have equal length.
-        numbers: column -> its numbers.
-        texts: column -> its text, as UTF-8 bytes (uint8).
-    """
-
-    prompt: Array
-    lengths: list[int] = field(default_factory=list)
-    responses: Array = field(default_factory=lambda: np.zeros(0, np.int32))
-    mask: Array | None = None
-    logprobs: Array | None = None
-    numbers: dict[str, list[float]] = field(default_factory=dict)
-    texts: dict[str, Array] = field(default_factory=dict)
+    @property
+    def columns(self) -> dict[Column, str]:
+        """The columns of the ids and of what belongs to them -> key."""
+        found: dict[Column, str] = {}
+        if self.response_ids is not None:
+            depth = 2 if self.grouped else 1
+            found[Column("response_ids", "int32", depth, "ids")] = self.response_ids
+            if self.loss_mask is not None:
+                found[Column("loss_mask", "int32", depth, "mask", of="response_ids")] = self.loss_mask
+            if self.logprobs is not None:
+                found[Column("logprobs", "float32", depth, "token_value", of="response_ids")] = self.logprobs
+        found[Column("prompt_ids", "int32", 1, "ids")] = self.prompt_ids
+        for name, key in self.numbers.items():
+            found[Column(name, "int64" if name == "policy_version" else "float32", 1, "value")] = key
+        return found | {Column(name, "uint8", 1, "text"): key for name, key in self.texts}
 
 
-def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> Rollout | None:
-    """The rollouts of a record; None if all fields are missing.
+def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> tuple[list[int], dict[str, Array]] | None:
+    """(number of ids of each response, column -> its values) of a record; None if all fields are missing.
+
+    Values are ids (int32), masks (uint8) and log probabilities (float64) of all responses, one after the other; the ids
+    of the prompt; numbers (float64); and texts as UTF-8 (uint8).
 
     Raises:
         Reject: `missing_source`: a field is missing. `wrong_type`, `bad_id`, `bad_number`, `bad_text`: a field holds a
@@ -209,82 +204,60 @@ def read_rollout(record: Record, fields: RolloutFields, max_id: int) -> Rollout 
         return None
     if missing:
         raise Reject("missing_source", f"field {missing[0]!r} is absent, null or empty")
-    found = Rollout(read_ids(record[fields.prompt_ids], fields.prompt_ids, max_id))
-    count = None
-    if (name := fields.response_ids) is not None:
-        responses = [read_ids(each, where, max_id) for where, each in _each(record, name, fields.grouped)]
-        found.lengths = [len(each) for each in responses]
-        found.responses = np.concatenate(responses)
-        if not len(found.responses):
-            raise Reject("missing_source", f"field {name!r} has no token")
-        count = len(responses)
-        found.mask = _aligned(record, fields, fields.loss_mask, found.lengths, read_bits)
-        found.logprobs = _aligned(record, fields, fields.logprobs, found.lengths, _reals)
-    for column, key in fields.numbers.items():
-        found.numbers[column] = _numbers(record[key], key)
-        _check_count(record, fields, column, key, count)
-    for column, key in fields.texts:
-        found.texts[column] = _text(record[key], key)
-    return found
+    lengths: list[int] = []
+    found: dict[str, Array] = {}
+    kinds = {"ids": _ids(max_id), "mask": _BITS, "token_value": _REALS}
+    for column, key in fields.columns.items():
+        value = record[key]
+        if column.role == "text":
+            found[column.name] = _text(value, key)
+        elif column.role == "value":
+            numbers = value if isinstance(value, list) else [value]
+            found[column.name] = np.array([exact_double(each, f"{key}[{at}]") for at, each in enumerate(numbers)])
+            if fields.response_ids is not None:
+                _check_count(value, key, len(lengths) if fields.grouped else None, column.name == "rewards")
+        elif column.name == "prompt_ids":
+            found["prompt_ids"] = _listed(value, key, kinds["ids"])
+        else:
+            responses = _responses(value, key, fields.grouped)
+            if column.of is not None and len(responses) != len(lengths):
+                counts = f"{len(lengths)} {fields.response_ids}, {len(responses)} {key}"
+                raise Reject("count_mismatch", f"{counts}: wanted as many of each")
+            wanted = lengths if column.of is not None else [None] * len(responses)
+            each = [
+                _listed(response, where, kinds[column.role], length)
+                for (where, response), length in zip(responses.items(), wanted, strict=True)
+            ]
+            found[column.name] = np.concatenate(each)
+            lengths = [len(response) for response in each]
+            if not sum(lengths):
+                raise Reject("missing_source", f"field {key!r} has no token")
+    return lengths, found
 
 
-def _each(record: Record, name: str, grouped: bool) -> Iterator[tuple[str, Any]]:
-    """(place, value) for each response."""
+def _responses(value: Any, key: str, grouped: bool) -> dict[str, Any]:
+    """Place -> the value of each response."""
     if not grouped:
-        yield name, record[name]
-        return
-    check_type(record[name], list, f"field {name!r}", "a list of lists")
-    for place, value in enumerate(record[name]):
-        yield f"{name}[{place}]", value
+        return {key: value}
+    check_type(value, list, f"field {key!r}", "a list of lists")
+    return {f"{key}[{place}]": each for place, each in enumerate(value)}
 
 
-def _aligned(record: Record, fields: RolloutFields, name: str | None, lengths: list[int], read: Any) -> Array | None:
-    """The values for each id of all responses; None: there is no such column."""
-    if name is None:
-        return None
-    each = list(_each(record, name, fields.grouped))
-    if len(each) != len(lengths):
-        counts = f"{len(lengths)} {fields.response_ids}, {len(each)} {name}"
-        raise Reject("count_mismatch", f"{counts}: wanted as many of each")
-    parts = []
-    for (where, value), length in zip(each, lengths, strict=True):
-        check_type(value, list, f"'{where}'", "a list")
-        if len(value) != length:
-            found = f"{where!r} has {len(value)} values, its response has {length} ids"
-            raise Reject("count_mismatch", f"{found}: wanted as many of each")
-        parts.append(read(value, where))
-    return np.concatenate(parts)
+def _check_count(value: Any, key: str, responses: int | None, for_each: bool) -> None:
+    """Checks that there is a number for each response, or one number for all, which is no list.
 
-
-def _reals(values: list[Any], where: str) -> Array:
-    check_types(values, where, "a number", int, float)
-    try:
-        numbers = np.array(values, np.float64)
-    except OverflowError:
-        raise Reject("bad_number", f"'{where}' holds a number beyond a double") from None
-    wrong = np.flatnonzero(~np.isfinite(numbers))
-    if len(wrong):
-        raise Reject("bad_number", f"'{where}[{wrong[0]}]' is {describe(values[wrong[0]])}, which JSON does not have")
-    return numbers
-
-
-def _numbers(value: Any, where: str) -> list[float]:
-    """A number, or a list of numbers."""
-    values = value if isinstance(value, list) else [value]
-    return [exact_double(each, f"{where}[{place}]") for place, each in enumerate(values)]
-
-
-def _check_count(record: Record, fields: RolloutFields, column: str, key: str, responses: int | None) -> None:
-    """Checks that there is a number for each response, or one number for all, which is no list."""
-    value = record[key]
-    if not isinstance(value, list):
-        if fields.grouped and column == "rewards":
-            raise Reject("wrong_type", f"field {key!r} is {describe(value)}, wanted a list, a number for each response")
-    elif not fields.grouped and responses is not None:
-        raise Reject("wrong_type", f"field {key!r} is a list, wanted a number: the record is one response")
-    elif responses is not None and len(value) != responses:
-        found = f"{responses} {fields.response_ids}, {len(value)} {key}"
-        raise Reject("count_mismatch", f"{found}: wanted as many of each")
+    Args:
+        value: of the field.
+        key: the field.
+        responses: number of responses; None: the record is one response.
+        for_each: True: a group has a number for each response.
+    """
+    if responses is None:
+        check_type(value, int | float, f"field {key!r}", "a number: the record is one response")
+    elif isinstance(value, list) and len(value) != responses:
+        raise Reject("count_mismatch", f"{responses} responses, {len(value)} {key}: wanted as many of each")
+    elif for_each:
+        check_type(value, list, f"field {key!r}", "a list, a number for each response")
 
 
 def exact_double(number: Any, where: str) -> float:

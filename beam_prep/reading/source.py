@@ -29,8 +29,7 @@ import numpy as np
 
 from beam_prep.data.block import InputFile, Origin, Split, at_offset
 from beam_prep.errors import InputError
-from beam_prep.reading.blocks import BOM, RawBlock, Readable, read_blocks, read_up_to
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import BOM, RawBlock, Readable, Records, parse, read_blocks, read_up_to
 
 
 class Compression(NamedTuple):

@@ -1,6 +1,19 @@
-"""The kinds of input files. To add one, write a file with its `Source`, and add it to `SOURCES`."""
+"""The kinds of input files; and what a file of another kind is, by its first bytes, with one line of advice.
 
-from beam_prep.reading.source import JSONList, Source, split_name
+To add a kind, write a file with its `Source`, and add it to `SOURCES`.
+
+Some other kinds are certain: no JSON begins so. Such a file is refused when it is opened (`refusal`), because all of
+its records would be missing. Of others, such as CSV, the first line may be a bad line of JSONL: these are named only
+when a run has failed (`guess`).
+"""
+
+import json
+import re
+from collections.abc import Collection
+
+from beam_prep.data.reasons import ADVICE
+from beam_prep.reading.records import BOM
+from beam_prep.reading.source import COMPRESSIONS, JSONList, Source, split_name
 from beam_prep.reading.tables import ArrowStream, Parquet
 
 JSONL = Source()
@@ -26,3 +39,139 @@ def place_in(path: str, number: int) -> str:
 def place_at(path: str, offset: int) -> str:
     """A file, and where a record begins in the file, for messages: see `at_offset`."""
     return source_of(path).at(path, offset)
+
+
+HEAD_BYTES = 1024
+"""Bytes from a file's beginning that `refusal` reads."""
+
+GUESS_BYTES = 1024 * 1024
+"""Most bytes that `guess` uses."""
+
+_CONVERT = "convert it first"
+_AGAIN = "download it again, or leave it out"
+_UNPACK = "unpack it, and name the files that were in it"
+_PICKLED = ("a pickled Python object", "if you trust its source, load it, and write a line of JSON a record")
+_PANDAS = "type in Python: import pandas; pandas.{}(FILE{}).to_json(NEW, orient='records', lines=True)"
+
+
+def _text_in(encoding: str) -> tuple[str, str]:
+    return f"text in {encoding}", f"type: iconv -f {encoding} -t UTF-8 FILE > NEW"
+
+
+_FIRST_BYTES = {
+    b"ARROW1\0\0": ("an Arrow file (Feather)", _PANDAS.format("read_feather", "")),
+    b"SQLite format 3\0": ("an SQLite database", _CONVERT),
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Excel file", _PANDAS.format("read_excel", "")),
+    b"PK\x03\x04": ("a zip archive or an Excel file", f"{_UNPACK}; or {_PANDAS.format('read_excel', '')}"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
+    b"Rar!\x1a\x07": ("a rar archive", _UNPACK),
+    b"\xfd7zXZ\0": ("compressed by xz", "type: xz -dc FILE > NEW"),
+    b"\x04\x22\x4d\x18": ("compressed by lz4", "type: lz4 -dc FILE > NEW"),
+    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", _CONVERT),
+    b"\x93NUMPY": ("a NumPy file", _CONVERT),
+    b"Obj\x01": ("an Avro file", _CONVERT),
+    b"%PDF-": ("a PDF document", _CONVERT),
+    b"version https://git-lfs": ("a Git LFS pointer, not the data", "in its folder, type: git lfs pull"),
+    **dict.fromkeys((b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), _PICKLED),
+    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), _text_in("UTF-32")),
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _text_in("UTF-16")),
+    b"{\0\0\0": _text_in("UTF-32LE"),
+    b"\0\0\0{": _text_in("UTF-32BE"),
+    **dict.fromkeys((b"{\0", b"[\0"), _text_in("UTF-16LE")),
+    **dict.fromkeys((b"\0{", b"\0["), _text_in("UTF-16BE")),
+    **dict.fromkeys((b"<!doctype html", b"<html"), ("an HTML page (the error page of a download?)", _AGAIN)),
+    b"<?xml": ("an XML document (the error message of a store?)", _AGAIN),
+}
+"""First bytes -> (what the file is, what to do). A longer beginning comes before its own prefix."""
+_ENDINGS = {
+    ".csv": ("a table (CSV)", _PANDAS.format("read_csv", "")),
+    ".tsv": ("a table (TSV)", _PANDAS.format("read_csv", r", sep='\t'")),
+    **dict.fromkeys((".yaml", ".yml"), ("a YAML file", _CONVERT)),
+    **dict.fromkeys((".txt", ".md", ".rst", ".text"), ("plain text", 'write it as lines of {"text": ...}')),
+}
+_LISTED = re.compile(r'"(data|rows|records|examples|items|samples|instances|results|train|dataset)"\s*:\s*\[\s*\{')
+"""A list of records within an object, under one of the usual names."""
+
+
+def refusal(head: bytes, path: str) -> str | None:
+    """The kind of a content that is certainly no JSONL, and what to do; None if it may be JSONL.
+
+    Args:
+        head: the first `HEAD_BYTES` of the decompressed content.
+        path: the file's name. If it is compressed, the name has the ending of the compression.
+
+    >>> print(refusal(b"Rar!" + bytes([26, 7]), "chats.rar"))
+    'chats.rar' is a rar archive, wanted JSONL: unpack it, and name the files that were in it
+    """
+    packed = split_name(path)[2]
+    for ending, compression in COMPRESSIONS.items():
+        if head.startswith(compression.magic) and packed:
+            return f"{path!r} is compressed twice: {_unpacked(path)}"
+        if head.startswith(compression.magic):
+            return f"{path!r} is compressed, but its name does not end in {ending}: rename it"
+    for source in SOURCES:
+        if source.magic and head.startswith(source.magic) and source is not source_of(path):
+            return _read_as(path, source.name, source.endings[0])
+    if head[257:262] == b"ustar":
+        return _message(path, ("a tar archive", _UNPACK))
+    start = head.removeprefix(BOM).lstrip()[:15].lower()
+    for first, kind in _FIRST_BYTES.items():
+        if head.startswith(first) or start.startswith(first):
+            return _message(path, kind)
+    return None
+
+
+def guess(head: bytes, path: str, fields: Collection[str] = ()) -> str | None:
+    """The likely kind of a file that gave a run few or no records, and what to do; None if unknown.
+
+    Args:
+        head: the first `GUESS_BYTES` of its content.
+        path: its name.
+        fields: the fields that the config reads.
+    """
+    start = head.removeprefix(BOM).decode(errors="replace").lstrip()
+    first, _, rest = start.partition("\n")
+    if start.startswith("{'"):
+        return _message(path, ("lines of Python dicts", "write json.dumps(record) in place of the record"))
+    if start.startswith("{") and "\r" in start.rstrip() and "\n" not in start:
+        return _message(path, ("lines that end as on old Macs (CR)", "type: tr '\\r' '\\n' < FILE > NEW"))
+    if start.startswith("[") and not isinstance(source_of(path), JSONList):
+        return _read_as(path, "one JSON list", ".json")
+    if start.startswith("{") and not (rest.strip() and _is_json(first)):
+        if (found := _LISTED.search(start, 0, HEAD_BYTES)) and found[1] not in fields:
+            what = f"one object with its records in the list {found[1]!r}"
+            return _message(path, (what, f"type: jq -c '.{found[1]}[]' FILE > NEW"))
+        if rest.strip():
+            return _message(path, ("objects of several lines each", "type: jq -c . FILE > NEW"))
+    kind = _ENDINGS.get(split_name(path)[1])
+    if kind is not None and not start.startswith(("{", "[")):
+        return _message(path, kind)
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":  # which a part of a file may have
+            return _message(path, (f"no UTF-8 (byte {error.start})", ADVICE["invalid_utf8"]))
+    return None
+
+
+def _message(path: str, kind: tuple[str, str]) -> str:
+    return f"{path!r} is {kind[0]}, wanted JSONL: {kind[1]}"
+
+
+def _read_as(path: str, what: str, ending: str) -> str:
+    """Advice for a file that is read under another name."""
+    unpack = split_name(path)[2] and ending != ".json"
+    advice = _unpacked(path) if unpack else "rename it"
+    return f"{path!r} is {what}, which is read from a {ending} file: {advice}"
+
+
+def _unpacked(path: str) -> str:
+    return f"decompress it first ({COMPRESSIONS[split_name(path)[2]].unpack})"
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

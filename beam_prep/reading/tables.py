@@ -31,7 +31,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,8 @@ from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
 from beam_prep.data.reasons import Reason
 from beam_prep.errors import InputError
-from beam_prep.reading.blocks import RawBlock, read_up_to
 from beam_prep.reading.json_line import BINARY, parse_json
+from beam_prep.reading.records import RawBlock, read_up_to
 from beam_prep.reading.source import Files, Position, Source, ranges
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ Line = tuple[bytes, tuple[str, str] | None]
 class Table(Source):
     """Tables: their records are rows, which are read in batches and become lines of JSON.
 
-    A table that is read from its beginning overrides `_lines`, `record_at` and `columns`; one of Arrow's tables
-    overrides `_lines`, `_from` and `_schema`.
+    One of Arrow's tables overrides `_batches` and `_schema`; another table that is read from its beginning `_lines`,
+    `record_at` and `columns`.
     """
 
     unit = "row"
@@ -123,12 +123,11 @@ class Table(Source):
 
     def record_at(self, file: InputFile, files: Files, offset: int) -> bytes:
         with files.open_table(file) as stream:
-            left, batches = self._from(file, stream, offset)
-            for rows in batches:
+            part = self._part_with(file, stream, offset)
+            left = offset - part.rows_before
+            for rows in self._batches(file, stream, part):
                 if left < rows.num_rows:
-                    row = rows.slice(left, 1)
-                    row.validate(full=True)  # as in `_lines`
-                    return next(lines_of(row))[0]
+                    return next(lines_of(rows.slice(left, 1)))[0]
                 left -= rows.num_rows
         raise InputError(f"it has no row {offset + 1:,}: the file changed since the output was made")
 
@@ -140,12 +139,21 @@ class Table(Source):
         """The part of a file that a split reads; None if other splits have all of it."""
         return Part(0, split.source.size, rows_before=0)
 
+    def _part_with(self, file: InputFile, stream: Any, row: int) -> "Part":
+        """A part of a file that has a row."""
+        return Part(0, file.size, rows_before=0)
+
     def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
         """The rows of a part: (JSON, None or (reason, message) of a row that is rejected). Updates `position`."""
-        raise NotImplementedError
+        with files.open_table(file) as stream:
+            done = 0
+            for rows in self._batches(file, stream, part):
+                done += rows.num_rows
+                position.stored = (part.stop - part.start) * done // part.rows if part.rows else stream.tell()
+                yield from lines_of(rows)
 
-    def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
-        """(number of rows before the wanted row, batches that begin there and hold it)."""
+    def _batches(self, file: InputFile, stream: Any, part: "Part") -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
         raise NotImplementedError
 
     def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
@@ -191,20 +199,23 @@ class Parquet(Table):
         numbers = full[first : last + 1]
         return Part(before, after, int(rows[full[:first]].sum()), int(rows[numbers].sum()), tuple(numbers.tolist()))
 
-    def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
-        with files.open_table(file) as stream:
-            done = 0
-            for rows in _batches(_parquet(file, stream), part.groups):
-                done += rows.num_rows
-                position.stored = (part.stop - part.start) * done // part.rows
-                yield from lines_of(rows)
+    def _part_with(self, file: InputFile, stream: Any, row: int) -> "Part":
+        metadata, before = _parquet(file, stream).metadata, 0
+        for group in range(metadata.num_row_groups):
+            rows = metadata.row_group(group).num_rows
+            if row < before + rows:
+                return Part(0, file.size, before, rows, (group,))
+            before += rows
+        return Part(0, file.size, before)
 
-    def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
-        opened, group = _parquet(file, stream), 0
-        while group < opened.num_row_groups and row >= opened.metadata.row_group(group).num_rows:
-            row -= opened.metadata.row_group(group).num_rows
-            group += 1
-        return row, _batches(opened, range(opened.num_row_groups)[group : group + 1])
+    def _batches(self, file: InputFile, stream: Any, part: "Part") -> Iterator[pa.RecordBatch]:
+        opened = _parquet(file, stream)
+        about = [opened.metadata.row_group(group) for group in part.groups]
+        size = sum(group.total_byte_size for group in about)
+        at_once = _BATCH_BYTES * sum(group.num_rows for group in about) // max(1, size)
+        yield from opened.iter_batches(
+            min(_BATCH_ROWS, max(1, at_once)), row_groups=list(part.groups), use_threads=False
+        )
 
     def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
         return _parquet(file, stream).schema_arrow
@@ -217,16 +228,11 @@ class ArrowStream(Table):
     endings = (".arrow",)
     magic = b"\xff\xff\xff\xff"
 
-    def _lines(self, file: InputFile, files: Files, part: "Part", position: Position) -> Iterator[Line]:
-        with files.open_table(file) as stream:
-            for rows in _reader(file, stream):
-                position.stored = stream.tell()
-                rows.validate(full=True)  # Arrow has no checksums, and could read beyond its buffers
-                yield from lines_of(rows)
-            _check_end(file, stream)
-
-    def _from(self, file: InputFile, stream: Any, row: int) -> tuple[int, Iterable[pa.RecordBatch]]:
-        return row, _reader(file, stream)
+    def _batches(self, file: InputFile, stream: Any, part: "Part") -> Iterator[pa.RecordBatch]:
+        for rows in _reader(file, stream):
+            rows.validate(full=True)  # Arrow has no checksums, and could read beyond its buffers
+            yield rows
+        _check_end(file, stream)
 
     def _schema(self, file: InputFile, stream: Any) -> pa.Schema:
         return _reader(file, stream).schema
@@ -265,17 +271,6 @@ def _begins(content: Array, size: int) -> Array:
         return np.zeros(len(before), np.int64)
     scale = 2.0 ** math.floor(math.log2(size / before[-1]))
     return np.minimum(np.append(0, before[:-1] * scale).astype(np.int64), size - 1)
-
-
-def _batches(file: "pq.ParquetFile", groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Rows of some row groups, in batches of about `_BATCH_BYTES`."""
-    about = [file.metadata.row_group(group) for group in groups]
-    size = sum(group.total_byte_size for group in about)
-    at_once = _BATCH_BYTES * sum(group.num_rows for group in about) // max(1, size)
-    batches: Iterator[pa.RecordBatch] = file.iter_batches(
-        min(_BATCH_ROWS, max(1, at_once)), row_groups=list(groups), use_threads=False
-    )
-    return batches
 
 
 _Cut = tuple[int, bytes, tuple[tuple[int, str, str], ...]]
@@ -388,7 +383,7 @@ def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
     kind = _plain(kind)
     if depth > MAX_DEPTH:
         return f"{where} is nested deeper than {MAX_DEPTH} levels"
-    if types.is_dictionary(kind) or any(is_kind(kind) for is_kind in _LISTS):
+    if types.is_dictionary(kind) or _writer(kind) is _lists:
         return _problem(kind.value_type, where, depth + 1)
     if types.is_struct(kind):
         members = [kind.field(place) for place in range(kind.num_fields)]
@@ -397,7 +392,7 @@ def _problem(kind: pa.DataType, where: str, depth: int) -> str | None:
         found = (_problem(member.type, where, depth + 1) for member in members)
         return next((problem for problem in found if problem is not None), None)
     if types.is_map(kind):
-        if not any(is_kind(kind.key_type) for is_kind in _TEXTS):
+        if _writer(kind.key_type) is not _texts:
             return f"{where} is a map with keys of type {kind.key_type}, wanted texts"
         return _problem(kind.item_type, where, depth + 1)
     return None if _writer(kind) is not None else f"{where} is of type {kind}, which JSON does not have"
@@ -479,31 +474,23 @@ def _lists(array: pa.Array) -> list[Any]:
 
 
 def _maps(array: pa.MapArray) -> list[Any]:
-    offsets = array.offsets.to_numpy()
-    first, count = offsets[0], offsets[-1] - offsets[0]
-    keys, items = values(array.keys.slice(first, count)), values(array.items.slice(first, count))
-    ends = (offsets - first).tolist()
-    return [_map(keys[start:stop], items[start:stop]) for start, stop in itertools.pairwise(ends)]
+    keys, items = (_lists(pa.ListArray.from_arrays(array.offsets, each)) for each in (array.keys, array.items))
+    return [_map(*each) for each in zip(keys, items, strict=True)]
 
 
 def _map(keys: list[Any], items: list[Any]) -> Any:
-    texts = [key for key in keys if type(key) is str]
-    if len(set(texts)) == len(keys):
-        return dict(zip(texts, items, strict=True))
+    made = dict(zip(keys, items, strict=True))
     unfit = next((key for key in keys if type(key) is not str), None)
-    twice = Unfit(
-        "duplicate_key", f"the key {_twice(texts)!r} is twice in a map", [*map(list, zip(keys, items, strict=True))]
-    )
-    return twice if unfit is None else unfit
+    if unfit is None and len(made) < len(keys):
+        pairs = [*map(list, zip(keys, items, strict=True))]
+        return Unfit("duplicate_key", f"the key {_twice(keys)!r} is twice in a map", pairs)
+    return made if unfit is None else unfit
 
 
 def _numbers(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.fill_null(0).to_numpy().tolist()
-    return found
-
-
-def _booleans(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.fill_null(False).to_numpy(zero_copy_only=False).tolist()
+    """Integers or booleans. Nulls are replaced later."""
+    filled = array.fill_null(pa.scalar(0).cast(array.type))
+    found: list[Any] = filled.to_numpy(zero_copy_only=False).tolist()
     return found
 
 
@@ -593,37 +580,24 @@ _EXTENSIONS: dict[str, Callable[[Any], list[Any]]] = {
 }
 """By name, because the classes depend on the version of pyarrow. Other extension types are read from their storage."""
 
-_WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
-    (types.is_struct, _structs),
-    (types.is_list, _lists),
-    (types.is_large_list, _lists),
-    (types.is_fixed_size_list, _lists),
-    (types.is_map, _maps),
-    (types.is_string, _texts),
-    (types.is_large_string, _texts),
-    (types.is_string_view, _texts),
-    (types.is_integer, _numbers),
-    (types.is_floating, _floats),
-    (types.is_boolean, _booleans),
-    (types.is_decimal, _decimals),
-    (types.is_timestamp, _times),
-    (types.is_date, _times),
-    (types.is_time, _times),
-    (types.is_duration, _durations),
-    (types.is_binary, _bytes),
-    (types.is_large_binary, _bytes),
-    (types.is_binary_view, _bytes),
-    (types.is_fixed_size_binary, _bytes),
-    (types.is_null, pa.Array.to_pylist),
-)
-
-
-_LISTS = [is_kind for is_kind, write in _WRITERS if write is _lists]
-_TEXTS = [is_kind for is_kind, write in _WRITERS if write is _texts]
+_WRITERS: dict[Callable[[Any], list[Any]], tuple[Callable[[pa.DataType], bool], ...]] = {
+    _structs: (types.is_struct,),
+    _lists: (types.is_list, types.is_large_list, types.is_fixed_size_list),
+    _maps: (types.is_map,),
+    _texts: (types.is_string, types.is_large_string, types.is_string_view),
+    _numbers: (types.is_integer, types.is_boolean),
+    _floats: (types.is_floating,),
+    _decimals: (types.is_decimal,),
+    _times: (types.is_timestamp, types.is_date, types.is_time),
+    _durations: (types.is_duration,),
+    _bytes: (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+    pa.Array.to_pylist: (types.is_null,),
+}
+"""Function -> the types whose values it writes."""
 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], list[Any]] | None:
-    return next((write for test, write in _WRITERS if test(kind)), None)
+    return next((write for write, tests in _WRITERS.items() if any(test(kind) for test in tests)), None)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

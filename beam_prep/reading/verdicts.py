@@ -448,9 +448,10 @@ def warning_of(found: Sequence[Verdict], records: int) -> str | None:
     bad = [verdict for verdict in found if verdict.bad]
     if not bad:
         return None
+    plural = "s" * (records != 1)
     listed = "; ".join(f"{verdict.name!r} ({verdict.which}) in {len(verdict.bad):,}" for verdict in bad)
-    looked = f"{records:,} records that were looked at" if records > 1 else "the one record that was looked at"
-    return f"answers marked as bad are trained like the others: of {looked}, {listed}: {bad[0].mend}"
+    looked = f"of {records:,} record{plural} looked at"
+    return f"answers marked as bad are trained like the others: {looked}, {listed}: {bad[0].mend}"
 
 
 BAD_ANSWERS = "bad_answers: "

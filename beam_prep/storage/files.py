@@ -22,10 +22,9 @@ import pyarrow as pa
 
 from beam_prep.data.block import InputFile
 from beam_prep.errors import ConfigError, InputError, StorageError
-from beam_prep.reading import foreign
-from beam_prep.reading.blocks import Readable, read_up_to
+from beam_prep.reading.records import Readable, read_up_to
 from beam_prep.reading.source import COMPRESSIONS, Position, split_name
-from beam_prep.reading.sources import source_of
+from beam_prep.reading.sources import HEAD_BYTES, refusal, source_of
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import Changed, ObjectInfo, is_local
 from beam_prep.storage.stores.objects import Reader, read_bytes, read_version
@@ -241,8 +240,8 @@ def open_table(source: InputFile) -> Iterator[Any]:
 
 def _damaged(source: InputFile, error: BaseException) -> str:
     """The error message for a table that Arrow cannot read."""
-    with open_input(source, size=foreign.HEAD_BYTES) as stream:
-        other = foreign.refusal(read_up_to(stream, foreign.HEAD_BYTES), source.path)
+    with open_input(source, size=HEAD_BYTES) as stream:
+        other = refusal(read_up_to(stream, HEAD_BYTES), source.path)
     text = " ".join(str(error).split()) or type(error).__name__
     return other or (
         f"{source.path!r} cannot be read as {source_of(source.path).name} ({text[:300]}): it is cut, damaged, or "
@@ -298,7 +297,7 @@ class Input:
             self._position.stored = self._packed.tell()
         if self._unseen and size > 0:
             self._unseen = False
-            if (problem := foreign.refusal(data[: foreign.HEAD_BYTES], source.path)) is not None:
+            if (problem := refusal(data[:HEAD_BYTES], source.path)) is not None:
                 raise InputError(problem)
         return data
 

@@ -9,9 +9,8 @@ from beam_prep.data.block import InputFile, drawn
 from beam_prep.data.hashing import Node, tree_digest, tree_nodes
 from beam_prep.errors import InputError, StorageError
 from beam_prep.formats.manifest import MANIFEST
-from beam_prep.reading.blocks import read_up_to
-from beam_prep.reading.foreign import GUESS_BYTES, HEAD_BYTES, guess
-from beam_prep.reading.sources import source_of
+from beam_prep.reading.records import read_up_to
+from beam_prep.reading.sources import GUESS_BYTES, HEAD_BYTES, guess, source_of
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs, open_input
 from beam_prep.storage.splits import BLOCK_BYTES

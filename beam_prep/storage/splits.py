@@ -10,8 +10,7 @@ import numpy as np
 
 from beam_prep.data.block import InputFile, Ledger, Origin, Split
 from beam_prep.errors import TokenCacheError
-from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock, read_blocks
-from beam_prep.reading.records import Records
+from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records, read_blocks
 from beam_prep.reading.sources import source_of
 from beam_prep.storage import files
 from beam_prep.storage.files import open_input

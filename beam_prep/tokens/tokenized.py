@@ -8,10 +8,9 @@ import numpy as np
 from beam_prep.data.block import step
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column, Output, Section
-from beam_prep.reading.adapters import record_domain, record_weight
-from beam_prep.reading.filters import LeftOut, work_on_each
+from beam_prep.reading.adapters import LeftOut, record_domain, record_weight, work_on_each
 from beam_prep.reading.records import Record, Records
-from beam_prep.reading.rollouts import Rollout, RolloutFields, read_rollout, token_weights, tokenized
+from beam_prep.reading.rollouts import RolloutFields, read_rollout, token_weights, tokenized
 from beam_prep.tokens.batch import Batch
 
 
@@ -29,27 +28,21 @@ def from_rollouts(records: Records, fields: RolloutFields, max_id: int, domain_k
         domain_key: the field of a record that names its domain.
     """
     batch, found = _read(records, _outputs(fields), domain_key, lambda record: read_rollout(record, fields, max_id))
-    if fields.response_ids is not None:
-        depth = 2 if fields.grouped else 1
-        responses = _responses(found, depth)
-        _add(batch, Column("response_ids", "int32", depth, "ids"), responses)
-        masks = [rollout.mask for rollout in found if rollout.mask is not None]
-        logprobs = [rollout.logprobs for rollout in found if rollout.logprobs is not None]
-        if fields.loss_mask is not None:
-            column = Column("loss_mask", "int32", depth, "mask", of="response_ids")
-            _add(batch, column, responses.with_flat(_joined(masks, np.uint8)))
-        if fields.logprobs is not None:
-            column = Column("logprobs", "float32", depth, "token_value", of="response_ids")
-            _add(batch, column, responses.with_flat(_joined(logprobs, np.float64)))
-    _add(batch, Column("prompt_ids", "int32", 1, "ids"), _flat([rollout.prompt for rollout in found], np.int32))
-    for name in fields.numbers:
-        dtype = "int64" if name == "policy_version" else "float32"
-        numbers = [np.array(rollout.numbers[name], np.float64) for rollout in found]
-        _add(batch, Column(name, dtype, 1, "value"), _flat(numbers, np.float64))
-    for name in dict(fields.texts):
-        _add(batch, Column(name, "uint8", 1, "text"), _flat([rollout.texts[name] for rollout in found], np.uint8))
+    for column in fields.columns:
+        values = [row[column.name] for _, row in found]
+        if (column.of or column.name) == "response_ids":
+            flat = _joined(values, _DTYPES[column.role])
+            rows = Ragged.from_lengths(flat, [length for lengths, _ in found for length in lengths])
+            if column.depth == 2:
+                rows = Ragged.from_lengths(rows, [len(lengths) for lengths, _ in found])
+        else:
+            rows = _flat(values, _DTYPES[column.role])
+        _add(batch, column, rows)
     return batch
 
+
+_DTYPES = {"ids": np.int32, "mask": np.uint8, "token_value": np.float64, "value": np.float64, "text": np.uint8}
+"""Role of a column -> type of its values until they are cast to the column's own."""
 
 _Read = TypeVar("_Read")
 
@@ -91,12 +84,6 @@ def _joined(parts: list[Array], dtype: type) -> Array:
 
 def _flat(rows: list[Array], dtype: type) -> Ragged:
     return Ragged.from_lengths(_joined(rows, dtype), [len(row) for row in rows])
-
-
-def _responses(found: list[Rollout], depth: int) -> Ragged:
-    flat = _joined([rollout.responses for rollout in found], np.int32)
-    each = Ragged.from_lengths(flat, [length for rollout in found for length in rollout.lengths])
-    return each if depth == 1 else Ragged.from_lengths(each, [len(rollout.lengths) for rollout in found])
 
 
 @step

@@ -12,9 +12,8 @@ from apache_beam.transforms.window import GlobalWindows
 from beam_prep.data.block import InputFile, Split
 from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import ConfigError
-from beam_prep.reading.blocks import MAX_LINE_BYTES
 from beam_prep.reading.collection import MOST_BUCKETS, blocks, bucket_of, encode_record, line_size
-from beam_prep.reading.records import Records
+from beam_prep.reading.records import MAX_LINE_BYTES, Records
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import BLOCK_BYTES, pack_files, read_split, split_files
 from beam_prep.storage.token_cache import TokenCache

@@ -21,11 +21,9 @@ from beam_prep.data.block import Block
 from beam_prep.data.metadata import MetadataType
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
-from beam_prep.reading.adapters import Adapter, adapt_records
+from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
-from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
-from beam_prep.reading.keep_fields import keep_fields
-from beam_prep.reading.keys import Keys, key_records
+from beam_prep.reading.keys import Keys, keep_fields, key_records
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.rollouts import RolloutFields
 from beam_prep.reading.verdicts import FieldUse, count_bad_answers
@@ -313,7 +311,7 @@ class KeepFields(BlockStep):
     """`Records` -> the same `Records`: keeps fields as metadata columns of the rows that `Shard` writes.
 
     Put it right after the records are read: metadata columns hold the values as earlier steps left them.
-    See `beam_prep.reading.keep_fields.keep_fields` for what fields may hold.
+    See `beam_prep.reading.keys.keep_fields` for what fields may hold.
 
     Attributes:
         fields: field -> `string`, `int32`, `int64`, `float32`, `float64` or `bool`; or only the fields, as strings.

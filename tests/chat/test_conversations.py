@@ -11,7 +11,7 @@ from beam_prep.chat.template import ChatTemplate
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output, Section
 from beam_prep.errors import RunError
-from beam_prep.reading.filters import map_records
+from beam_prep.reading.adapters import map_records
 from beam_prep.reading.records import Record
 from tests.chat.generated_templates import Seeded, template
 from tests.chat.generated_templates import conversations as drawn

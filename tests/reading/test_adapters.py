@@ -204,6 +204,7 @@ class TestTokenized:
             ({"input_ids": [5, 0, 2**31 - 1]}, [1, 1, 1]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [0, 1, 0]),
             ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "labels": [5, 6, 7]}, [1, 1, 1]),
+            ({"input_ids": [5, 6], "loss_mask": ["x"], "labels": [5, -100]}, [1, 0]),  # masks are not read then
             ({"input_ids": [], "labels": []}, []),
         ],
     )
@@ -247,10 +248,15 @@ def of_ids(record: Row) -> Any:
         (tools, {"tools": '[{"a": NaN}]'}, "bad_tools", "is a string that is no JSON (unexpected character"),
         (template_kwargs, {"chat_template_kwargs": "x"}, "bad_kwargs", 'is a string ("x"), wanted an object'),
         (of_ids, {"input_ids": [5, "6"]}, "wrong_type", "'input_ids[1]' is a string (\"6\"), wanted a token id"),
-        (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted an id"),
-        (of_ids, {"input_ids": [2**31]}, "bad_id", "is a number (2147483648), wanted an id of"),
+        (of_ids, {"input_ids": [5, -1]}, "bad_id", "'input_ids[1]' is a number (-1), wanted a token id"),
+        (of_ids, {"input_ids": [2**31]}, "bad_id", "is a number (2147483648), wanted a token id"),
         (of_ids, {"input_ids": [5, 2**64]}, "bad_id", "is a number (18446744073709551616), wanted"),
-        (of_ids, {"input_ids": [5, 6], "labels": [5]}, "count_mismatch", "2 input_ids, 1 labels: wanted as many"),
+        (
+            of_ids,
+            {"input_ids": [5, 6], "labels": [5]},
+            "count_mismatch",
+            "'labels' has 1 values, wanted 2: one",
+        ),
         (of_ids, {"input_ids": [5, 6], "labels": [6, -100]}, "labels_differ", "is 6 where the id is 5, wanted"),
         (of_ids, {"input_ids": [5], "loss_mask": [2]}, "wrong_type", "'loss_mask[0]' is a number (2), wanted"),
         (of_ids, {"input_ids": [5], "completion_mask": [0.5]}, "wrong_type", "is a number (0.5), wanted 0 or 1"),

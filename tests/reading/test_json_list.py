@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
-from beam_prep.reading.blocks import read_blocks
+from beam_prep.reading.records import read_blocks
 from beam_prep.reading.source import JSONList, ListAsLines
 
 NAME = "data/x.json"

@@ -8,9 +8,8 @@ import numpy as np
 from hypothesis import example, given
 
 from beam_prep.data.block import InputFile
-from beam_prep.reading.blocks import RawBlock
 from beam_prep.reading.keys import DUPLICATE, NO_KEY, SPLIT, Keys, canonical, key_records, normalized
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import RawBlock, Records, parse
 from tests.compose import naive
 from tests.compose.oracle import key_of
 

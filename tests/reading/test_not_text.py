@@ -132,7 +132,7 @@ def test_a_run_rejects_or_keeps_the_text_and_counts_it(run: Callable[..., Any]) 
     done = run(CONFIG, [{**plain, "image": "a.png"}, other], max_reject_rate=1)
     assert [(each["line"], each["reason"]) for each in bp.open(done.output).rejects()] == [(2, "not_text")]
     beside, says = json.loads((Path(done.output) / "run.json").read_text())["warnings"]
-    assert "'image' holds an image in 1 of 2 records that were looked at, and is not read: answers about it" in beside
+    assert "'image' holds an image in 1 of 2 records looked at, and is not read: answers about it" in beside
     assert says.startswith("rejected (not_text): 1 record with images, audio or video; input.not_text: 'drop_parts'")
     kept = run({**CONFIG, "input": {**CONFIG["input"], "not_text": "drop_parts"}}, [plain, other], "kept")
     assert kept.manifest["counters"]["not_text_dropped"] == 2
@@ -180,7 +180,7 @@ def test_the_time_grows_with_the_text(unit: str) -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (chat("", images=["a.png"]), ["'images' holds an image in 1 of 1 records that were looked at"]),
+        (chat("", images=["a.png"]), ["'images' holds an image in 1 of 1 record looked at"]),
         (chat("", scan={"bytes": "x", "path": "a.png"}), ["'scan' holds a file"]),
         (chat("", image=None, images=[]), []),
         (chat("", speech="formal", frames=[{"service": "a"}], clip_id="3", media="sms"), []),

@@ -17,11 +17,10 @@ from beam_prep import testing
 from beam_prep.data.block import TEXT_LIMIT, InputFile
 from beam_prep.data.hashing import block_digest, tree_digest, tree_nodes
 from beam_prep.errors import UserFunctionError
-from beam_prep.reading import blocks as blocks_module
-from beam_prep.reading.blocks import BOM, MAX_LINE_BYTES, RawBlock, read_blocks
-from beam_prep.reading.filters import filter_by_chars, filter_records, map_records
+from beam_prep.reading import records as records_module
+from beam_prep.reading.adapters import filter_by_chars, filter_records, map_records
 from beam_prep.reading.json_line import MAX_DEPTH
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import BOM, MAX_LINE_BYTES, RawBlock, Records, parse, read_blocks
 
 SOURCE = InputFile("input.jsonl", 0, 0.0)
 WHOLE = 1 << 40
@@ -139,7 +138,7 @@ def rfc_6962(chunks: list[bytes]) -> bytes:
 @given(data=CONTENT, chunks_a_block=st.integers(1, 6))
 def test_the_nodes_of_blocks_give_the_files_digest(data: bytes, chunks_a_block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks_module, "CHUNK", 4)
+        patch.setattr(records_module, "CHUNK", 4)
         for cut in (split, stream):
             block_bytes = 4 * chunks_a_block
             origins = [raw.origin(0, SOURCE, block_bytes) for raw in cut(data, block_bytes)]

@@ -8,9 +8,9 @@ import pytest
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
 from beam_prep.reading import sources
-from beam_prep.reading.blocks import Readable
-from beam_prep.reading.foreign import refusal
+from beam_prep.reading.records import Readable
 from beam_prep.reading.source import Source
+from beam_prep.reading.sources import refusal
 from beam_prep.storage import files
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.splits import first_records, is_stream, split_file

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 
 from beam_prep.data.block import InputFile
-from beam_prep.reading.blocks import RawBlock
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import RawBlock, Records, parse
 from beam_prep.reading.tables import lines_of, schema_problem, values
 
 SOURCE = InputFile("x.parquet", 1, 0.0)

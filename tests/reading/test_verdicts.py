@@ -115,7 +115,7 @@ def test_the_warning_is_one_line_with_the_mend() -> None:
     records = answered("label", True, False, False)
     text = warning_of(verdicts(records, bp.PipelineConfig.from_dict(PAIR).field_use), 3)
     assert text == (
-        "answers marked as bad are trained like the others: of 3 records that were looked at, 'label' (false) in 2: "
+        "answers marked as bad are trained like the others: of 3 records looked at, 'label' (false) in 2: "
         'leave these records out before the run; or "output": {"keep_fields": {"label": "bool"}} for a trainer that '
         "reads the field (as KTO)"
     )
@@ -213,7 +213,7 @@ def test_bad_answers_are_found_in_each_file_and_at_the_end_of_a_file(tmp_path: P
     config, tokenizer = bp.PipelineConfig.from_dict(PAIR), bp.Tokenizer.load(tokenizer_path)
     (told, *_) = FirstRecords(config, tokenizer, list_inputs(str(tmp_path / "*.jsonl"))).warnings()
     assert "a.jsonl and 2 more: answers" in told
-    assert "records that were looked at, 'label' (false) in 1:" in told
+    assert "records looked at, 'label' (false) in 1:" in told
 
 
 def test_a_run_counts_bad_answers_that_its_start_did_not_see(

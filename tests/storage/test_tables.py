@@ -16,7 +16,7 @@ from hypothesis import given
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import CHUNK, tree_digest
 from beam_prep.errors import InputError
-from beam_prep.reading.blocks import RawBlock
+from beam_prep.reading.records import RawBlock
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import digest_of_input
 from beam_prep.storage.splits import blocks_of, first_records, split_file

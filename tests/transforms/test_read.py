@@ -21,8 +21,7 @@ from apache_beam.testing.util import assert_that, equal_to
 import beam_prep as bp
 from beam_prep.data.block import InputFile
 from beam_prep.errors import InputError
-from beam_prep.reading.blocks import read_blocks
-from beam_prep.reading.records import Records, parse
+from beam_prep.reading.records import Records, parse, read_blocks
 from beam_prep.reading.source import SHARED_BYTES
 from beam_prep.storage import files as _files
 from beam_prep.storage.files import list_inputs, open_input
