@@ -67,16 +67,16 @@ ROLE_COUNTS = ("messages", "tokens", "trained")
 class BlockReceipt:
     """The statistics of one block.
 
-    >>> counts = counts_list({"dropped": {"empty": 1}})
-    >>> receipt = BlockReceipt.of({"lines": 3, "domains": [("web", 2, 20)], "counts": counts}, ())
+    >>> domains = [{"domain": "web", "rows": 2, "tokens": 20}]
+    >>> receipt = BlockReceipt.of({"domains": domains, "counts": counts_list({"dropped": {"empty": 1}})}, ())
     >>> receipt.kept, receipt.tokens, receipt.counts("dropped")
     (2, 20, {'empty': 1})
 
     Attributes:
-        row: a record batch of one row, with the columns of `STATISTICS`.
+        values: a row of `STATISTICS`, without the columns that are null.
     """
 
-    row: pa.RecordBatch
+    values: Mapping[str, Any]
 
     @classmethod
     def of(cls, values: Mapping[str, Any], columns: Sequence[Column]) -> "BlockReceipt":
@@ -86,23 +86,14 @@ class BlockReceipt:
             values: of the columns of `STATISTICS` up to `uncut`, except `columns`.
             columns: the columns of each row.
         """
-        return cls.from_dict({**values, "columns": json.dumps([astuple(column) for column in columns])})
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "BlockReceipt":
-        """Makes it from values of columns. Missing columns are null."""
-        return cls(pa.RecordBatch.from_pylist([dict(values)], schema=STATISTICS))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The values of all columns that are not null."""
-        return {name: value for name, value in self.row.to_pylist()[0].items() if value is not None}
+        return cls({**values, "columns": json.dumps([astuple(column) for column in columns])})
 
     def updated(self, **values: Any) -> "BlockReceipt":
         """The statistics with new values in some columns."""
-        return self.from_dict({**self.as_dict(), **values})
+        return BlockReceipt({**self.values, **values})
 
     def __getitem__(self, column: str) -> Any:
-        return self.row.column(column)[0].as_py()
+        return self.values[column]
 
     def counts(self, kind: str) -> dict[str, int]:
         """The counts of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows (`truncated_rows`,
@@ -132,10 +123,11 @@ class BlockReceipt:
         return sum(tokens for _, _, tokens in self.domains)
 
 
-def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[tuple[str, int]]:
+def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     """Counts by kind -> the form of a row, without counts of 0."""
     # As JSON, because a reason from a user's function may be no UTF-8.
-    return [(json.dumps([kind, what]), n) for kind, found in counts.items() for what, n in found.items() if n]
+    entries = [(kind, what, count) for kind, found in counts.items() for what, count in found.items()]
+    return [{"what": json.dumps([kind, what]), "count": count} for kind, what, count in entries if count]
 
 
 def count_of(text: str) -> tuple[str, str]:

@@ -185,7 +185,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tup
         rows = joined([rows], np.argsort(domain, kind="stable"))
     borders = offsets_of(np.bincount(domain, minlength=count))
     parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
-    return encode_rows(rows, parts, {"receipt": receipt.as_dict()}, block + ROWS)
+    return encode_rows(rows, parts, {"receipt": receipt.values}, block + ROWS)
 
 
 def encode_rows(
@@ -278,7 +278,7 @@ def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
     Raises:
         FormatError: the file is cut or damaged, or belongs to another block.
     """
-    return BlockReceipt.from_dict(Sealed(source, name + ROWS).fact("receipt"))
+    return BlockReceipt(Sealed(source, name + ROWS).fact("receipt"))
 
 
 def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:

@@ -251,7 +251,7 @@ def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """A digest of everything that decides which rows a job has and how they are composed."""
     what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
     digest = hashlib.sha256(repr(what).encode())
-    for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
+    for block, (file, name) in enumerate(zip(receipts.file, receipts.names, strict=True)):
         digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()
 

@@ -3,9 +3,7 @@
 import copy
 import itertools
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -32,9 +30,9 @@ def placed(
         made: way -> records of the block that were made in this way; None: as the receipt says.
     """
     source = origin.source
-    counts = [(each["what"], each["count"]) for each in receipt["counts"]]
+    counts = receipt["counts"]
     if made is not None:
-        counts = [each for each in counts if count_of(each[0])[0] != "made"] + counts_list({"made": made})
+        counts = [each for each in counts if count_of(each["what"])[0] != "made"] + counts_list({"made": made})
     return receipt.updated(
         counts=counts,
         name=name,
@@ -43,7 +41,7 @@ def placed(
         start=origin.start,
         first_byte=origin.first_byte,
         size=origin.size,
-        nodes=[astuple(node) for node in origin.nodes],
+        nodes=[(node.index, node.level, node.digest) for node in origin.nodes],
         path=os.fsencode(source.path),
         path_size=source.size,
         plain=source.compression is None and not source_of(source.path).by_row,
@@ -54,11 +52,11 @@ def placed(
 def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
     """Statistics as one Arrow blob: a stream of one batch, compressed with zstd."""
     sink = pa.BufferOutputStream()
-    table = pa.Table.from_batches([receipt.row for receipt in receipts], STATISTICS).combine_chunks()
+    batch = pa.RecordBatch.from_pylist([receipt.values for receipt in receipts], schema=STATISTICS)
     # The whole stream is compressed: with few receipts most of it is the schema.
     with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, STATISTICS) as writer:
-        writer.write_table(table)
-    return bytes(memoryview(sink.getvalue()))
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
 
 
 def _unpacked(blob: bytes) -> pa.Table:
@@ -98,7 +96,8 @@ class Receipts:
             if not lengths_by_block:
                 for name in sums:
                     sums[name] = add(sums[name], _sum(_ragged(_values(table[name]))))
-                table = table.drop_columns([*sums])
+                # Columns of a blob share one buffer, so only a copy without them takes less memory.
+                table = table.drop_columns([*sums]).take(np.arange(len(table)))
             tables.append(table)
         table = pa.concat_tables(tables, promote_options="default").combine_chunks()
         tables.clear()
@@ -111,10 +110,11 @@ class Receipts:
         found = {name: _values(table[name]) for name in STATISTICS.names}
         self.names: pa.StringArray = found["name"]
         self.file, self.start, self.size, self.first_byte, self.lines = (
-            found[name].to_numpy().astype(np.int64) for name in ("file", "start", "size", "first_byte", "lines")
+            found[name].to_numpy().astype(np.int64, copy=False)
+            for name in ("file", "start", "size", "first_byte", "lines")
         )
         self.reused = found["reused"].true_count
-        self._paths, self._copies = found["path"], found["copies"]
+        self._paths, self._copies = (_texts(found[name]) for name in ("path", "copies"))
         self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
@@ -132,12 +132,13 @@ class Receipts:
 
     def block(self, block: int) -> BlockReceipt:
         """The statistics of one block."""
-        return BlockReceipt(self._table.slice(block, 1).combine_chunks().to_batches()[0])
+        return BlockReceipt(self._table.slice(block, 1).to_pylist()[0])
 
     def until(self, block: int, last: BlockReceipt) -> "Receipts":
         """The statistics of an input that ends within `block`; `last`: the statistics of its lines that are read."""
         found = copy.copy(self)
-        found._read(pa.concat_tables([self._table.slice(0, block), pa.Table.from_batches([last.row])]).combine_chunks())
+        ends = pa.Table.from_pylist([last.values], schema=STATISTICS)
+        found._read(pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks())
         return found
 
     @property
@@ -177,11 +178,11 @@ class Receipts:
 
     def path(self, block: int) -> str:
         """The file of a block, as given."""
-        return _path(self._paths[block])
+        return self._paths[block]
 
     def copies(self, block: int) -> str:
         """The file of a block's copies, see `STATISTICS`."""
-        return _path(self._copies[block])
+        return self._copies[block]
 
     def of_parts(self, wanted: Array) -> "Receipts":
         """The same blocks with only the domains in `wanted`, bool [domains]."""
@@ -209,9 +210,10 @@ def _sum(histograms: Ragged) -> Histogram:
     return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
-def _path(name: pa.Scalar) -> str:
-    """The path. Equal paths are the same object, so a pickle holds each once."""
-    return sys.intern(os.fsdecode(name.as_py()))
+def _texts(paths: pa.DictionaryArray) -> list[str]:
+    """The paths. Equal paths are the same object, so a pickle holds each once."""
+    names = [os.fsdecode(path) for path in paths.dictionary.to_pylist()]
+    return [names[code] for code in paths.indices.to_pylist()]
 
 
 def _values(column: pa.ChunkedArray) -> pa.Array:

@@ -80,9 +80,10 @@ class RowIndex:
         }
         rows = np.bincount(self.domain, minlength=len(domains))
         tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
+        of_domains = zip(domains, rows.tolist(), tokens.tolist(), strict=True)
         return {
             "lines": len(self.status),
-            "domains": list(zip(domains, rows.tolist(), tokens.tolist(), strict=True)),
+            "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
             "counts": counts_list(counts),
             "kept": histogram(self.length),
             "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
