@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Collection
 
-from beam_prep.data.reasons import ADVICE
+from beam_prep.data.block import ADVICE
 from beam_prep.reading.blocks import BOM
 from beam_prep.reading.source import COMPRESSIONS, JSONList, split_name
 from beam_prep.reading.sources import SOURCES, source_of

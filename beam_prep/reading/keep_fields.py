@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from beam_prep.data.block import Reject, step
-from beam_prep.data.metadata import Metadata, MetadataType, metadata_column, one_each
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Metadata, MetadataType, metadata_column, one_each
 from beam_prep.reading.json_line import describe
 from beam_prep.reading.records import Records
 

@@ -2,9 +2,8 @@
 
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import Node
-from beam_prep.data.receipts import BlockReceipt, counts_list
 from beam_prep.data.schema import Column
-from beam_prep.shards.receipts import placed
+from beam_prep.shards.receipts import BlockReceipt, counts_list, placed
 from beam_prep.transforms.plan import RECEIPTS, packed
 
 
