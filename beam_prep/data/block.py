@@ -308,20 +308,6 @@ def of_this_run(name: str) -> bool:
     return name in _OF_THIS_RUN or name.startswith(MICROSECONDS)
 
 
-def count_outcomes(status: Array, outcomes: list[tuple[OutcomeKind, str]]) -> dict[str, Any]:
-    """Counts by kind and reason: {"blank": n, "dropped": {reason: n}, "rejected": {reason: n}}."""
-    counts = np.bincount(status, minlength=len(outcomes) + 1)
-    result: dict[str, Any] = {"blank": 0, "dropped": {}, "rejected": {}}
-    for (kind, reason), count in zip(outcomes, counts[1:].tolist(), strict=True):
-        if not count:
-            continue
-        if kind == "blank":
-            result["blank"] += count
-        else:
-            result[kind][reason] = count
-    return result
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The source of a block: its byte range in the input (rows of a table), and the digests of these bytes.

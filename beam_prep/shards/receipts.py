@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_prep.data.block import Origin, OutcomeKind, count_outcomes
+from beam_prep.data.block import Origin, OutcomeKind
 from beam_prep.data.hashing import Node, tree_digest
 from beam_prep.data.ragged import Aligned, Array, Ragged, changes
 from beam_prep.data.schema import Column
@@ -116,17 +116,9 @@ class BlockReceipt:
         return {what: count for of, what, count in found if of == kind}
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        return columns_of(self["columns"])
-
-    @property
     def domains(self) -> list[tuple[str, int, int]]:
         """(domain, rows, tokens) of each domain, in order of first appearance."""
         return [(each["domain"], each["rows"], each["tokens"]) for each in self["domains"]]
-
-    @property
-    def lines(self) -> int:
-        return int(self["lines"])
 
     @property
     def kept(self) -> int:
@@ -148,11 +140,6 @@ def count_of(text: str) -> tuple[str, str]:
     """(kind, what) of an entry's text."""
     kind, what = json.loads(text)
     return kind, what
-
-
-def columns_of(text: str) -> tuple[Column, ...]:
-    """The columns of a receipt's text."""
-    return tuple(Column(*column) for column in json.loads(text))
 
 
 # Histograms of lengths in tokens. They are small, so every block has one, and they can be added.
@@ -291,7 +278,7 @@ class Receipts:
         self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
-        self.columns = columns_of(texts[0]) if texts else ()
+        self.columns = tuple(Column(*column) for text in texts for column in json.loads(text))
         domains = _ragged(found["domains"], "domain")
         names = found["domains"].values.field("domain").dictionary
         order = pc.sort_indices(names).to_numpy()
@@ -457,10 +444,12 @@ class RowIndex:
             domains: the name of each code of `domain`.
             made: see `BlockReceipt.counts`.
         """
-        outcomes, roles = count_outcomes(self.status, self.outcomes), self.roles.sums(len(self.status))
+        outcomes: dict[str, dict[str, int]] = {"blank": {}, "dropped": {}, "rejected": {}}
+        lines, roles = np.bincount(self.status, minlength=len(self.outcomes) + 1), self.roles.sums(len(self.status))
+        for (kind, reason), count in zip(self.outcomes, lines[1:].tolist(), strict=True):
+            outcomes[kind]["" if kind == "blank" else reason] = count
         counts = {
             **outcomes,
-            "blank": {"": outcomes["blank"]},
             "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
             "made": made,
             **{kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)},

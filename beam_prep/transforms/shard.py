@@ -66,7 +66,7 @@ class CacheBlocks(beam.DoFn):
             self.token_cache.used(name)
         counts = {
             "stored": batch.origin.stored,
-            "lines": receipt.lines,
+            "lines": receipt["lines"],
             "kept": receipt.kept,
             "rejected": sum(receipt.counts("rejected").values()),
             "tokens": receipt.tokens,
