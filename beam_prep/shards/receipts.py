@@ -216,7 +216,8 @@ def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
     # The whole stream is compressed: with few receipts most of it is the schema.
     with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, STATISTICS) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    blob: bytes = sink.getvalue().to_pybytes()
+    return blob
 
 
 def _unpacked(blob: bytes) -> pa.Table:
