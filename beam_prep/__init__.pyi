@@ -20,10 +20,10 @@ from beam_prep.reading.rollouts import RolloutFields as RolloutFields
 from beam_prep.reading.verdicts import FieldUse as FieldUse
 from beam_prep.recipe import Prepare as Prepare
 from beam_prep.replay import Replay as Replay
-from beam_prep.shards.chunk import Chunking as Chunking
 from beam_prep.shards.compose import Compose as Compose
 from beam_prep.shards.compose import DomainMix as DomainMix
 from beam_prep.shards.compose import Splits as Splits
+from beam_prep.shards.layout import Chunking as Chunking
 from beam_prep.shards.layout import Layout as Layout
 from beam_prep.tokens.batch import Batch as Batch
 from beam_prep.tokens.batch import Segments as Segments

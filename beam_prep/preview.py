@@ -18,8 +18,8 @@ from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
 from beam_prep.config.loading import with_template
 from beam_prep.data.block import ALIVE, TEXT_LIMIT
-from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of
+from beam_prep.data.schema import metadata_value, placed
 from beam_prep.errors import TokenizerError
 from beam_prep.hints import VISIBLE, shortened
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw

@@ -22,9 +22,8 @@ from beam_prep.formats.cached_block import CACHE_VERSION
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import MAX_LINE_BYTES, RawBlock, Records
 from beam_prep.reading.sources import source_of
-from beam_prep.shards.chunk import Chunking
 from beam_prep.shards.compose import Compose, DomainMix, Splits
-from beam_prep.shards.layout import Layout
+from beam_prep.shards.layout import Chunking, Layout
 from beam_prep.shards.pack import longest_row
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.references import References, read_references

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.receipts import BORDERS, quantile
-from beam_prep.data.schema import Column
+from beam_prep.data.schema import Column, metadata_value
 from beam_prep.inspect.draw import rendered
 from beam_prep.inspect.output import numbers_of, stated
 from beam_prep.inspect.row import RowKind, ShownRow, beginning, percent
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.sources import place_in
 from beam_prep.shards.compose import NOT_SAMPLED
+from beam_prep.shards.receipts import BORDERS, quantile
 from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer
 

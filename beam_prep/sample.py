@@ -20,7 +20,6 @@ from beam_prep.config import PipelineConfig
 from beam_prep.data.block import ALIVE, InputFile, Ledger, drawn
 from beam_prep.data.hashing import CHUNK
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
 from beam_prep.hints import shortened
@@ -29,8 +28,8 @@ from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
+from beam_prep.shards.receipts import ROLE_COUNTS, BlockReceipt, RowIndex
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
-from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.inputs import advice_on
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles

@@ -48,14 +48,12 @@ from apache_beam.transforms.combiners import ToListCombineFn
 from beam_prep.data.block import InputFile, Ledger, Origin, Split
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import Column
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, encode_block, read_rejects, read_row_index
 from beam_prep.formats.manifest import ShardReceipt, WrittenFile, build_manifest, dump, load
 from beam_prep.shards.compose import Compose, DomainMix, Splits, view_receipt
 from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import placed
-from beam_prep.shards.row_index import Copies, RowIndex
+from beam_prep.shards.receipts import BlockReceipt, Copies, RowIndex, placed
 from beam_prep.shards.runs import RunCounts, Runs, SampleCounts
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch

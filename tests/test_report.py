@@ -15,9 +15,9 @@ import pytest
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
-from beam_prep.data.receipts import BORDERS, add, histogram, quantile
 from beam_prep.errors import RunError
 from beam_prep.preview import preview
+from beam_prep.shards.receipts import BORDERS, add, histogram, quantile
 from beam_prep.shards.report import ConfigView, Findings, lines, role_warnings, warnings
 from tests.conftest import ROOT
 

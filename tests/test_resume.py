@@ -15,11 +15,11 @@ from hypothesis import given
 
 from beam_prep import cli
 from beam_prep.config import PipelineConfig
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, FormatError, OutputError, TokenCacheError
 from beam_prep.formats import cached_block as files
 from beam_prep.formats.cached_block import REJECTS, ROW_INDEX, ROWS
 from beam_prep.pipeline import Pipeline, Result
+from beam_prep.shards.receipts import BlockReceipt
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import ANY
 from beam_prep.storage.token_cache import TokenCache

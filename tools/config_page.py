@@ -13,7 +13,7 @@ from typing import Any
 from beam_prep import hints
 from beam_prep.config import PipelineConfig
 from beam_prep.config.strict import LARGEST_WHOLE, Strict, meanings
-from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
+from beam_prep.data.block import ADVICE, DROPPED, REJECTED
 from beam_prep.data.schema import Column
 from beam_prep.formats import FORMATS
 from beam_prep.options import OPTIONS

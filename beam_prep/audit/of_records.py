@@ -8,7 +8,7 @@ from typing import Any
 
 from beam_prep.audit import Finding, Hits
 from beam_prep.chat.chat_format import guard_of
-from beam_prep.data.reasons import ADVICE
+from beam_prep.data.block import ADVICE
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Conversation, Sample, text_of

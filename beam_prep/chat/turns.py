@@ -25,8 +25,7 @@ from beam_prep.chat.messages import Message, are_plain, call, is_said
 from beam_prep.chat.origins import GENERATION_BEGINS, NAME
 from beam_prep.chat.renderer import Renderer
 from beam_prep.chat.trace import Said, SourceSpan, Trace, TurnPlace, constants, places, said, spoken_by_others
-from beam_prep.data.block import Reject
-from beam_prep.data.reasons import Reason
+from beam_prep.data.block import Reason, Reject
 
 PLAIN = "Plainly."
 """The text of a plain answer."""

@@ -11,8 +11,7 @@ from beam_prep.config.input import InputConfig, outputs_of, prompt_first
 from beam_prep.config.output import OutputConfig, PreprocessingConfig
 from beam_prep.config.presets import PRESETS
 from beam_prep.config.strict import ALLOWED_DTYPES, Location, Problem, Strict
-from beam_prep.data.metadata import FILE, OFFSET
-from beam_prep.data.schema import LOSS_WEIGHTS, NAME, PROMPT_COMPLETION, RESERVED, name_problems
+from beam_prep.data.schema import FILE, LOSS_WEIGHTS, NAME, OFFSET, PROMPT_COMPLETION, RESERVED, name_problems
 from beam_prep.formats import FORMATS
 from beam_prep.hints import shown, unknown_name
 

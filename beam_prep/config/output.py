@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from beam_prep.config.presets import PRESETS, PresetName
 from beam_prep.config.strict import DType, Formats, Name, Problem, Strict, Text, Texts, Whole
 from beam_prep.data.fim import Fim, FimMode
-from beam_prep.data.metadata import FILE, OFFSET, MetadataType, metadata_column
+from beam_prep.data.schema import FILE, OFFSET, MetadataType, metadata_column
 from beam_prep.hints import shown
 from beam_prep.shards.pack import Packing
 

@@ -23,12 +23,11 @@ import pyarrow as pa
 
 from beam_prep.data.block import of_this_run
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import FormatError
 from beam_prep.formats.batches import array_of, rows_of
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import Drop, drops, marks
-from beam_prep.shards.row_index import RowIndex
+from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.tokens.batch import Batch, RoleCounts
 
 CACHE_VERSION = 18
@@ -185,7 +184,7 @@ def _rows(batch: Batch, domain: Array, receipt: BlockReceipt, block: str) -> tup
         rows = joined([rows], np.argsort(domain, kind="stable"))
     borders = offsets_of(np.bincount(domain, minlength=count))
     parts = [slice(first, last) for first, last in itertools.pairwise(borders.tolist())]
-    return encode_rows(rows, parts, {"receipt": receipt.as_dict()}, block + ROWS)
+    return encode_rows(rows, parts, {"receipt": receipt.values}, block + ROWS)
 
 
 def encode_rows(
@@ -278,7 +277,7 @@ def read_receipt(source: pa.NativeFile, name: str) -> BlockReceipt:
     Raises:
         FormatError: the file is cut or damaged, or belongs to another block.
     """
-    return BlockReceipt.from_dict(Sealed(source, name + ROWS).fact("receipt"))
+    return BlockReceipt(Sealed(source, name + ROWS).fact("receipt"))
 
 
 def read_rows(source: pa.NativeFile, name: str, domain: int, start: int, stop: int) -> tuple[dict[str, Ragged], bool]:

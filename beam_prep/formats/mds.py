@@ -45,7 +45,7 @@ from beam_prep.formats.contract import (
     map_file,
 )
 from beam_prep.formats.manifest import MANIFEST, ShardReceipt
-from beam_prep.shards.domains import part_of
+from beam_prep.shards.compose import part_of
 
 __all__ = ["INDEX", "MDS", "MDSReader", "MDSWriter"]
 

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 
 from beam_prep.data.block import drawn
-from beam_prep.data.metadata import metadata_values
 from beam_prep.data.ragged import Array, Ragged, offsets_of
-from beam_prep.data.schema import IGNORE_INDEX, Column
+from beam_prep.data.schema import IGNORE_INDEX, Column, metadata_values
 from beam_prep.errors import BeamPrepError, ConfigError, FormatError, TokenizerError
 from beam_prep.formats import FORMATS, Row
 from beam_prep.formats.contract import joined

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.schema import Column
+from beam_prep.data.schema import Column, metadata_value
 from beam_prep.formats import Row, ShardReader
 
 

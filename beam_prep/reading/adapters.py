@@ -19,8 +19,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from beam_prep.data.block import Reject, step
-from beam_prep.data.reasons import Reason
+from beam_prep.data.block import Reason, Reject, step
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.errors import ConfigError, UserFunctionError
 from beam_prep.hints import unknown_name

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from beam_prep.data.block import Reject
-from beam_prep.data.reasons import Reason
+from beam_prep.data.block import Reason, Reject
 
 MAX_DEPTH = 512
 """Most levels of nesting of a line. The parsers may take more, but their limit depends on the free stack."""

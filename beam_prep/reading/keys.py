@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 
 from beam_prep.data.block import Reject, step
-from beam_prep.data.metadata import Metadata, MetadataType, metadata_column, one_each
 from beam_prep.data.ragged import Ragged
+from beam_prep.data.schema import Metadata, MetadataType, metadata_column, one_each
 from beam_prep.reading.json_line import check_values, describe
 from beam_prep.reading.records import Record, Records, lines_beyond_json
 

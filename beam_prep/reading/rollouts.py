@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_prep.data.block import Reject
+from beam_prep.data.block import Reason, Reject
 from beam_prep.data.ragged import Array
-from beam_prep.data.reasons import Reason
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.adapters import check_loss_weight
 from beam_prep.reading.json_line import check_type, describe

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection
 
-from beam_prep.data.reasons import ADVICE
+from beam_prep.data.block import ADVICE
 from beam_prep.reading.records import BOM
 from beam_prep.reading.source import COMPRESSIONS, JSONList, Source, split_name
 from beam_prep.reading.tables import ArrowStream, Parquet

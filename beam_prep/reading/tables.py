@@ -43,10 +43,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
-from beam_prep.data.block import InputFile, Origin, Reject, Split
+from beam_prep.data.block import InputFile, Origin, Reason, Reject, Split
 from beam_prep.data.hashing import CHUNK, Node, tree_nodes
 from beam_prep.data.ragged import Array
-from beam_prep.data.reasons import Reason
 from beam_prep.errors import InputError
 from beam_prep.reading.json_line import BINARY, parse_json
 from beam_prep.reading.records import RawBlock, read_up_to

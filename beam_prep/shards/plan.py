@@ -16,15 +16,22 @@ import numpy as np
 
 from beam_prep.data.block import Block, drawn
 from beam_prep.data.ragged import Array
-from beam_prep.data.receipts import ROLE_COUNTS, Histogram
 from beam_prep.data.schema import Column
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED, SHOWN, Drop, drops
 from beam_prep.reading.sources import source_of
 from beam_prep.shards.compose import NOT_SAMPLED, Compose, Splits, domain_of, split_name, view
 from beam_prep.shards.layout import CUT
-from beam_prep.shards.receipts import Receipts
-from beam_prep.shards.row_index import Copies, FetchRowIndexes, RowIndex, RowIndexes, View
+from beam_prep.shards.receipts import (
+    ROLE_COUNTS,
+    Copies,
+    FetchRowIndexes,
+    Histogram,
+    Receipts,
+    RowIndex,
+    RowIndexes,
+    View,
+)
 from beam_prep.shards.runs import MergedShards, Parts, RunGroup, Runs, plan_runs
 from beam_prep.shards.slices import (
     Rejects,
@@ -251,7 +258,7 @@ def _facts(receipts: Receipts, compose: Compose, max_items: int | None) -> str:
     """A digest of everything that decides which rows a job has and how they are composed."""
     what = (compose.shuffle, compose.splits, compose.mix, compose.deduplicate, max_items)
     digest = hashlib.sha256(repr(what).encode())
-    for block, (file, name) in enumerate(zip(receipts.file.tolist(), receipts.names.to_pylist(), strict=True)):
+    for block, (file, name) in enumerate(zip(receipts.file, receipts.names, strict=True)):
         digest.update(f"{file} {name} {receipts.copies(block)}\n".encode())
     return digest.hexdigest()
 

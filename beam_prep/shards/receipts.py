@@ -1,23 +1,181 @@
-"""The block statistics of a job: workers send them to the plan as Arrow blobs, and the plan joins them to one table."""
+"""Block statistics: what the plan knows of the blocks in the token cache. It reads nothing else of most blocks.
+
+Workers send them to the plan as Arrow blobs, and the plan joins them to one table. Row indexes (lengths, domains and
+outcomes of a block's rows) are read for a few blocks, in which a shard or the input ends.
+"""
 
 import copy
 import itertools
+import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_prep.data.block import Origin
+from beam_prep.data.block import Origin, OutcomeKind
 from beam_prep.data.hashing import Node, tree_digest
-from beam_prep.data.ragged import Array, Ragged, changes
-from beam_prep.data.receipts import STATISTICS, BlockReceipt, Histogram, add, columns_of, count_of, counts_list
+from beam_prep.data.ragged import Aligned, Array, Ragged, changes
+from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
+from beam_prep.reading.records import Drop
 from beam_prep.reading.sources import source_of
+from beam_prep.tokens.batch import CUT_TOKENS, RoleCounts
+
+Histogram = tuple[int, ...]
+"""Number of lengths in each class of `BORDERS`, without empty classes at the end."""
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+_PATH = pa.dictionary(pa.int32(), pa.binary())  # names of files need not be UTF-8
+
+STATISTICS = pa.schema(
+    [
+        ("lines", pa.int64()),
+        ("domains", pa.list_(pa.struct([("domain", _NAME), ("rows", pa.int64()), ("tokens", pa.int64())]))),
+        ("counts", pa.list_(pa.struct([("what", _NAME), ("count", pa.int64())]))),
+        ("columns", _NAME),
+        ("kept", pa.list_(pa.uint32())),
+        ("uncut", pa.list_(pa.uint32())),
+        ("name", pa.string()),
+        ("reused", pa.bool_()),
+        ("file", pa.int32()),
+        ("start", pa.int64()),
+        ("first_byte", pa.int64()),
+        ("size", pa.int64()),
+        ("nodes", pa.list_(pa.struct([("index", pa.int64()), ("level", pa.uint8()), ("digest", pa.binary(32))]))),
+        ("path", _PATH),
+        ("path_size", pa.int64()),
+        ("plain", pa.bool_()),
+        ("copies", _PATH),
+    ]
+)
+"""The columns up to `uncut` are kept with a block: a function of its content and the config, without paths and times.
+
+* `lines`: number of lines of the block, with blank ones.
+* `domains`: in order of first appearance.
+* `counts`: see `BlockReceipt.counts`. Its `made` describes the run that made the block: no byte of an output depends on
+  it.
+* `columns`: the columns of each row, see `BlockReceipt.columns`.
+* `kept`, `uncut`: histograms of the lengths of kept rows, see `Batch.lengths`; after and before truncation.
+
+Each run adds the other columns (`shards.receipts.placed`); they are null before.
+
+* `name`: name of its file in the token cache, without ending. `reused`: the file existed already: from an earlier run,
+  or because the input has the same bytes twice.
+* `file`, `start`, `first_byte`, `size`, `nodes`: see `Origin`.
+* `path`, `path_size`: of the input file. `plain`: the blocks of that file end at its size.
+* `copies`: the file that lists its rows that are copies of earlier records, which are not counted here; "": none. See
+  `shards.compose`.
+"""
+
+
+ROLE_COUNTS = ("messages", "tokens", "trained")
+"""The counts of each role, in the order of `RoleCounts.sums`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReceipt:
+    """The statistics of one block.
+
+    >>> domains = [{"domain": "web", "rows": 2, "tokens": 20}]
+    >>> receipt = BlockReceipt.of({"domains": domains, "counts": counts_list({"dropped": {"empty": 1}})}, ())
+    >>> receipt.kept, receipt.tokens, receipt.counts("dropped")
+    (2, 20, {'empty': 1})
+
+    Attributes:
+        values: a row of `STATISTICS`, without the columns that are null.
+    """
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], columns: Sequence[Column]) -> "BlockReceipt":
+        """The statistics of a block without its place in an input.
+
+        Args:
+            values: of the columns of `STATISTICS` up to `uncut`, except `columns`.
+            columns: the columns of each row.
+        """
+        return cls({**values, "columns": json.dumps([astuple(column) for column in columns])})
+
+    def updated(self, **values: Any) -> "BlockReceipt":
+        """The statistics with new values in some columns."""
+        return BlockReceipt({**self.values, **values})
+
+    def __getitem__(self, column: str) -> Any:
+        return self.values[column]
+
+    def counts(self, kind: str) -> dict[str, int]:
+        """The counts of a kind: `blank`, `dropped` and `rejected` by reason; `counter` of kept rows (`truncated_rows`,
+        `double_bos` ...); `made`, see `Block`; `messages`, `tokens` and `trained` tokens by role."""
+        found = ((*count_of(each["what"]), each["count"]) for each in self["counts"])
+        return {what: count for of, what, count in found if of == kind}
+
+    @property
+    def domains(self) -> list[tuple[str, int, int]]:
+        """(domain, rows, tokens) of each domain, in order of first appearance."""
+        return [(each["domain"], each["rows"], each["tokens"]) for each in self["domains"]]
+
+    @property
+    def kept(self) -> int:
+        return sum(rows for _, rows, _ in self.domains)
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.domains)
+
+
+def counts_list(counts: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+    """Counts by kind -> the form of a row, without counts of 0."""
+    # As JSON, because a reason from a user's function may be no UTF-8.
+    entries = [(kind, what, count) for kind, found in counts.items() for what, count in found.items()]
+    return [{"what": json.dumps([kind, what]), "count": count} for kind, what, count in entries if count]
+
+
+def count_of(text: str) -> tuple[str, str]:
+    """(kind, what) of an entry's text."""
+    kind, what = json.loads(text)
+    return kind, what
+
+
+# Histograms of lengths in tokens. They are small, so every block has one, and they can be added.
+
+BORDERS: tuple[int, ...] = (0, 1, *sorted(size << bits for size in (2, 3) for bits in range(30)))
+"""The least length of each class: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ... There are two classes for each power of two."""
+
+
+def histogram(lengths: Array) -> Histogram:
+    """Counts lengths by class.
+
+    >>> histogram(np.array([0, 1, 5, 4]))
+    (1, 1, 0, 0, 2)
+
+    Args:
+        lengths: int64, in tokens.
+    """
+    return tuple(np.bincount(np.searchsorted(BORDERS, lengths, side="right") - 1).tolist())
+
+
+def add(one: Sequence[int], other: Sequence[int]) -> Histogram:
+    """The histogram of the lengths of both histograms."""
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+
+
+def quantile(found: Sequence[int], share: float) -> int:
+    """The largest length of the class that holds this quantile; 0 without lengths.
+
+    >>> quantile((0, 0, 0, 0, 90, 9, 1), 0.5)
+    5
+    """
+    total = sum(found)
+    if not total:
+        return 0
+    place = int(np.searchsorted(np.cumsum(found), share * total))
+    return BORDERS[place + 1] - 1
 
 
 def placed(
@@ -32,9 +190,9 @@ def placed(
         made: way -> records of the block that were made in this way; None: as the receipt says.
     """
     source = origin.source
-    counts = [(each["what"], each["count"]) for each in receipt["counts"]]
+    counts = receipt["counts"]
     if made is not None:
-        counts = [each for each in counts if count_of(each[0])[0] != "made"] + counts_list({"made": made})
+        counts = [each for each in counts if count_of(each["what"])[0] != "made"] + counts_list({"made": made})
     return receipt.updated(
         counts=counts,
         name=name,
@@ -43,7 +201,7 @@ def placed(
         start=origin.start,
         first_byte=origin.first_byte,
         size=origin.size,
-        nodes=[astuple(node) for node in origin.nodes],
+        nodes=[(node.index, node.level, node.digest) for node in origin.nodes],
         path=os.fsencode(source.path),
         path_size=source.size,
         plain=source.compression is None and not source_of(source.path).by_row,
@@ -54,11 +212,12 @@ def placed(
 def pack_receipts(receipts: Sequence[BlockReceipt]) -> bytes:
     """Statistics as one Arrow blob: a stream of one batch, compressed with zstd."""
     sink = pa.BufferOutputStream()
-    table = pa.Table.from_batches([receipt.row for receipt in receipts], STATISTICS).combine_chunks()
+    batch = pa.RecordBatch.from_pylist([receipt.values for receipt in receipts], schema=STATISTICS)
     # The whole stream is compressed: with few receipts most of it is the schema.
     with pa.CompressedOutputStream(sink, "zstd") as packed, pa.ipc.new_stream(packed, STATISTICS) as writer:
-        writer.write_table(table)
-    return bytes(memoryview(sink.getvalue()))
+        writer.write_batch(batch)
+    blob: bytes = sink.getvalue().to_pybytes()
+    return blob
 
 
 def _unpacked(blob: bytes) -> pa.Table:
@@ -98,7 +257,8 @@ class Receipts:
             if not lengths_by_block:
                 for name in sums:
                     sums[name] = add(sums[name], _sum(_ragged(_values(table[name]))))
-                table = table.drop_columns([*sums])
+                # Columns of a blob share one buffer, so only a copy without them takes less memory.
+                table = table.drop_columns([*sums]).take(np.arange(len(table)))
             tables.append(table)
         table = pa.concat_tables(tables, promote_options="default").combine_chunks()
         tables.clear()
@@ -111,14 +271,15 @@ class Receipts:
         found = {name: _values(table[name]) for name in STATISTICS.names}
         self.names: pa.StringArray = found["name"]
         self.file, self.start, self.size, self.first_byte, self.lines = (
-            found[name].to_numpy().astype(np.int64) for name in ("file", "start", "size", "first_byte", "lines")
+            found[name].to_numpy().astype(np.int64, copy=False)
+            for name in ("file", "start", "size", "first_byte", "lines")
         )
         self.reused = found["reused"].true_count
-        self._paths, self._copies = found["path"], found["copies"]
+        self._paths, self._copies = (_texts(found[name]) for name in ("path", "copies"))
         self._path_size, self._plain, self._nodes = found["path_size"], found["plain"], found["nodes"]
         if len(texts := found["columns"].unique().to_pylist()) > 1:
             raise ValueError(f"blocks differ in their columns: {texts[0]} and {texts[1]}")
-        self.columns = columns_of(texts[0]) if texts else ()
+        self.columns = tuple(Column(*column) for text in texts for column in json.loads(text))
         domains = _ragged(found["domains"], "domain")
         names = found["domains"].values.field("domain").dictionary
         order = pc.sort_indices(names).to_numpy()
@@ -132,12 +293,13 @@ class Receipts:
 
     def block(self, block: int) -> BlockReceipt:
         """The statistics of one block."""
-        return BlockReceipt(self._table.slice(block, 1).combine_chunks().to_batches()[0])
+        return BlockReceipt(self._table.slice(block, 1).to_pylist()[0])
 
     def until(self, block: int, last: BlockReceipt) -> "Receipts":
         """The statistics of an input that ends within `block`; `last`: the statistics of its lines that are read."""
         found = copy.copy(self)
-        found._read(pa.concat_tables([self._table.slice(0, block), pa.Table.from_batches([last.row])]).combine_chunks())
+        ends = pa.Table.from_pylist([last.values], schema=STATISTICS)
+        found._read(pa.concat_tables([self._table.slice(0, block), ends]).combine_chunks())
         return found
 
     @property
@@ -177,11 +339,11 @@ class Receipts:
 
     def path(self, block: int) -> str:
         """The file of a block, as given."""
-        return _path(self._paths[block])
+        return self._paths[block]
 
     def copies(self, block: int) -> str:
         """The file of a block's copies, see `STATISTICS`."""
-        return _path(self._copies[block])
+        return self._copies[block]
 
     def of_parts(self, wanted: Array) -> "Receipts":
         """The same blocks with only the domains in `wanted`, bool [domains]."""
@@ -209,9 +371,10 @@ def _sum(histograms: Ragged) -> Histogram:
     return tuple(np.bincount(classes, histograms.flat).astype(np.int64).tolist())
 
 
-def _path(name: pa.Scalar) -> str:
-    """The path. Equal paths are the same object, so a pickle holds each once."""
-    return sys.intern(os.fsdecode(name.as_py()))
+def _texts(paths: pa.DictionaryArray) -> list[str]:
+    """The paths. Equal paths are the same object, so a pickle holds each once."""
+    names = [os.fsdecode(path) for path in paths.dictionary.to_pylist()]
+    return [names[code] for code in paths.indices.to_pylist()]
 
 
 def _values(column: pa.ChunkedArray) -> pa.Array:
@@ -225,3 +388,161 @@ def _ragged(rows: pa.ListArray, field: str = "") -> Ragged:
     if pa.types.is_dictionary(values.type):
         values = values.indices
     return Ragged.from_lengths(values.to_numpy(), rows.value_lengths().to_numpy())
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndex:
+    """The rows and lines of one block. The plan needs them if a shard, or the input, ends within the block.
+
+    Attributes:
+        line: int32 [rows], the line of each kept row, ascending.
+        domain: int32 [rows], index into the receipt's domains.
+        tokens: int64 [rows], tokens of each row in a shard, see `Layout.tokens`.
+        status: uint8 [lines], see `Ledger`; int16 in a view.
+        outcomes: the meaning of the codes of `status`.
+        counters: name -> int64 [rows].
+        roles: messages and tokens by role.
+        drops: the first dropped records of each reason.
+        marks: the first records that are kept and marked.
+        length: int64 [rows], see `Batch.lengths`.
+        digests: name -> digest of each row, see `Ledger.digests`.
+        offset: int64 [rows], where the line of each row begins, in bytes from the block's first line; only with
+            digests of duplicates.
+    """
+
+    line: Array
+    domain: Array
+    tokens: Array
+    status: Array
+    outcomes: list[tuple[OutcomeKind, str]]
+    counters: dict[str, Array]
+    roles: RoleCounts = field(default_factory=RoleCounts)
+    drops: tuple[Drop, ...] = ()
+    marks: tuple[Drop, ...] = ()
+    length: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    digests: dict[str, Array] = field(default_factory=dict)
+    offset: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def take(self, rows: slice | Array, **values: Any) -> "RowIndex":
+        """The row index of some rows; `values`: other values of fields that are not by row."""
+        by_row = {name: getattr(self, name)[rows] for name in ("line", "domain", "tokens", "length", "offset")}
+        counters = {name: counts[rows] for name, counts in self.counters.items()}
+        digests = {name: found[rows] for name, found in self.digests.items()}
+        return replace(self, **{**by_row, "counters": counters, "digests": digests, **values})
+
+    def head(self, rows: int) -> "RowIndex":
+        """The row index up to the `rows`-th row. The line of that row is the last line that is read."""
+        return self.take(slice(rows), status=self.status[: int(self.line[rows - 1]) + 1])
+
+    def statistics(self, domains: Sequence[str], made: Mapping[str, int]) -> dict[str, Any]:
+        """The values of `STATISTICS` for these rows and lines, without `columns`.
+
+        Args:
+            domains: the name of each code of `domain`.
+            made: see `BlockReceipt.counts`.
+        """
+        outcomes: dict[str, dict[str, int]] = {"blank": {}, "dropped": {}, "rejected": {}}
+        lines, roles = np.bincount(self.status, minlength=len(self.outcomes) + 1), self.roles.sums(len(self.status))
+        for (kind, reason), count in zip(self.outcomes, lines[1:].tolist(), strict=True):
+            outcomes[kind]["" if kind == "blank" else reason] = count
+        counts = {
+            **outcomes,
+            "counter": {name: int(per_row.sum()) for name, per_row in sorted(self.counters.items())},
+            "made": made,
+            **{kind: {role: each[place] for role, each in roles.items()} for place, kind in enumerate(ROLE_COUNTS)},
+        }
+        rows = np.bincount(self.domain, minlength=len(domains))
+        tokens = np.bincount(self.domain, self.tokens, len(domains)).astype(np.int64)
+        of_domains = zip(domains, rows.tolist(), tokens.tolist(), strict=True)
+        return {
+            "lines": len(self.status),
+            "domains": [dict(zip(("domain", "rows", "tokens"), each, strict=True)) for each in of_domains],
+            "counts": counts_list(counts),
+            "kept": histogram(self.length),
+            "uncut": histogram(self.length + self.counters.get(CUT_TOKENS, 0)),
+        }
+
+
+FetchRowIndexes = Callable[[list[str]], list[RowIndex]]
+"""Names of cached blocks -> their row indexes, in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies(Aligned):
+    """The rows of a block that are copies of an earlier record, which is kept.
+
+    Attributes:
+        line: int32 [copies], the line of the copy in its block, ascending.
+        file, start, kept_line, offset: int64 [copies], the place of the record that is kept: its file, the start of its
+            block, and its line and first byte, counted from the first line of that block.
+    """
+
+    line: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    file: Array = field(default_factory=_none)
+    start: Array = field(default_factory=_none)
+    kept_line: Array = field(default_factory=_none)
+    offset: Array = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A block's row index as the plan sees it.
+
+    Attributes:
+        row_index: the rows without copies; `domain` is the number of the part: domain * splits + split.
+        row: int64 [rows], the row's number in its domain in the token cache.
+        copies: the rows that are left out.
+    """
+
+    row_index: RowIndex
+    row: Array = field(default_factory=_none)
+    copies: Copies = field(default_factory=Copies)
+
+
+class RowIndexes:
+    """Row indexes by block. It fetches several blocks at a time, ahead of need.
+
+    Args:
+        fetch: reads row indexes.
+        receipts: the statistics of all blocks.
+        see: (row index, file of copies) -> the view of a block.
+
+    Attributes:
+        borders_ahead: for how many borders of shards blocks are fetched at a time.
+        most_rows: most rows and lines of the row indexes in memory at a time; 8 million take about 250 MB.
+    """
+
+    borders_ahead = 512
+    most_rows = 8_000_000
+
+    def __init__(
+        self,
+        fetch: FetchRowIndexes,
+        receipts: Receipts,
+        see: Callable[[RowIndex, str], View] = lambda found, _: View(found),
+    ) -> None:
+        self._fetch, self._receipts, self._see, self._found = fetch, receipts, see, dict[int, View]()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._found
+
+    def get(self, block: int, ahead: Sequence[int] = ()) -> RowIndex:
+        """A block's row index. A fetch also brings the blocks `ahead`, up to `most_rows`."""
+        return self.view(block, ahead).row_index
+
+    def view(self, block: int, ahead: Sequence[int] = ()) -> View:
+        """The view of a block; for `ahead` see `get`."""
+        if block not in self._found:
+            wanted = list(dict.fromkeys([block, *ahead]))
+            sizes = np.cumsum(self._receipts.rows[wanted] + self._receipts.lines[wanted])
+            wanted = wanted[: max(1, int(np.searchsorted(sizes, self.most_rows)))]
+            new = [each for each in wanted if each not in self._found]
+            found = self._fetch(self._receipts.names.take(pa.array(new)).to_pylist())
+            self._found = {each: self._found[each] for each in wanted if each in self._found}
+            for each, row_index in zip(new, found, strict=True):
+                self._found[each] = self._see(row_index, self._receipts.copies(each))
+        return self._found[block]

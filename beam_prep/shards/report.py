@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beam_prep.data.reasons import ADVICE
+from beam_prep.data.block import ADVICE
 from beam_prep.errors import ConfigError
 from beam_prep.hints import nearest
 from beam_prep.reading.adapters import fields_read

@@ -7,6 +7,7 @@ of bins. This is an external merge sort (Knuth, The Art of Computer Programming,
 uniform key in place of samples.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from beam_prep.data.ragged import Array, changes
 from beam_prep.errors import RunError
@@ -242,22 +244,20 @@ def plan_runs(receipts: Receipts, compose: Compose, parts: Parts, facts: str) ->
     together = min(max(2, wide), sizes.runs)  # a task of the second level then has about the tokens of a run
     names = tuple(receipts.domains)
     runs = Runs(compose, names, parts, bins, width, count, together, facts)
-    return runs, _groups(runs, used, group, receipts)
+    places = _places(receipts, used)
+    blocks = np.bincount(group, minlength=count).tolist()
+    return runs, (RunGroup(index, tuple(itertools.islice(places, many)), runs) for index, many in enumerate(blocks))
 
 
-def _groups(runs: Runs, used: Array, group: Array, receipts: Receipts) -> Iterator[RunGroup]:
-    before = first_lines(receipts)
-    borders = np.searchsorted(group, np.arange(runs.runs + 1))
-
-    def place(block: int) -> Place:
-        parts = tuple(receipts.entry_domain[block].tolist())  # type: ignore[union-attr]
-        columns = (receipts.file, receipts.first_byte, before, receipts.rows)
-        file, first_byte, line, rows = (int(column[block]) for column in columns)
-        return Place(receipts.names[block].as_py(), receipts.copies(block), file, first_byte, line, parts, rows)
-
-    for index in range(runs.runs):
-        blocks = used[borders[index] : borders[index + 1]].tolist()
-        yield RunGroup(index, tuple(map(place, blocks)), runs)
+def _places(receipts: Receipts, used: Array) -> Iterator[Place]:
+    """The places of blocks, made some at a time: Python's numbers take much memory."""
+    columns = (receipts.file, receipts.first_byte, first_lines(receipts))
+    for first in range(0, len(used), 10_000):
+        blocks = used[first : first + 10_000]
+        names, copies = receipts.names.take(pa.array(blocks)).to_pylist(), map(receipts.copies, blocks)
+        parts = map(tuple, receipts.entry_domain.take(blocks).to_lists())
+        where = (column[blocks].tolist() for column in columns)
+        yield from map(Place, names, copies, *where, parts, receipts.rows[blocks].tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from beam_prep.data.metadata import placed
 from beam_prep.data.ragged import Array, Ragged, offsets_of
+from beam_prep.data.schema import placed
 from beam_prep.errors import FormatError, TokenCacheError
 from beam_prep.formats.batches import rows_of
 from beam_prep.formats.cached_block import Data, Sealed, encode_rows, joined, seal_batches
 from beam_prep.shards.compose import Arranged, Compose, Place, arranged, scaled, view
 from beam_prep.shards.layout import CUT
-from beam_prep.shards.row_index import Copies, View
+from beam_prep.shards.receipts import Copies, View
 from beam_prep.shards.runs import Limits, RunCounts, RunGroup, Runs, SampleCounts, batches_of
 from beam_prep.shards.slices import Merge, ShardPlan, Slice, merged_name, run_name
 from beam_prep.storage.files import join, read_file, write_file

@@ -27,8 +27,7 @@ from beam_prep.formats.manifest import (
     dump,
 )
 from beam_prep.reading.verdicts import BAD_ANSWERS
-from beam_prep.shards.chunk import ROW_LENGTHS, split_rows
-from beam_prep.shards.layout import Layout
+from beam_prep.shards.layout import ROW_LENGTHS, Layout, split_rows
 from beam_prep.shards.plan import REJECTS_SHOWN, Dropped, Plan, reasons_shown
 from beam_prep.shards.report import ConfigView, Findings, failure, nothing_trained, warnings
 from beam_prep.shards.slices import RejectSlice, RejectsPlan, ShardPlan

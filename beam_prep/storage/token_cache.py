@@ -15,7 +15,6 @@ from rich import filesize
 
 from beam_prep.data.block import Origin
 from beam_prep.data.ragged import Array, Ragged
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, FormatError, TokenCacheError
 from beam_prep.formats.cached_block import (
     REJECTS,
@@ -29,7 +28,7 @@ from beam_prep.formats.cached_block import (
     read_row_index,
     read_rows,
 )
-from beam_prep.shards.row_index import RowIndex
+from beam_prep.shards.receipts import BlockReceipt, RowIndex
 from beam_prep.storage.files import DAMAGED_SUFFIX, delete, exists, join, listed, read_file, set_aside, write_file
 from beam_prep.storage.stores import objects
 from beam_prep.storage.stores.client import CONNECTIONS, ObjectInfo, StoreOptions, is_local

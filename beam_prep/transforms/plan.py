@@ -11,14 +11,12 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from beam_prep.data.ragged import Aligned, Array, changes
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, EngineError
 from beam_prep.progress import report
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.shards.compose import Splits, view_receipt
 from beam_prep.shards.plan import Plan, make_plan, with_merged
-from beam_prep.shards.receipts import Receipts, pack_receipts
-from beam_prep.shards.row_index import Copies
+from beam_prep.shards.receipts import BlockReceipt, Copies, Receipts, pack_receipts
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.storage.arrange import Arranger, Scratch
 from beam_prep.storage.publish import Publisher, first_rejects, samples

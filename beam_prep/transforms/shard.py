@@ -11,7 +11,6 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.combiners import ToListCombineFn
 
 from beam_prep.data.block import of_this_run
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.errors import ConfigError, OutputError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.manifest import WrittenFile, count_tokens
@@ -19,7 +18,7 @@ from beam_prep.progress import report, reported_rows
 from beam_prep.shards.compose import Compose
 from beam_prep.shards.layout import Layout
 from beam_prep.shards.plan import Plan
-from beam_prep.shards.receipts import placed
+from beam_prep.shards.receipts import BlockReceipt, placed
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, check_rates
 from beam_prep.shards.slices import RejectsPlan
 from beam_prep.storage.arrange import Arranger, Scratch
@@ -67,7 +66,7 @@ class CacheBlocks(beam.DoFn):
             self.token_cache.used(name)
         counts = {
             "stored": batch.origin.stored,
-            "lines": receipt.lines,
+            "lines": receipt["lines"],
             "kept": receipt.kept,
             "rejected": sum(receipt.counts("rejected").values()),
             "tokens": receipt.tokens,

@@ -18,9 +18,8 @@ from apache_beam import coders
 from beam_prep.chat.apply import COMPARED, render_records
 from beam_prep.chat.chat_format import chat_format_of
 from beam_prep.data.block import Block
-from beam_prep.data.metadata import MetadataType
 from beam_prep.data.rendered import Rendered
-from beam_prep.data.schema import DefaultRule, MaskOptions, Output, RoleRule, TextRules
+from beam_prep.data.schema import DefaultRule, MaskOptions, MetadataType, Output, RoleRule, TextRules
 from beam_prep.reading.adapters import Adapter, adapt_records, filter_by_chars, filter_records, map_records
 from beam_prep.reading.decontaminate import IndexSource, Mode, decontaminate
 from beam_prep.reading.keys import Keys, keep_fields, key_records

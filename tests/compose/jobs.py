@@ -12,12 +12,11 @@ import numpy as np
 from beam_prep.data.block import ALIVE, InputFile, Ledger, Origin
 from beam_prep.data.hashing import Node
 from beam_prep.data.ragged import Ragged
-from beam_prep.data.receipts import BlockReceipt
 from beam_prep.data.schema import IGNORE_INDEX, Column
 from beam_prep.reading.keys import DUPLICATE, SPLIT
 from beam_prep.shards.compose import Compose, DomainMix, RunSizes, Splits
 from beam_prep.shards.plan import Plan, make_plan, with_merged
-from beam_prep.shards.receipts import Receipts, pack_receipts, placed
+from beam_prep.shards.receipts import BlockReceipt, Receipts, pack_receipts, placed
 from beam_prep.shards.runs import MergedShards, RunCounts, RunGroup, Runs, SampleCounts
 from beam_prep.shards.slices import ShardPlan
 from beam_prep.storage.arrange import Arranger, Scratch

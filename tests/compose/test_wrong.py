@@ -9,7 +9,7 @@ from beam_prep.config import PipelineConfig
 from beam_prep.errors import ConfigError, RunError
 from beam_prep.reading.records import Drop
 from beam_prep.shards.compose import DomainMix, view
-from beam_prep.shards.row_index import Copies, RowIndex
+from beam_prep.shards.receipts import Copies, RowIndex
 from beam_prep.shards.runs import budgets
 
 Given = dict[str, Any]

@@ -9,7 +9,7 @@ import beam_prep as bp
 from beam_prep.data.schema import METADATA_ROLES, NO_LOSS, OF_RECORDS, Column
 from beam_prep.readers.collate import collate
 from beam_prep.readers.dataset import packed_columns
-from beam_prep.shards.chunk import Chunking
+from beam_prep.shards.layout import Chunking
 from beam_prep.tokens.rows import Padding
 
 IDS = Column("input_ids", "int32", 1, "ids")

@@ -2,13 +2,13 @@
 
 import ast
 
-from beam_prep.data.reasons import ADVICE, DROPPED, REJECTED
+from beam_prep.data.block import ADVICE, DROPPED, REJECTED
 from tests.conftest import ROOT
 
 CODE = [
     node
     for path in sorted((ROOT / "beam_prep").rglob("*.py"))
-    if path.name != "reasons.py"
+    if path.name != "block.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 ]
 

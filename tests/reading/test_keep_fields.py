@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beam_prep as bp
-from beam_prep.data.metadata import Metadata, MetadataType
+from beam_prep.data.schema import Metadata, MetadataType
 from beam_prep.reading.keys import keep_fields
 from beam_prep.reading.records import Records
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import beam_prep as bp
 from beam_prep.data.schema import IGNORE_INDEX, Column
-from beam_prep.shards.chunk import ROW_LENGTHS, Chunking, split_rows
-from beam_prep.shards.layout import Layout
+from beam_prep.shards.layout import ROW_LENGTHS, Chunking, Layout, split_rows
 
 IDS = Column("input_ids", "int32", 1, "ids")
 MASK = Column("loss_mask", "int32", 1, "mask", "input_ids")

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import example, given
 
 from beam_prep.data.block import InputFile, Origin
-from beam_prep.data.receipts import BlockReceipt, histogram
 from beam_prep.data.schema import Column
 from beam_prep.errors import EngineError
 from beam_prep.shards import plan as plan_module
 from beam_prep.shards.plan import Plan, make_plan
-from beam_prep.shards.receipts import Receipts, pack_receipts, placed
-from beam_prep.shards.row_index import RowIndexes
+from beam_prep.shards.receipts import BlockReceipt, Receipts, RowIndexes, histogram, pack_receipts, placed
 from beam_prep.shards.slices import Rejects
 from tests.compose.jobs import COLUMNS, CUT, LINE_BYTES, Blocks, Files, outcome_of
 from tests.compose.naive import Row

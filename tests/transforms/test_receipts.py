@@ -2,9 +2,8 @@
 
 from beam_prep.data.block import InputFile, Origin
 from beam_prep.data.hashing import Node
-from beam_prep.data.receipts import BlockReceipt, counts_list
 from beam_prep.data.schema import Column
-from beam_prep.shards.receipts import placed
+from beam_prep.shards.receipts import BlockReceipt, counts_list, placed
 from beam_prep.transforms.plan import RECEIPTS, packed
 
 
@@ -12,7 +11,7 @@ def receipt(number: int, count: int) -> BlockReceipt:
     """Block `number` of a file of so many; its last domain is a new one in every block."""
     origin = Origin(0, InputFile("in.jsonl", 10 * count, 0.0), 10 * number, 0, 10, (Node(number, 0, bytes(32)),), "")
     counts = {"blank": {"": 1}, "rejected": {"bad_json": 1}, "counter": {"doubles": number}}
-    domains = [("web", 2, 20), (f"part {number}", 2, 30)]
+    domains = [{"domain": name, "rows": 2, "tokens": 25} for name in ("web", f"part {number}")]
     values = {"lines": 6 + number, "counts": counts_list(counts), "domains": domains, "kept": (), "uncut": ()}
     block = BlockReceipt.of(values, (Column("sequence", "int32", 1, "ids"),))
     return placed(block, origin, f"block-{number}", False, {"encoded_by_gigatoken": 4})
