@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -135,6 +137,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"beam-prep: {str(found).translate(VISIBLE)}", file=sys.stderr)  # names may come from records
         return found.exit_code
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Prints lines. For a terminal, they are wrapped between words, except commands, which are there to be copied."""
+    width = shutil.get_terminal_size().columns
+    for line in lines:
+        if sys.stdout.isatty() and not line.startswith("  beam-prep "):
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+            line = "\n".join(parts)
+        print(line)
 
 
 def _refused(given: argparse.Namespace, problem: str) -> int:
@@ -300,10 +313,10 @@ def _run(given: argparse.Namespace) -> int:
     if given.dry_run:
         from beam_prep.dry_run import dry_run
 
-        print("\n".join(dry_run(job).lines()))
+        _say(dry_run(job).lines())
         return 0
     result = job.run(wait=given.wait)
-    print(f"{result.output} is up to date: nothing to do" if result.up_to_date else _made(result))
+    _say([f"{result.output} is up to date: nothing to do"] if result.up_to_date else _made(result).splitlines())
     return 0
 
 
@@ -343,13 +356,13 @@ def _replay(given: argparse.Namespace) -> int:
         print(f"{given.output} has no rejected records: nothing to replay")
         return 0
     if given.dry_run:
-        print("\n".join(replay.plan()))
+        _say(replay.plan())
         return 0
     done = replay.run(wait=given.wait is not False)
     if done.result is not None:
-        print(_made(done.result))
+        _say(_made(done.result).splitlines())
     if done.result is None or done.result.manifest is not None:
-        print("\n".join(done.lines()))
+        _say(done.lines())
     return 0
 
 
@@ -442,7 +455,7 @@ def _audit(given: argparse.Namespace) -> int:
     these arguments would not start.
     """
     import_beam()
-    from beam_prep.audit.audit import as_json, as_lines, audit
+    from beam_prep.audit import as_json, as_lines, audit
 
     found = audit(given.inputs, given.config, given.tokenizer_path, given.sample)
     if given.json:
@@ -450,7 +463,7 @@ def _audit(given: argparse.Namespace) -> int:
         print(json.dumps(shown.get(None, {"groups": shown})))
     else:
         for group, each in found.items():
-            print("\n".join([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)]))
+            _say([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)])
     return int(any(each.findings for each in found.values()))
 
 
@@ -471,7 +484,7 @@ def _init(given: argparse.Namespace) -> int:
     import_beam()
     from beam_prep.starter import start
 
-    print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
+    _say(start(given.inputs, given.output, given.tokenizer_path, given.overwrite))
     return 0
 
 
@@ -523,8 +536,8 @@ def _report(given: argparse.Namespace) -> int:
     """write the report of an output again"""
     from beam_prep.formats.manifest import REPORT
     from beam_prep.inspect.draw import check_page
+    from beam_prep.inspect.output import report_page
     from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.report_page import page
     from beam_prep.storage.files import write_file
 
     is_stored = "://" in given.output
@@ -533,7 +546,7 @@ def _report(given: argparse.Namespace) -> int:
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))
-    text = page(rows.manifest, rows.run, rows.tokenizer, title)
+    text = report_page(rows.manifest, rows.run, rows.tokenizer, title)
     if given.to is not None:
         check_page(target, "report", "-o", text[:60])
     write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page

@@ -23,9 +23,8 @@ from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.errors import TokenizerError
 from beam_prep.hints import VISIBLE, shortened
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
-from beam_prep.inspect.output import columns_line
+from beam_prep.inspect.output import ROWS, RowSource, Selection, columns_line, show
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, percent
-from beam_prep.inspect.show import ROWS, RowSource, Selection, show
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import inputs_of, layout, read_config, references_of

@@ -374,15 +374,16 @@ class Sample:
     @functools.cached_property
     def kept(self) -> tuple[int, int, int]:
         """(rows, tokens, trained tokens) that a run would write, before packing."""
-        trained = 0
+        tokens = trained = 0
         for part in self.parts:
             trained += sum(int(each.sum()) for each in trained_tokens(part.rows).values())
-            masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
-            for output in part.masked.outputs:
-                if output.trains and output.name in part.rows.columns and output.name not in masked:
-                    trained += int(part.rows[output.name].flat_lengths.sum())  # all is trained, so there is no mask
-        receipts = self._receipts
-        return sum(each.kept for each in receipts), sum(each.tokens for each in receipts), trained
+            schema, trains = part.rows.schema, {output.name for output in part.masked.outputs if output.trains}
+            masked = {column.of for column in schema.values() if column.role in ("mask", "labels")}
+            for name in [name for name, column in schema.items() if column.role == "ids"]:
+                size = int(part.rows[name].flat_lengths.sum())
+                tokens += size
+                trained += size if name in trains - masked else 0  # all is trained, so there is no mask
+        return sum(each.kept for each in self._receipts), tokens, trained
 
     # Records.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.audit.audit import audit
+from beam_prep.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.sample import prepare

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit import Finding, Hits
-from beam_prep.audit.of_records import messages_of
+from beam_prep.audit.of_records import Finding, Hits, messages_of
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.data.ragged import Array

@@ -30,6 +30,8 @@ from beam_prep.hints import VISIBLE
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
 
 OPEN, CLOSE = "⟦", "⟧"
+_NO_MARKS = str.maketrans({OPEN: "\\u27e6", CLOSE: "\\u27e7"})
+"""These characters in a text must not look like marks."""
 STYLES = {
     "trained": "bold green",
     "trained.special": "bold green reverse",
@@ -155,7 +157,9 @@ class RowText:
                 shown = run.text
                 if self.ids and kind.tokenizer is not None:
                     shown = "".join(f"‹{token}›{piece}" for token, piece in run.tokens)
-                if is_trained and not self.marks:
+                if self.marks:
+                    shown = shown.translate(_NO_MARKS)
+                elif is_trained:
                     shown = shown.replace("\n", "↵\n")  # at the end of a line, colour shows no newline
                 part.append(shown, f"{style}.special" if run.special else style)
             text.append_text(Text.assemble(OPEN, part, CLOSE) if is_trained and self.marks else part)
@@ -218,10 +222,10 @@ class Screen:
         with stop_when_reader_closes():
             try:
                 for text in texts:
-                    if self.marks:
-                        console.file.write(f"{text.plain}\n\n")  # rich would expand the tabs
+                    if console.is_terminal:
+                        console.print(text, end="\n\n")  # wraps between words
                     else:
-                        console.print(text, end="\n\n", soft_wrap=True)
+                        console.file.write(f"{text.plain}\n\n")
             finally:
                 if pager is not None:
                     pager.communicate()  # closes its input, and waits until the reader leaves it

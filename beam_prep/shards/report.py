@@ -438,4 +438,5 @@ _WAYS = {
 
 def how_made(run: Mapping[str, Any]) -> str:
     """How many records each backend and renderer made, from a `run.json`. It shows the use of a slower path."""
-    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))
+    ways = [f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name)]
+    return f"records {', '.join(ways) or 'that were tokenised already'}"
