@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import VISIBLE, instead, nearest, option_of, place_of, unknown_name
+from beam_prep.hints import VISIBLE, counted, instead, listed, nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -574,13 +574,13 @@ def _verify(given: argparse.Namespace) -> int:
     if wrong and "://" not in given.output and not os.path.isdir(given.output):
         return 1  # without an output there is no manifest to compare
     if wrong:
-        count = _counted(len(wrong), "problem")
+        count = counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
         return 1
     line = f"{given.output}: {_size(found, found['shards'])}, all as manifest.json says"
     if given.inputs:
         compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
-        line += f"; {_counted(compared, 'input')} read again"
+        line += f"; {counted(compared, 'input')} read again"
         line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
     print(line)
     return 0
@@ -703,12 +703,11 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
     if [*manifest["domains"]] != [DEFAULT_DOMAIN]:
         names = [*manifest["domains"]]
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"  {_counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
+        lines.append(f"  {counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
     lines += [f"  {line}" for line in mix_lines(manifest)]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
-            counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())
-            lines.append(f"  {kind}: {counts}")
+            lines.append(f"  {kind}: {listed(ledger[kind])}")
     for name in ("blank", "not_read"):
         if ledger[name]:
             lines.append(f"  {name} lines: {ledger[name]:,}")
@@ -723,11 +722,7 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
 
 def _size(totals: dict[str, Any], shards: int) -> str:
     tokens = sum(totals["tokens"].values())
-    return f"{totals['rows']:,} rows, {tokens:,} tokens in {_counted(shards, 'shard')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{totals['rows']:,} rows, {tokens:,} tokens in {counted(shards, 'shard')}"
 
 
 if __name__ == "__main__":

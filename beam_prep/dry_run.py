@@ -12,6 +12,7 @@ from rich import filesize
 from beam_prep import recipe
 from beam_prep.data.block import Origin, Split
 from beam_prep.errors import OutputError, TokenCacheError
+from beam_prep.hints import shortened
 from beam_prep.pipeline import Pipeline
 from beam_prep.room import free_bytes, lacks_room, sizes
 from beam_prep.storage.files import join
@@ -155,9 +156,4 @@ def _changes(old: Any, new: Any, place: str = "") -> list[str]:
             for name in names
             for line in _changes(old.get(name), new.get(name), f"{place}.{name}" if place else str(name))
         ]
-    return [] if old == new else [f"{place}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return [] if old == new else [f"{place}: {shortened(repr(old), 60)} -> {shortened(repr(new), 60)}"]

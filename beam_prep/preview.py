@@ -20,6 +20,7 @@ from beam_prep.config.loading import with_template
 from beam_prep.data.block import ALIVE, TEXT_LIMIT
 from beam_prep.data.metadata import metadata_value, placed
 from beam_prep.data.ragged import Array, offsets_of
+from beam_prep.data.reasons import DROPPED
 from beam_prep.errors import TokenizerError
 from beam_prep.hints import VISIBLE, shortened
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
@@ -38,13 +39,6 @@ from beam_prep.tokens.tokenizer import Tokenizer
 _BYTES = 1 << 21
 """Most bytes of records that are read: more than the rows of a page, and a few seconds of work."""
 _PROBLEMS = 10  # shown one by one
-
-_DROPPED = {
-    "empty": "there is nothing to encode",
-    "too_short": "every text field is shorter than preprocessing.min_chars, which is {min_chars:,}",
-    "too_long": "longer than max_chars ({max_chars:,} characters), max_seq_len ({max_seq_len:,} tokens), or a pack",
-    "rows_without_loss": "no token of it is trained (preprocessing.rows_without_loss: 'keep' keeps it)",
-}
 
 
 def preview(
@@ -194,9 +188,7 @@ class SampleRows(RowSource):
         """The reason why a line that is not blank became no row, or is marked."""
         ledger, status = part.rows.ledger, int(part.rows.ledger.status[line])
         kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
-        why = ledger.messages[line] if kind == "rejected" else ledger.notes.get(line, "")
-        if kind == "dropped" and reason in _DROPPED:
-            why = _DROPPED[reason].format(**self.sample.config.preprocessing.model_dump())
+        why = ledger.messages.get(line) or ledger.notes.get(line) or DROPPED.get(reason, "")
         return LeftOut(_place(part, line), kind, reason, why, shortened(ledger.text(line), TEXT_LIMIT - 1))
 
 

@@ -292,7 +292,7 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         f"━━ {source}, line 4 · rejected: bad_json\n"
         "(what the parser says)\n"
         '── {"prompt": "a␛[31m\n\n'
-        f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
+        f"━━ {source}, line 5 · dropped: empty\nhas nothing left to encode\n── {{}}\n\n"
         "6 records looked at (all of it), in 1 file\n"
         "3 kept, 33 tokens (45.5% trained)\n"
         "dropped: 1 empty\n"

@@ -11,7 +11,7 @@ from beam_prep.audit.of_records import Finding
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, InputError
-from beam_prep.hints import VISIBLE
+from beam_prep.hints import VISIBLE, counted
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.recipe import inputs_of, read_config
@@ -158,7 +158,7 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield ""
         yield f"{number}. {finding.name}: {' '.join(finding.says.split())}"
         at_stake = f"{part:.1%} of the tokens are at stake" if part >= 0.0005 else "few tokens are at stake"
-        yield f"   {at_stake}, in {finding.records:,} record{'s' * (finding.records != 1)}"
+        yield f"   {at_stake}, in {counted(finding.records, 'record')}"
         if finding.example is not None:
             example = finding.example
             yield f"   example: {place_at(example.file, example.offset)}: {' '.join(example.text.split())}"
@@ -167,9 +167,8 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield ""
         yield from (f"note: {note}" for note in audit.notes)
     yield ""
-    count = len(audit.findings)
-    told = f"{count:,} finding{'s' * (count != 1)}; docs/audit.md says more of each"
-    yield told if count else "nothing found"
+    told = f"{counted(len(audit.findings), 'finding')}; docs/audit.md says more of each"
+    yield told if audit.findings else "nothing found"
 
 
 def as_json(audit: Audit) -> dict[str, Any]:

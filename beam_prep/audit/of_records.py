@@ -12,6 +12,7 @@ from typing import Any
 
 from beam_prep.chat.chat_format import guard_of
 from beam_prep.data.reasons import ADVICE
+from beam_prep.hints import counted
 from beam_prep.reading.records import LOST
 from beam_prep.reading.verdicts import verdicts
 from beam_prep.sample import Conversation, Example, Part, Sample, text_of
@@ -93,7 +94,7 @@ class Hits:
     @property
     def told(self) -> str:
         """The count in words: `1 record`, `2,000 texts`."""
-        return f"{self.count:,} {self.of.removesuffix('s') if self.count == 1 else self.of}"
+        return counted(self.count, self.of.removesuffix("s"))
 
     def finding(self, name: str, says: str, mend: str, at_least: float = 0) -> Iterator[Finding]:
         """The finding, if more than the share `at_least` of the sample's records has the problem."""

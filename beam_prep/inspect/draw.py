@@ -26,7 +26,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from beam_prep.errors import BeamPrepError
-from beam_prep.hints import VISIBLE
+from beam_prep.hints import VISIBLE, counted
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
 
 OPEN, CLOSE = "⟦", "⟧"
@@ -393,7 +393,7 @@ def draw(
     """Prints rows, and records that were left out, or writes a page of them."""
     if html is not None:
         count = write_page(html, entries, head)
-        print(f"{html}: {count:,} record{'s' * (count != 1)} ({head.words}); open it in a browser")
+        print(f"{html}: {counted(count, 'record')} ({head.words}); open it in a browser")
         return
     screen = Screen(pager)
     texts = map(replace(style, marks=screen.marks, width=screen.width).of, entries)

@@ -27,7 +27,7 @@ from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
-from beam_prep.hints import VISIBLE
+from beam_prep.hints import VISIBLE, counted, listed
 from beam_prep.inspect.draw import (
     Entry,
     Head,
@@ -203,8 +203,7 @@ def show(
         if chosen.count is None and (chosen.grep is not None or chosen.reason is not None):
             chosen = replace(chosen, count=ROWS)
     entries = _entries(rows, chosen, page=html is not None)
-    words = f"{len(rows):,} row{'s' * (len(rows) != 1)}{rows.about}"
-    words = ": ".join(filter(None, [words, chosen.options]))
+    words = ": ".join(filter(None, [f"{counted(len(rows), 'row')}{rows.about}", chosen.options]))
     numbers = list(rows.numbers())
     for kind, counts in rows.counts().items():
         numbers += [(f"{kind}: {reason}", count, "") for reason, count in counts.items()]
@@ -309,14 +308,9 @@ def _kinds_of(rows: RowSource, chosen: Selection) -> list[str]:
     found = [kind for kind in _KINDS if any(chosen.says(kind, reason) for reason in counts[kind])]
     if found:
         return found
-    there = [f"{kind}: {counted(counts[kind])}" for kind in _KINDS if counts[kind]]
+    there = [f"{kind}: {listed(counts[kind])}" for kind in _KINDS if counts[kind]]
     said = f"there are {'; '.join(there)}" if there else "all were kept"
     raise BeamPrepError(f"no record of {rows.title} was left out for the reason {chosen.reason!r}; {said}")
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """`2 empty, 1 too_long`."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
 
 
 def _first_of_each(rows: RowSource, count: int) -> Iterator[LeftOut]:
@@ -419,7 +413,7 @@ class OutputRows(RowSource):
         for kind in ("chunks", "packing"):
             if kind in totals:
                 lines.append(f"{kind}: {stated(totals[kind])}")
-        lines += [f"{kind}: {counted(counts)}" for kind, counts in self.counts().items() if counts]
+        lines += [f"{kind}: {listed(counts)}" for kind, counts in self.counts().items() if counts]
         if dataset.tokenizer is None:
             lines.append("no tokenizer is kept in the output: tokens are shown as ids")
         return Text.assemble((self.title, "bold"), *(f"\n{line}".translate(VISIBLE) for line in lines), "\n")
