@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import VISIBLE, counted, instead, listed, nearest, option_of, place_of, unknown_name
+from beam_prep.hints import VISIBLE, counted, instead, nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def _say(lines: Iterable[str]) -> None:
     """Prints lines. For a terminal, they are wrapped between words, except commands, which are there to be copied."""
     width = shutil.get_terminal_size().columns
     for line in lines:
+        line = line.translate(VISIBLE)  # texts of records must not control the terminal
         if sys.stdout.isatty() and not line.startswith("  beam-prep "):
             indent = " " * (len(line) - len(line.lstrip()) + 2)
             parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -316,7 +317,7 @@ def _run(given: argparse.Namespace) -> int:
         _say(dry_run(job).lines())
         return 0
     result = job.run(wait=given.wait)
-    _say([f"{result.output} is up to date: nothing to do"] if result.up_to_date else _made(result).splitlines())
+    _say([f"{result.output} is up to date: nothing to do"] if result.up_to_date else _made(result))
     return 0
 
 
@@ -330,11 +331,15 @@ def _arguments_of(given: argparse.Namespace) -> dict[str, Any]:
     return arguments
 
 
-def _made(result: "Result") -> str:
+def _made(result: "Result") -> list[str]:
     """The summary of a finished run, or where a launched one will write."""
-    if result.manifest is not None:
-        return summary(result.output, result.manifest)
-    return f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last"
+    from beam_prep.inspect.output import summary
+
+    output = result.output
+    if result.manifest is None:
+        return [f"launched{f' as {result.job_id}' if result.job_id else ''}: {output}/manifest.json comes last"]
+    look = [] if "://" in output else [f"  look at it: beam-prep inspect {output}; its report: {output}/report.html"]
+    return summary(output, result.manifest) + look
 
 
 @_command(options.add_replay_arguments, beams=True)
@@ -360,7 +365,7 @@ def _replay(given: argparse.Namespace) -> int:
         return 0
     done = replay.run(wait=given.wait is not False)
     if done.result is not None:
-        _say(_made(done.result).splitlines())
+        _say(_made(done.result))
     if done.result is None or done.result.manifest is not None:
         _say(done.lines())
     return 0
@@ -577,7 +582,9 @@ def _verify(given: argparse.Namespace) -> int:
         count = counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
         return 1
-    line = f"{given.output}: {_size(found, found['shards'])}, all as manifest.json says"
+    from beam_prep.inspect.output import size_of
+
+    line = f"{given.output}: {size_of(found, found['shards'])}, all as manifest.json says"
     if given.inputs:
         compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
         line += f"; {counted(compared, 'input')} read again"
@@ -677,52 +684,6 @@ def _schema(given: argparse.Namespace) -> int:
 
     print(json.dumps(PipelineConfig.json_schema(), indent=2))
     return 0
-
-
-_NAMED = 12
-"""Most domains that a summary names."""
-
-
-def summary(output: str, manifest: dict[str, Any]) -> str:
-    """The result of a run, in a few lines of text."""
-    from beam_prep.data.rendered import DEFAULT_DOMAIN
-    from beam_prep.shards import report
-    from beam_prep.shards.compose import mix_lines
-
-    ledger, totals = manifest["ledger"], manifest["totals"]
-    lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
-    ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
-    for column, trained in totals["trained"].items():
-        of = totals["tokens"][ids_of[column]]
-        lines.append(f"  {column}: {trained:,} trained tokens ({trained / of if of else 0:.1%} of {ids_of[column]})")
-    lines += [
-        f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
-    ]
-    for name, found in manifest.get("splits", {}).items():
-        lines.append(f"  split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
-    if [*manifest["domains"]] != [DEFAULT_DOMAIN]:
-        names = [*manifest["domains"]]
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"  {counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
-    lines += [f"  {line}" for line in mix_lines(manifest)]
-    for kind in ("dropped", "rejected"):
-        if ledger[kind]:
-            lines.append(f"  {kind}: {listed(ledger[kind])}")
-    for name in ("blank", "not_read"):
-        if ledger[name]:
-            lines.append(f"  {name} lines: {ledger[name]:,}")
-    if manifest["counters"]:
-        lines.append("  " + ", ".join(f"{name}: {count:,}" for name, count in manifest["counters"].items()))
-    if manifest["rejects"]:
-        lines.append(f"  rejects: {output}/{manifest['rejects'][0]['path']}")
-    if "://" not in output:
-        lines.append(f"  look at it: beam-prep inspect {output}; its report: {output}/report.html")
-    return "\n".join(lines)
-
-
-def _size(totals: dict[str, Any], shards: int) -> str:
-    tokens = sum(totals["tokens"].values())
-    return f"{totals['rows']:,} rows, {tokens:,} tokens in {counted(shards, 'shard')}"
 
 
 if __name__ == "__main__":

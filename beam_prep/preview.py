@@ -28,8 +28,8 @@ from beam_prep.inspect.output import ROWS, RowSource, Selection, columns_line, s
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, percent
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import source_of
-from beam_prep.recipe import inputs_of, layout, read_config, references_of
-from beam_prep.sample import Part, Sample, sample_of
+from beam_prep.recipe import layout, references_of
+from beam_prep.sample import Part, Sample, opened, sample_of
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -74,11 +74,7 @@ def preview(
     if html is not None:
         check_page(html)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
-    if not isinstance(config, PipelineConfig):
-        config = read_config(config)
-    files = inputs_of(config, inputs)
-    tokenizer = load_tokenizer(tokenizer_path)
-    config.check_vocabulary(tokenizer.max_id)
+    config, files, tokenizer = opened(inputs, config, tokenizer_path)
     sample = Sample.of(draw_records(files, ROWS, _BYTES), config, tokenizer, files, cut=False)
     show(SampleRows(sample, name), selection, ids, html, pager)
 

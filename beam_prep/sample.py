@@ -5,6 +5,7 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 
 import functools
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +27,14 @@ from beam_prep.data.schema import Output
 from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import source_of
-from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps, run_steps
+from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
 from beam_prep.shards.row_index import RowIndex
 from beam_prep.storage.inputs import advice_on
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
+from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
 from beam_prep.tokens.mask import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -534,6 +536,17 @@ class Sample:
     def longest(self) -> int | None:
         """Most tokens of a row before it is cut; None: no row is cut."""
         return longest_row(dict(self.config.preprocessing))
+
+
+def opened(
+    inputs: Sequence[str] | str | None, config: PipelineConfig | str | os.PathLike[str], tokenizer_path: Any
+) -> tuple[PipelineConfig, list[InputFile], Tokenizer]:
+    """The config, the files of the input and the tokenizer. Raises what a run with these arguments would raise."""
+    if not isinstance(config, PipelineConfig):
+        config = read_config(config)
+    files, tokenizer = inputs_of(config, inputs), load_tokenizer(tokenizer_path)
+    config.check_vocabulary(tokenizer.max_id)
+    return config, files, tokenizer
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:

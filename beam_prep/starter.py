@@ -575,14 +575,16 @@ def start(
     told = [drawn.looked_at, f"chosen: {found.shape} ({len(found.records):,} records)"]
     told += [f"to decide: {text}" for text in made.open]
     told += [] if tried is None else ["tried on these records:", *itertools.islice(as_lines(tried), 1, None)]
-    commands = _commands(inputs, target, tokenizer_path or "TOKENIZER")
+    options = shlex.join(["-c", str(target), "--tokenizer_path", tokenizer_path or "TOKENIZER"])
+    given = f"{shlex.join(inputs)} \\\n    {options}"
+    commands = [f"beam-prep {name} {given}" for name in ("audit", "inspect", "run -o out")]
     target.write_text(json.dumps(made.config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     cells = [(place, why.replace("|", "\\|")) for place, why in made.reasons()]
     table = ["| field | why |", "|---|---|", *(f"| `{place}` | {why} |" for place, why in cells)]
     page = [f"# Why {target.name} is so", "", *table, "", "```text", *told, "", *commands, "```"]
-    reasons.write_text("\n".join(page) + "\n", encoding="utf-8")
+    reasons.write_text("\n".join(page).translate(VISIBLE) + "\n", encoding="utf-8")
     told += [f"wrote {target}, and why it is so: {reasons}", "next:", *(f"  {line}" for line in commands)]
-    return [line.translate(VISIBLE) for line in told]  # texts of records must not control the terminal
+    return told
 
 
 def _set_length(
@@ -628,13 +630,3 @@ def _described(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return f"a list of objects with {', '.join(map(repr, list(value[0])[:8]))}"
     return describe(value)
-
-
-def _commands(inputs: Sequence[str], target: Path, tokenizer: str) -> list[str]:
-    with_config = f"-c {shlex.quote(str(target))} --tokenizer_path {shlex.quote(tokenizer)}"
-    given = " ".join(map(shlex.quote, inputs))
-    return [
-        f"beam-prep audit {given} {with_config}",
-        f"beam-prep inspect {given} {with_config}",
-        f"beam-prep run {given} -o out {with_config}",
-    ]

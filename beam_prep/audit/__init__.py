@@ -11,12 +11,10 @@ from beam_prep.audit.of_records import Finding
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.config import PipelineConfig
 from beam_prep.errors import BeamPrepError, InputError
-from beam_prep.hints import VISIBLE, counted
+from beam_prep.hints import counted
 from beam_prep.reading.sources import place_at, source_of
 from beam_prep.reading.verdicts import verdicts
-from beam_prep.recipe import inputs_of, read_config
-from beam_prep.sample import Sample, draw, with_roles_of_others
-from beam_prep.storage.tokenizers import load_tokenizer
+from beam_prep.sample import Sample, draw, opened, with_roles_of_others
 
 SAMPLE = 2000
 """Records of the sample. A fault in one record of a hundred is missed with a chance of 2 in a billion."""
@@ -111,11 +109,7 @@ def audit(
     """
     if count < 1:
         raise BeamPrepError(f"--sample is {count}, wanted 1 or more records")
-    if not isinstance(config, PipelineConfig):
-        config = read_config(config)
-    files = inputs_of(config, inputs)
-    tokenizer = load_tokenizer(tokenizer_path)
-    config.check_vocabulary(tokenizer.max_id)
+    config, files, tokenizer = opened(inputs, config, tokenizer_path)
     samples: dict[int | None, Sample] = {}
     for group, each in itertools.groupby(files, lambda file: file.group):
         some = list(each)
@@ -146,11 +140,6 @@ def _notes(sample: Sample) -> Iterable[str]:
 
 def as_lines(audit: Audit) -> Iterator[str]:
     """An audit as lines of text: the sample, the findings, the notes."""
-    for line in _lines(audit):
-        yield line.translate(VISIBLE)  # texts of records must not control the terminal
-
-
-def _lines(audit: Audit) -> Iterator[str]:
     sample = audit.sample
     yield from sample.lines()
     for number, finding in enumerate(audit.findings, start=1):

@@ -24,6 +24,7 @@ from beam_prep.data.block import drawn
 from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import BORDERS, quantile
+from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import Column
 from beam_prep.errors import BeamPrepError
 from beam_prep.formats import FORMATS
@@ -34,7 +35,6 @@ from beam_prep.inspect.draw import (
     Number,
     RowText,
     Screen,
-    check_page,
     draw,
     rendered,
     stop_when_reader_closes,
@@ -46,8 +46,8 @@ from beam_prep.readers.source import InputLines, source_lines
 from beam_prep.reading.keys import DUPLICATE
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import place_at, place_in
+from beam_prep.shards import report
 from beam_prep.shards.compose import NOT_SAMPLED, mix_lines
-from beam_prep.shards.report import how_made
 from beam_prep.tokens.tokenizer import Tokenizer
 
 ROWS = 1_000
@@ -198,10 +198,8 @@ def show(
     Raises:
         BeamPrepError: there is no such record or reason; or the page cannot be written.
     """
-    if html is not None:
-        check_page(html)
-        if chosen.count is None and (chosen.grep is not None or chosen.reason is not None):
-            chosen = replace(chosen, count=ROWS)
+    if html is not None and chosen.count is None and (chosen.grep is not None or chosen.reason is not None):
+        chosen = replace(chosen, count=ROWS)
     entries = _entries(rows, chosen, page=html is not None)
     words = ": ".join(filter(None, [f"{counted(len(rows), 'row')}{rows.about}", chosen.options]))
     numbers = list(rows.numbers())
@@ -400,23 +398,15 @@ class OutputRows(RowSource):
     def head(self) -> Text:
         """The totals of the entire output."""
         dataset, manifest = self._dataset, self._dataset.manifest
-        totals, shards = manifest["totals"], len(manifest["shards"])
         labels = [column.shifted for column in dataset.schema if column.role == "labels"]
-        lines = [
-            ", ".join(f"{label}: {value:,}{f' ({note})' * bool(note)}" for label, value, note in self.numbers()),
-            f"shards: {shards:,} ({', '.join(manifest['formats'])}), domains: {len(dataset.domains):,}",
-            columns_line(dataset.columns, any(labels) if labels else None),
-        ]
-        for name, found in manifest.get("splits", {}).items():
-            lines.append(f"split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
-        lines += mix_lines(manifest)
+        lines = summary(self.title, manifest)
+        lines.append(f"  {columns_line(dataset.columns, any(labels) if labels else None)}")
         for kind in ("chunks", "packing"):
-            if kind in totals:
-                lines.append(f"{kind}: {stated(totals[kind])}")
-        lines += [f"{kind}: {listed(counts)}" for kind, counts in self.counts().items() if counts]
+            if kind in manifest["totals"]:
+                lines.append(f"  {kind}: {stated(manifest['totals'][kind])}")
         if dataset.tokenizer is None:
-            lines.append("no tokenizer is kept in the output: tokens are shown as ids")
-        return Text.assemble((self.title, "bold"), *(f"\n{line}".translate(VISIBLE) for line in lines), "\n")
+            lines.append("  no tokenizer is kept in the output: tokens are shown as ids")
+        return Text("\n".join(lines).translate(VISIBLE) + "\n")
 
     def below(self) -> list[Text]:
         """What the output does not have of the records that were left out."""
@@ -436,6 +426,38 @@ class OutputRows(RowSource):
 
 
 _INPUTS_SHOWN = 3
+_DOMAINS_NAMED = 12
+
+
+def summary(output: str, manifest: Mapping[str, Any]) -> list[str]:
+    """What an output holds, and what became of its records, in a few lines of text."""
+    ledger, totals = manifest["ledger"], manifest["totals"]
+    lines = [f"records read: {ledger['read']:,}"]
+    ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
+    for column, trained in totals["trained"].items():
+        of = totals["tokens"][ids_of[column]]
+        lines.append(f"{column}: {trained:,} trained tokens ({percent(trained, of)} of {ids_of[column]})")
+    lines += report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest.get("config")))
+    for name, found in manifest.get("splits", {}).items():
+        lines.append(f"split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
+    names = [*manifest["domains"]]
+    if names != [DEFAULT_DOMAIN]:
+        more = f" and {len(names) - _DOMAINS_NAMED:,} more" if len(names) > _DOMAINS_NAMED else ""
+        lines.append(f"{counted(len(names), 'domain')}: {', '.join(names[:_DOMAINS_NAMED])}{more}".translate(VISIBLE))
+    lines += mix_lines(manifest)
+    lines += [f"{kind}: {listed(ledger[kind])}" for kind in ("dropped", "rejected") if ledger[kind]]
+    lines += [f"{name} lines: {ledger[name]:,}" for name in ("blank", "not_read") if ledger.get(name)]
+    if manifest["counters"]:
+        lines.append(", ".join(f"{name}: {count:,}" for name, count in manifest["counters"].items()))
+    if manifest["rejects"]:
+        lines.append(f"rejects: {output}/{manifest['rejects'][0]['path']}")
+    size = f"{size_of(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"
+    return [f"{output}: {size}", *(f"  {line}" for line in lines)]
+
+
+def size_of(totals: Mapping[str, Any], shards: int) -> str:
+    """`3 rows, 40 tokens in 1 shard`."""
+    return f"{totals['rows']:,} rows, {sum(totals['tokens'].values()):,} tokens in {counted(shards, 'shard')}"
 
 
 def numbers_of(manifest: Mapping[str, Any]) -> list[Number]:
@@ -547,22 +569,22 @@ def report_page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: 
         tokenizer: of the output; None: tokens are shown as ids.
         title: the name of the output.
     """
-    report, config = run.get("report", {}), manifest.get("config", {})
-    uncut, kept = (tuple(report.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
+    told, config = run.get("report", {}), manifest.get("config", {})
+    uncut, kept = (tuple(told.get("lengths", {}).get(name, ())) for name in ("uncut", "kept"))
     text = rendered(
         "report_page.html",
         title=title,
         manifest=manifest,
         run=run,
-        report=report,
+        report=told,
         made=_day(run.get("finished")),
-        how_made=how_made(run).capitalize(),
+        how_made=report.how_made(run).capitalize(),
         totals=numbers_of(manifest),
         reasons=_WORDS,
         domains=_domains(manifest),
         lengths=_lengths(uncut, kept),
         quantiles=_quantiles(uncut),
-        samples=list(_samples(report.get("samples", ()), config, tokenizer)),
+        samples=list(_samples(told.get("samples", ()), config, tokenizer)),
         config=json.dumps(config, indent=1, ensure_ascii=False),
         n="{:,}".format,
         percent=percent,
