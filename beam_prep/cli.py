@@ -125,12 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log.info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
         if problem := unknown_beam_options(given.beam_options, given.command):
             return _refused(given, problem)
-        return int(given.run(given))
+        code = int(given.run(given))
+        sys.stdout.flush()
+        return code
     except BaseException as error:
         if (number := received_signal()) is not None:
             _end(given.command, number)
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
-            sys.stderr.close()
+            # Python flushes stdout when it exits, and would raise again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         found = of_the_system(error) if isinstance(error, OSError) else error
         if not isinstance(found, BeamPrepError):

@@ -7,7 +7,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, percent
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import layout, references_of
-from beam_prep.sample import Part, Sample, opened, sample_of
+from beam_prep.sample import Part, Sample, opened, sample_of, today
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -312,7 +311,7 @@ def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[C
     """
     # The settings of a usual run, but records that it would leave out are kept, because there is something to see.
     section = {"field": "messages", "action": "$role", "template": "conversation"}
-    given = {"sections": [section], "not_rendered": "keep", "date": date.today().isoformat(), "chat_template": source}
+    given = {"sections": [section], "not_rendered": "keep", "date": today(), "chat_template": source}
     steps = {"max_seq_len": 1 << 20, "rows_without_loss": "keep"}
     settings = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
     config = PipelineConfig.from_dict(with_template(settings, ""))

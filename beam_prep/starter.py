@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from beam_prep.reading.json_line import describe
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.prompts import begins
 from beam_prep.reading.verdicts import verdicts
-from beam_prep.sample import Drawn, Sample, draw
+from beam_prep.sample import Drawn, Sample, draw, today
 from beam_prep.shards.report import near_name
 from beam_prep.storage.files import list_inputs
 from beam_prep.storage.inputs import advice_on
@@ -359,7 +358,7 @@ def _template(made: Draft, tokenizer: Tokenizer | None) -> None:
     if source is None:
         made.input["chat_template"] = PLAIN_TEMPLATE
     elif asks_for_date(source):
-        made.input["date"] = date.today().isoformat()
+        made.input["date"] = today()
 
 
 def _completion(made: Draft, shape: Shape, records: Sequence[Record], tokenizer: Tokenizer | None) -> None:

@@ -8,7 +8,6 @@ A page is one HTML file for a browser, which needs no network. Rows are JSON dat
 are on the screen. A token is an index into a table of the page: (id, text, 1 if special).
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -219,16 +218,15 @@ class Screen:
         if pager is not None:
             colours: Any = None if self.marks else "truecolor"
             console = console_of(STYLES, file=pager.stdin, force_terminal=True, color_system=colours, width=self.width)
-        with stop_when_reader_closes():
-            try:
-                for text in texts:
-                    if console.is_terminal:
-                        console.print(text, end="\n\n")  # wraps between words
-                    else:
-                        console.file.write(f"{text.plain}\n\n")
-            finally:
-                if pager is not None:
-                    pager.communicate()  # closes its input, and waits until the reader leaves it
+        try:
+            for text in texts:
+                if console.is_terminal:
+                    console.print(text, end="\n\n")  # wraps between words
+                else:
+                    console.file.write(f"{text.plain}\n\n")
+        finally:
+            if pager is not None:
+                pager.communicate()  # closes its input, and waits until the reader leaves it
 
 
 def _started_pager() -> "subprocess.Popen[str] | None":
@@ -241,17 +239,6 @@ def _started_pager() -> "subprocess.Popen[str] | None":
         return subprocess.Popen(words, env=settings, stdin=subprocess.PIPE, encoding="utf-8", errors="replace")
     except OSError:
         return None
-
-
-@contextlib.contextmanager
-def stop_when_reader_closes() -> Iterator[None]:
-    """Stops printing without an error when the reader closes the pipe (`| head`)."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout when it exits, and would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_page(

@@ -23,6 +23,7 @@ from rich.text import Text
 from beam_prep.data.block import drawn
 from beam_prep.data.metadata import metadata_value
 from beam_prep.data.ragged import Array, Ragged
+from beam_prep.data.reasons import DROPPED
 from beam_prep.data.receipts import BORDERS, quantile
 from beam_prep.data.rendered import DEFAULT_DOMAIN
 from beam_prep.data.schema import Column
@@ -37,7 +38,6 @@ from beam_prep.inspect.draw import (
     Screen,
     draw,
     rendered,
-    stop_when_reader_closes,
 )
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, beginning, percent
 from beam_prep.readers.dataset import Dataset
@@ -538,15 +538,14 @@ def cat(
 
     option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS  # Ragged is a dataclass
     left = len(dataset) if count is None else min(count, len(dataset))
-    with stop_when_reader_closes():
-        for rows in _parts(dataset):
-            names = {"split": rows.split_of(0), "domain": rows.domain_of(0)}
-            known = {key: name for key, name in names.items() if name is not None}
-            for row in rows[:left]:
-                said = {name: row[name].tobytes().decode(errors="replace") for name in texts}
-                line = orjson.dumps({**known, **row, **said}, default=list, option=option)
-                sys.stdout.write(f"{line.decode().translate(_ESCAPED)}\n")
-                left -= 1
+    for rows in _parts(dataset):
+        names = {"split": rows.split_of(0), "domain": rows.domain_of(0)}
+        known = {key: name for key, name in names.items() if name is not None}
+        for row in rows[:left]:
+            said = {name: row[name].tobytes().decode(errors="replace") for name in texts}
+            line = orjson.dumps({**known, **row, **said}, default=list, option=option)
+            sys.stdout.write(f"{line.decode().translate(_ESCAPED)}\n")
+            left -= 1
 
 
 def _parts(dataset: Dataset) -> Iterator[Dataset]:
@@ -556,9 +555,6 @@ def _parts(dataset: Dataset) -> Iterator[Dataset]:
 
 
 # The report of an output.
-
-_WORDS = {DUPLICATE: "equal to an earlier record", NOT_SAMPLED: "left out by output.mix"}
-"""The meaning of reasons that do not come from a rule on single records."""
 
 
 def report_page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: Tokenizer | None, title: str) -> bytes:
@@ -580,7 +576,7 @@ def report_page(manifest: Mapping[str, Any], run: Mapping[str, Any], tokenizer: 
         made=_day(run.get("finished")),
         how_made=report.how_made(run).capitalize(),
         totals=numbers_of(manifest),
-        reasons=_WORDS,
+        reasons=DROPPED,
         domains=_domains(manifest),
         lengths=_lengths(uncut, kept),
         quantiles=_quantiles(uncut),
