@@ -400,6 +400,7 @@ class OutputRows(RowSource):
         dataset, manifest = self._dataset, self._dataset.manifest
         labels = [column.shifted for column in dataset.schema if column.role == "labels"]
         lines = summary(self.title, manifest)
+        lines.append(f"  records read: {manifest['ledger']['read']:,}")
         lines.append(f"  {columns_line(dataset.columns, any(labels) if labels else None)}")
         for kind in ("chunks", "packing"):
             if kind in manifest["totals"]:
@@ -432,7 +433,7 @@ _DOMAINS_NAMED = 12
 def summary(output: str, manifest: Mapping[str, Any]) -> list[str]:
     """What an output holds, and what became of its records, in a few lines of text."""
     ledger, totals = manifest["ledger"], manifest["totals"]
-    lines = [f"records read: {ledger['read']:,}"]
+    lines = []
     ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
     for column, trained in totals["trained"].items():
         of = totals["tokens"][ids_of[column]]
