@@ -7,17 +7,19 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import VISIBLE, instead, nearest, option_of, place_of, unknown_name
+from beam_prep.hints import VISIBLE, counted, instead, nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -123,18 +125,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log.info("beam-prep %s: loading Beam and the tokenizer%s", given.command, tokenizer)
         if problem := unknown_beam_options(given.beam_options, given.command):
             return _refused(given, problem)
-        return int(given.run(given))
+        code = int(given.run(given))
+        sys.stdout.flush()
+        return code
     except BaseException as error:
         if (number := received_signal()) is not None:
             _end(given.command, number)
         if isinstance(error, BrokenPipeError):  # `beam-prep cat ... | head`
-            sys.stderr.close()
+            # Python flushes stdout when it exits, and would raise again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         found = of_the_system(error) if isinstance(error, OSError) else error
         if not isinstance(found, BeamPrepError):
             raise
         print(f"beam-prep: {str(found).translate(VISIBLE)}", file=sys.stderr)  # names may come from records
         return found.exit_code
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Prints lines. For a terminal, they are wrapped between words, except commands, which are there to be copied."""
+    width = shutil.get_terminal_size().columns
+    for line in lines:
+        line = line.translate(VISIBLE)  # texts of records must not control the terminal
+        if sys.stdout.isatty() and not line.startswith("  beam-prep "):
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+            line = "\n".join(parts)
+        print(line)
 
 
 def _refused(given: argparse.Namespace, problem: str) -> int:
@@ -300,10 +317,10 @@ def _run(given: argparse.Namespace) -> int:
     if given.dry_run:
         from beam_prep.dry_run import dry_run
 
-        print("\n".join(dry_run(job).lines()))
+        _say(dry_run(job).lines())
         return 0
     result = job.run(wait=given.wait)
-    print(f"{result.output} is up to date: nothing to do" if result.up_to_date else _made(result))
+    _say([f"{result.output} is up to date: nothing to do"] if result.up_to_date else _made(result))
     return 0
 
 
@@ -317,11 +334,15 @@ def _arguments_of(given: argparse.Namespace) -> dict[str, Any]:
     return arguments
 
 
-def _made(result: "Result") -> str:
+def _made(result: "Result") -> list[str]:
     """The summary of a finished run, or where a launched one will write."""
-    if result.manifest is not None:
-        return summary(result.output, result.manifest)
-    return f"launched{f' as {result.job_id}' if result.job_id else ''}: {result.output}/manifest.json comes last"
+    from beam_prep.inspect.output import summary
+
+    output = result.output
+    if result.manifest is None:
+        return [f"launched{f' as {result.job_id}' if result.job_id else ''}: {output}/manifest.json comes last"]
+    look = [] if "://" in output else [f"  look at it: beam-prep inspect {output}; its report: {output}/report.html"]
+    return summary(output, result.manifest) + look
 
 
 @_command(options.add_replay_arguments, beams=True)
@@ -343,13 +364,13 @@ def _replay(given: argparse.Namespace) -> int:
         print(f"{given.output} has no rejected records: nothing to replay")
         return 0
     if given.dry_run:
-        print("\n".join(replay.plan()))
+        _say(replay.plan())
         return 0
     done = replay.run(wait=given.wait is not False)
     if done.result is not None:
-        print(_made(done.result))
+        _say(_made(done.result))
     if done.result is None or done.result.manifest is not None:
-        print("\n".join(done.lines()))
+        _say(done.lines())
     return 0
 
 
@@ -442,7 +463,7 @@ def _audit(given: argparse.Namespace) -> int:
     these arguments would not start.
     """
     import_beam()
-    from beam_prep.audit.audit import as_json, as_lines, audit
+    from beam_prep.audit import as_json, as_lines, audit
 
     found = audit(given.inputs, given.config, given.tokenizer_path, given.sample)
     if given.json:
@@ -450,7 +471,7 @@ def _audit(given: argparse.Namespace) -> int:
         print(json.dumps(shown.get(None, {"groups": shown})))
     else:
         for group, each in found.items():
-            print("\n".join([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)]))
+            _say([*([] if group is None else [f"input.groups[{group}]:"]), *as_lines(each)])
     return int(any(each.findings for each in found.values()))
 
 
@@ -471,7 +492,7 @@ def _init(given: argparse.Namespace) -> int:
     import_beam()
     from beam_prep.starter import start
 
-    print("\n".join(start(given.inputs, given.output, given.tokenizer_path, given.overwrite)))
+    _say(start(given.inputs, given.output, given.tokenizer_path, given.overwrite))
     return 0
 
 
@@ -523,8 +544,8 @@ def _report(given: argparse.Namespace) -> int:
     """write the report of an output again"""
     from beam_prep.formats.manifest import REPORT
     from beam_prep.inspect.draw import check_page
+    from beam_prep.inspect.output import report_page
     from beam_prep.readers.open import ALL, open_dataset
-    from beam_prep.report_page import page
     from beam_prep.storage.files import write_file
 
     is_stored = "://" in given.output
@@ -533,7 +554,7 @@ def _report(given: argparse.Namespace) -> int:
     rows = open_dataset(given.output, split=ALL)
     target = given.to or os.path.join(rows.path, REPORT)
     title = os.path.basename(given.output.rstrip("/") if is_stored else os.path.abspath(given.output))
-    text = page(rows.manifest, rows.run, rows.tokenizer, title)
+    text = report_page(rows.manifest, rows.run, rows.tokenizer, title)
     if given.to is not None:
         check_page(target, "report", "-o", text[:60])
     write_file(os.path.abspath(target), text)  # replaced whole: no reader sees half a page
@@ -561,13 +582,15 @@ def _verify(given: argparse.Namespace) -> int:
     if wrong and "://" not in given.output and not os.path.isdir(given.output):
         return 1  # without an output there is no manifest to compare
     if wrong:
-        count = _counted(len(wrong), "problem")
+        count = counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
         return 1
-    line = f"{given.output}: {_size(found, found['shards'])}, all as manifest.json says"
+    from beam_prep.inspect.output import size_of
+
+    line = f"{given.output}: {size_of(found, found['shards'])}, all as manifest.json says"
     if given.inputs:
         compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
-        line += f"; {_counted(compared, 'input')} read again"
+        line += f"; {counted(compared, 'input')} read again"
         line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
     print(line)
     return 0
@@ -664,57 +687,6 @@ def _schema(given: argparse.Namespace) -> int:
 
     print(json.dumps(PipelineConfig.json_schema(), indent=2))
     return 0
-
-
-_NAMED = 12
-"""Most domains that a summary names."""
-
-
-def summary(output: str, manifest: dict[str, Any]) -> str:
-    """The result of a run, in a few lines of text."""
-    from beam_prep.data.rendered import DEFAULT_DOMAIN
-    from beam_prep.shards import report
-    from beam_prep.shards.compose import mix_lines
-
-    ledger, totals = manifest["ledger"], manifest["totals"]
-    lines = [f"{output}: {_size(totals, len(manifest['shards']))} ({', '.join(manifest['formats'])})"]
-    ids_of = {column["name"]: column["of"] for column in manifest["columns"]}
-    for column, trained in totals["trained"].items():
-        of = totals["tokens"][ids_of[column]]
-        lines.append(f"  {column}: {trained:,} trained tokens ({trained / of if of else 0:.1%} of {ids_of[column]})")
-    lines += [
-        f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
-    ]
-    for name, found in manifest.get("splits", {}).items():
-        lines.append(f"  split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
-    if [*manifest["domains"]] != [DEFAULT_DOMAIN]:
-        names = [*manifest["domains"]]
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"  {_counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
-    lines += [f"  {line}" for line in mix_lines(manifest)]
-    for kind in ("dropped", "rejected"):
-        if ledger[kind]:
-            counts = ", ".join(f"{count:,} {reason}" for reason, count in ledger[kind].items())
-            lines.append(f"  {kind}: {counts}")
-    for name in ("blank", "not_read"):
-        if ledger[name]:
-            lines.append(f"  {name} lines: {ledger[name]:,}")
-    if manifest["counters"]:
-        lines.append("  " + ", ".join(f"{name}: {count:,}" for name, count in manifest["counters"].items()))
-    if manifest["rejects"]:
-        lines.append(f"  rejects: {output}/{manifest['rejects'][0]['path']}")
-    if "://" not in output:
-        lines.append(f"  look at it: beam-prep inspect {output}; its report: {output}/report.html")
-    return "\n".join(lines)
-
-
-def _size(totals: dict[str, Any], shards: int) -> str:
-    tokens = sum(totals["tokens"].values())
-    return f"{totals['rows']:,} rows, {tokens:,} tokens in {_counted(shards, 'shard')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 if __name__ == "__main__":

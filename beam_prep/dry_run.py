@@ -12,8 +12,9 @@ from rich import filesize
 from beam_prep import recipe
 from beam_prep.data.block import Origin, Split
 from beam_prep.errors import OutputError, TokenCacheError
+from beam_prep.hints import shortened
 from beam_prep.pipeline import Pipeline
-from beam_prep.room import free_bytes, sizes
+from beam_prep.room import free_bytes, lacks_room, sizes
 from beam_prep.storage.files import join
 from beam_prep.storage.reuse import EarlierOutput
 from beam_prep.storage.splits import blocks_of, split_file
@@ -44,6 +45,7 @@ class DryRun:
         reasons: reason -> number of blocks to tokenise.
         files: file -> number of its blocks to tokenise.
         writes: (what is written, bytes, about, free bytes on that disk; None in a store).
+        lacks: a warning for each disk that is too small for all that is written there.
     """
 
     output: str
@@ -55,6 +57,7 @@ class DryRun:
     reasons: dict[str, int] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     writes: list[tuple[str, int, int | None]] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """The result as text for people."""
@@ -78,7 +81,7 @@ class DryRun:
         for what, size, free in self.writes:
             there = "" if free is None else f" ({filesize.decimal(free)} are free)"
             lines.append(f"{what}: at most about {filesize.decimal(size)} would be written{there}")
-        return lines
+        return [*lines, *self.lacks]
 
 
 def dry_run(job: Pipeline) -> DryRun:
@@ -110,11 +113,10 @@ def dry_run(job: Pipeline) -> DryRun:
     cached, written = sizes(job.config, job.tokenizer, job.inputs, options.max_reject_chars)
     cached *= sum(origin.bytes for origin, _ in to_do.values())
     written *= sum(origin.bytes for origin, _ in blocks)
-    for what, folder, size in (
-        ("token cache", token_cache.folder, cached),
-        ("output", os.path.dirname(job.output), written),
-    ):
+    needs = [(token_cache.folder, "token cache", cached), (os.path.dirname(job.output), "output", written)]
+    for folder, what, size in needs:
         found.writes.append((what, int(size), free_bytes(folder) if is_local(folder) else None))
+    found.lacks = lacks_room(need for need in needs if is_local(need[0]))
     return found
 
 
@@ -154,9 +156,4 @@ def _changes(old: Any, new: Any, place: str = "") -> list[str]:
             for name in names
             for line in _changes(old.get(name), new.get(name), f"{place}.{name}" if place else str(name))
         ]
-    return [] if old == new else [f"{place}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return [] if old == new else [f"{place}: {shortened(repr(old), 60)} -> {shortened(repr(new), 60)}"]

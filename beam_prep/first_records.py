@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beam_prep import recipe
-from beam_prep.audit.audit import FIRST_CHECKS, findings
+from beam_prep.audit import FIRST_CHECKS, findings
 from beam_prep.config import PipelineConfig
 from beam_prep.data.block import InputFile
 from beam_prep.data.hashing import CHUNK

@@ -7,7 +7,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,19 +16,18 @@ from beam_prep.chat.chat_format import template_of
 from beam_prep.chat.conversations import CONVERSATIONS, Outcome, outcome_of
 from beam_prep.config import PipelineConfig
 from beam_prep.config.loading import with_template
-from beam_prep.data.block import ALIVE, TEXT_LIMIT
+from beam_prep.data.block import ALIVE, DROPPED, TEXT_LIMIT
 from beam_prep.data.ragged import Array, offsets_of
 from beam_prep.data.schema import metadata_value, placed
 from beam_prep.errors import TokenizerError
 from beam_prep.hints import VISIBLE, shortened
 from beam_prep.inspect.draw import Entry, Head, Number, RowText, check_page, draw
-from beam_prep.inspect.output import columns_line
+from beam_prep.inspect.output import ROWS, RowSource, Selection, columns_line, show
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, percent
-from beam_prep.inspect.show import ROWS, RowSource, Selection, show
 from beam_prep.reading.records import CONTAMINATED
 from beam_prep.reading.sources import source_of
-from beam_prep.recipe import inputs_of, layout, read_config, references_of
-from beam_prep.sample import Part, Sample, sample_of
+from beam_prep.recipe import layout, references_of
+from beam_prep.sample import Part, Sample, opened, sample_of, today
 from beam_prep.sample import draw as draw_records
 from beam_prep.shards.report import warnings
 from beam_prep.storage.tokenizers import load_tokenizer
@@ -39,13 +37,6 @@ from beam_prep.tokens.tokenizer import Tokenizer
 _BYTES = 1 << 21
 """Most bytes of records that are read: more than the rows of a page, and a few seconds of work."""
 _PROBLEMS = 10  # shown one by one
-
-_DROPPED = {
-    "empty": "there is nothing to encode",
-    "too_short": "every text field is shorter than preprocessing.min_chars, which is {min_chars:,}",
-    "too_long": "longer than max_chars ({max_chars:,} characters), max_seq_len ({max_seq_len:,} tokens), or a pack",
-    "rows_without_loss": "no token of it is trained (preprocessing.rows_without_loss: 'keep' keeps it)",
-}
 
 
 def preview(
@@ -81,11 +72,7 @@ def preview(
     if html is not None:
         check_page(html)
     name = "the config" if isinstance(config, PipelineConfig) else os.fspath(config)
-    if not isinstance(config, PipelineConfig):
-        config = read_config(config)
-    files = inputs_of(config, inputs)
-    tokenizer = load_tokenizer(tokenizer_path)
-    config.check_vocabulary(tokenizer.max_id)
+    config, files, tokenizer = opened(inputs, config, tokenizer_path)
     sample = Sample.of(draw_records(files, ROWS, _BYTES), config, tokenizer, files, cut=False)
     show(SampleRows(sample, name), selection, ids, html, pager)
 
@@ -195,9 +182,7 @@ class SampleRows(RowSource):
         """The reason why a line that is not blank became no row, or is marked."""
         ledger, status = part.rows.ledger, int(part.rows.ledger.status[line])
         kind, reason = ("marked", CONTAMINATED) if status == ALIVE else ledger.outcomes[status - 1]
-        why = ledger.messages[line] if kind == "rejected" else ledger.notes.get(line, "")
-        if kind == "dropped" and reason in _DROPPED:
-            why = _DROPPED[reason].format(**self.sample.config.preprocessing.model_dump())
+        why = ledger.messages.get(line) or ledger.notes.get(line) or DROPPED.get(reason, "")
         return LeftOut(_place(part, line), kind, reason, why, shortened(ledger.text(line), TEXT_LIMIT - 1))
 
 
@@ -325,7 +310,7 @@ def cases_of(source: str | None, tokenizer: Tokenizer, name: str = "") -> list[C
     """
     # The settings of a usual run, but records that it would leave out are kept, because there is something to see.
     section = {"field": "messages", "action": "$role", "template": "conversation"}
-    given = {"sections": [section], "not_rendered": "keep", "date": date.today().isoformat(), "chat_template": source}
+    given = {"sections": [section], "not_rendered": "keep", "date": today(), "chat_template": source}
     steps = {"max_seq_len": 1 << 20, "rows_without_loss": "keep"}
     settings = {"input": given, "mask": {"assistant": "train"}, "preprocessing": steps}
     config = PipelineConfig.from_dict(with_template(settings, ""))

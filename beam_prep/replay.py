@@ -17,6 +17,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.schema import Column
 from beam_prep.errors import ConfigError, FormatError, InputError, OutputError
 from beam_prep.formats.manifest import MANIFEST, TOKENIZER
+from beam_prep.hints import counted
 from beam_prep.options import RunOptions
 from beam_prep.pipeline import Pipeline, Result
 from beam_prep.readers.dataset import Dataset
@@ -98,7 +99,7 @@ class Replayed:
         if self.result is not None:
             rejected = sum(self.before["rejected"].values())
             mended = rejected - sum(count for count, _ in self.still.values())
-            texts = [f"replayed: {_counted(rejected)}, of which {mended:,} are rejected no more"]
+            texts = [f"replayed: {counted(rejected, 'rejected record')}, of which {mended:,} are rejected no more"]
             before, after = _counts(self.before), _counts(self.after)
             texts += [
                 f"{name}: {after[name]:,}, which were {before[name]:,}"
@@ -214,7 +215,7 @@ class Replay:
             InputError: an input changed.
         """
         self._check_inputs()
-        total = _counted(sum(self.rejected.values()))
+        total = counted(sum(self.rejected.values()), "rejected record")
         return _listed(f"would replay {total} of {self.output}", by_reason(self._before.rejects()))
 
     def run(self, beam_options: Sequence[str] | PipelineOptions | None = None, *, wait: bool = True) -> Replayed:
@@ -294,7 +295,3 @@ def compare(before: Array, after: Array | None, manifest: Mapping[str, Any]) -> 
     changed = np.intersect1d(both, np.setxor1d(before, after)["place"])
     first = place_at(manifest["inputs"][changed[0]["file"]]["path"], int(changed[0]["offset"])) if len(changed) else ""
     return RowsCompared(len(both) - len(changed), len(changed), first)
-
-
-def _counted(count: int) -> str:
-    return f"{count:,} rejected record{'' if count == 1 else 's'}"

@@ -5,6 +5,7 @@ For `inspect`, `audit`, `init`, `template`, and the start of a run. The same fil
 
 import functools
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,16 +23,17 @@ from beam_prep.data.hashing import CHUNK
 from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
-from beam_prep.hints import shortened
+from beam_prep.hints import counted, listed, shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import source_of
-from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps, run_steps
+from beam_prep.recipe import files_of_groups, inputs_of, layout, mask_steps, read_config, row_steps, run_steps
 from beam_prep.shards.pack import longest_row
 from beam_prep.shards.plan import LedgerTotals, Plan, dropped_in
 from beam_prep.shards.receipts import ROLE_COUNTS, BlockReceipt, RowIndex
 from beam_prep.shards.report import MAX_NO_LOSS_RATE, MAX_REJECT_RATE, ConfigView, Findings, failure, lines
 from beam_prep.storage.inputs import advice_on
 from beam_prep.storage.splits import blocks_drawn, is_stream, records_at
+from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.batch import CUT_TOKENS, Batch, with_roles, without_roles
 from beam_prep.tokens.mask import trained_tokens
 from beam_prep.tokens.tokenizer import Tokenizer
@@ -70,7 +72,7 @@ class Drawn:
     def looked_at(self) -> str:
         """A text: `2,000 records looked at (of about 12,000), in 3 files`."""
         what = "all of it" if self.all else f"of about {float(f'{self.about:.1e}'):,.0f}"
-        return f"{self.count:,} records looked at ({what}), in {self.files:,} file{'s' * (self.files != 1)}"
+        return f"{self.count:,} records looked at ({what}), in {counted(self.files, 'file')}"
 
 
 def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Drawn:
@@ -373,15 +375,16 @@ class Sample:
     @functools.cached_property
     def kept(self) -> tuple[int, int, int]:
         """(rows, tokens, trained tokens) that a run would write, before packing."""
-        trained = 0
+        tokens = trained = 0
         for part in self.parts:
             trained += sum(int(each.sum()) for each in trained_tokens(part.rows).values())
-            masked = {column.of for column in part.rows.schema.values() if column.role in ("mask", "labels")}
-            for output in part.masked.outputs:
-                if output.trains and output.name in part.rows.columns and output.name not in masked:
-                    trained += int(part.rows[output.name].flat_lengths.sum())  # all is trained, so there is no mask
-        receipts = self._receipts
-        return sum(each.kept for each in receipts), sum(each.tokens for each in receipts), trained
+            schema, trains = part.rows.schema, {output.name for output in part.masked.outputs if output.trains}
+            masked = {column.of for column in schema.values() if column.role in ("mask", "labels")}
+            for name in [name for name, column in schema.items() if column.role == "ids"]:
+                size = int(part.rows[name].flat_lengths.sum())
+                tokens += size
+                trained += size if name in trains - masked else 0  # all is trained, so there is no mask
+        return sum(each.kept for each in self._receipts), tokens, trained
 
     # Records.
 
@@ -456,7 +459,7 @@ class Sample:
         yield f"{rows:,} kept, {tokens:,} tokens{share}"
         for kind, reasons in self.outcomes().items():
             if reasons:
-                yield f"{kind}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}"
+                yield f"{kind}: {listed(reasons)}"
         yield from lines(self.findings, self.view)
         if self.failure is not None:
             yield f"a run on these would fail: {self.failure}"
@@ -532,6 +535,17 @@ class Sample:
     def longest(self) -> int | None:
         """Most tokens of a row before it is cut; None: no row is cut."""
         return longest_row(dict(self.config.preprocessing))
+
+
+def opened(
+    inputs: Sequence[str] | str | None, config: PipelineConfig | str | os.PathLike[str], tokenizer_path: Any
+) -> tuple[PipelineConfig, list[InputFile], Tokenizer]:
+    """The config, the files of the input and the tokenizer. Raises what a run with these arguments would raise."""
+    if not isinstance(config, PipelineConfig):
+        config = read_config(config)
+    files, tokenizer = inputs_of(config, inputs), load_tokenizer(tokenizer_path)
+    config.check_vocabulary(tokenizer.max_id)
+    return config, files, tokenizer
 
 
 def prepare(records: Records, config: PipelineConfig, tokenizer: Tokenizer) -> Batch:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.cli import summary
+from beam_prep.inspect.output import summary
 from tests.chars import outcomes
 from tests.conftest import prepared, write_lines
 
@@ -38,7 +38,7 @@ def test_what_is_no_domain_is_said(run: Callable[..., Any], caplog: pytest.LogCa
     assert {shard["domain"]: shard["rows"] for shard in done.manifest["shards"]} == {
         name: DOMAINS.count(name) for name in DOMAINS
     }
-    assert "\n  4 domains: , 2024, 2024.5, __default__" in summary(done.output, done.manifest)
+    assert "\n  4 domains: , 2024, 2024.5, __default__" in "\n".join(summary(done.output, done.manifest))
     assert "output.domain_key 'd' is a number or a boolean (as 2024) in 4 of 8 records: " in caplog.text
 
 

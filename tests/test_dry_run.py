@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,14 @@ def test_a_new_output(jobs: Jobs) -> None:
     cached = sum(path.stat().st_size for path in (jobs.folder / "token_cache").rglob("*") if path.is_file())
     assert 0.7 * cached < cache_bytes < 1.3 * cached
     assert asked(jobs).lines() == [f"{jobs.folder}/out is up to date: nothing would be done"]
+
+
+def test_what_cache_and_output_need_on_one_disk_is_added(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, cached, _), (_, written, _) = asked(jobs).writes
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=max(cached, written)))
+    (line,) = asked(jobs).lacks
+    assert "are needed" in line
+    assert asked(jobs).lines()[-1] == line
 
 
 def test_an_added_file(jobs: Jobs) -> None:

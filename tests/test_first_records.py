@@ -49,9 +49,9 @@ def found(
 @pytest.mark.parametrize(
     ("tokenizer", "template", "roles", "says"),
     [
-        ("gpt2", CHATML, ["assistant"], "'<|im_end|>' is plain text on this tokenizer: add it to the tokenizer"),
+        ("gpt2", CHATML, ["assistant"], "if that text is meant as the end: make it a special token"),
         (None, BARE, ["user", "assistant"], "a template that writes '<|im_end|>' behind each of its turns"),
-        (None, MARKED, ["assistant"], "move {% endgeneration %} of the chat template behind the end token"),
+        (None, MARKED, ["assistant"], "behind that {% endgeneration %}"),
     ],
     ids=["a mark that is plain text", "no end", "a mark before the end token"],
 )
@@ -62,18 +62,6 @@ def test_each_role_without_an_end_is_told(tokenizer: str | None, template: str, 
     for line, role in zip(lines, roles, strict=True):
         assert line.startswith(SAYS.format(role) + "its turns end with '")
         assert says in line.partition("To mend it: ")[2]
-
-
-def test_generation_marks_are_told_of_only_where_the_template_has_them() -> None:
-    bare = CHATML.replace(
-        "{% for m in messages %}", "{% for m in messages %}{% if m.role == 'tool' %}{{ m.content }}{% else %}"
-    )
-    bare = bare.replace("\n{% endfor %}", "\n{% endif %}{% endfor %}")
-    turns = [("user", "Why?"), ("assistant", "y"), ("tool", "zz"), ("assistant", "y")]
-    rows = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
-    (line,) = found(OURS, bare, {"assistant": "train", "tool": "train"}, rows)
-    assert line.startswith(SAYS.format("tool") + "its turns end with 'zz'. To mend it: ")
-    assert "with a template that writes '<|im_end|>' behind each of its turns" in line
 
 
 def test_nothing_is_told_of_turns_that_end_or_whose_ends_are_masked_on_purpose() -> None:

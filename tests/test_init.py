@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import beam_prep as bp
-from beam_prep.audit.audit import audit
+from beam_prep.audit import audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from beam_prep.sample import prepare
@@ -77,7 +77,7 @@ def test_every_sample_of_the_project_gets_a_config_that_runs(name: str, start: S
     for part in ("input", "preprocessing", "output"):
         for field in config.get(part, {}):
             assert f"`{part}.{field}`" in reasons  # each line has its reason
-    assert f"beam-prep run {path} -o out -c" in told
+    assert f"beam-prep run -o out {path} \\\n" in told
 
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -95,6 +95,11 @@ def test_text_neither_steers_the_terminal_nor_is_markup(run: Run) -> None:
     assert "a␛[31mb␍␇␀␡\\x9b\\u202ec [bold]d[/bold] :smile: \te\nlong long" in text
 
 
+def test_a_text_with_the_signs_of_marks_is_not_taken_for_trained(run: Run) -> None:
+    made = run(config_of("sft_instruction"), [{"prompt": "⟦no⟧", "response": "⟧yes"}])
+    assert body(render(bp.open(made.output), 0)) == "\\u27e6no\\u27e7⟦\\u27e7yes⟧"
+
+
 def test_an_output_without_a_mask_is_all_trained_where_the_config_says_so(output: Outputs) -> None:
     text = render(output("pretrain"), 0)
     assert "trained (100.0%) · no mask: all is trained\n" in text.plain
@@ -237,6 +242,15 @@ def test_cat_prints_lists_of_lists_numbers_and_texts(output: Outputs, capsys: py
     assert printed == [record["answer"] for record in records_of(example("more/rlvr"))]
 
 
+def test_cat_escapes_what_controls_a_terminal(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "a\x9b31m\x7f\u202eb\U000e0041"
+    given = config_of("sft_instruction", output={"keep_fields": ["note"]})
+    cat(run(given, [{"prompt": "a", "response": "b", "note": text}]).output)
+    printed = capsys.readouterr().out
+    assert printed.strip().isascii()
+    assert json.loads(printed)["note"] == text
+
+
 def test_a_reader_that_goes_away_is_no_error(chats: Dataset) -> None:
     line = f"'{sys.executable}' -m beam_prep.cli cat '{chats.path}' --count 260 | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, cwd=ROOT, check=False)
@@ -278,7 +292,7 @@ def test_preview_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         f"━━ {source}, line 4 · rejected: bad_json\n"
         "(what the parser says)\n"
         '── {"prompt": "a␛[31m\n\n'
-        f"━━ {source}, line 5 · dropped: empty\nthere is nothing to encode\n── {{}}\n\n"
+        f"━━ {source}, line 5 · dropped: empty\nhas nothing left to encode\n── {{}}\n\n"
         "6 records looked at (all of it), in 1 file\n"
         "3 kept, 33 tokens (45.5% trained)\n"
         "dropped: 1 empty\n"

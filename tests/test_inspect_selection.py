@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import beam_prep as bp
 from beam_prep.cli import main
 from beam_prep.errors import BeamPrepError, FormatError
-from beam_prep.inspect.show import Selection, extremes
+from beam_prep.inspect.output import Selection, extremes
 from beam_prep.readers.dataset import Dataset
 from tests.conftest import ROOT, config_of, write_lines
 

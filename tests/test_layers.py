@@ -16,15 +16,15 @@ ROOMS = [
     *("_version", "errors", "hints", "process"),
     *("data", "reading", "tokens", "chat.template", "chat", "shards"),
     *("options", "progress", "formats", "verify", "testing", "config"),
-    *("storage", "output_claim", "runners", "readers", "inspect", "report_page", "transforms", "recipe"),
-    *("sample", "preview", "audit", "shapes", "starter", "beam_yaml", "first_records", "room", "pipeline"),
+    *("storage", "output_claim", "runners", "readers", "inspect", "transforms", "recipe"),
+    *("sample", "preview", "audit", "starter", "beam_yaml", "first_records", "room", "pipeline"),
     *("dry_run", "replay", "__init__", "cli"),
 ]
 DATA = ["data", "reading", "tokens", "shards", "chat.template", "chat"]
 ALONE = ["_version", "errors", "hints", "process"]
 """They import nothing of the package."""
-KNOW_NO_CONFIG = [*DATA, "formats", "verify", "readers", "inspect", "report_page", "storage", "transforms"]
-WITHOUT_BEAM = ["_version", "errors", *DATA, "config", "formats", "verify", "readers", "inspect", "report_page"]
+KNOW_NO_CONFIG = [*DATA, "formats", "verify", "readers", "inspect", "storage", "transforms"]
+WITHOUT_BEAM = ["_version", "errors", *DATA, "config", "formats", "verify", "readers", "inspect"]
 WITHOUT_BEAM += ["options", "progress"]
 SEEN_BY_BEAM = ["storage", "transforms", "recipe", "beam_yaml", "pipeline", "first_records", "output_claim", "replay"]
 SEEN_BY_BEAM += ["room", "runners", "testing"]
@@ -97,7 +97,7 @@ def test_importing_is_light() -> None:
     code = f"""
 import sys
 import beam_prep as bp
-import beam_prep.readers.dataset, beam_prep.inspect.output, beam_prep.report_page, beam_prep.cli
+import beam_prep.readers.dataset, beam_prep.inspect.output, beam_prep.cli
 import beam_prep.config, beam_prep.formats, beam_prep.formats.cached_block, beam_prep.tokens.tokenizer
 bp.open; bp.PipelineConfig.json_schema()
 print(*sorted({{name.split(".")[0] for name in sys.modules}} & {HEAVY}))

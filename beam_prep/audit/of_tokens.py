@@ -1,19 +1,20 @@
 """Checks of ids and masks: trained tokens, begin and end of rows, cuts."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
-from beam_prep.audit import Finding, Hits
-from beam_prep.audit.of_records import messages_of
+from beam_prep.audit.of_records import Finding, Hits, messages_of
 from beam_prep.chat.control import end_ids
 from beam_prep.chat.environment import asks_for_date
 from beam_prep.data.ragged import Array
 from beam_prep.recipe import text_rules
 from beam_prep.sample import Conversation, Row, Sample, text_of, today
+from beam_prep.shards import report
 from beam_prep.shards.report import CUT_SHARE, OFTEN_MASKED, is_usual, near_name
-from beam_prep.tokens.mask import NEAR, Endless, RoleMask, endless_roles
+from beam_prep.tokens.mask import NEAR, RoleMask, endless_roles
 from beam_prep.tokens.tokenizer import Tokenizer
 
 _DATE = re.compile(
@@ -41,32 +42,17 @@ def dates(sample: Sample) -> Iterator[Finding]:
     yield from hits.finding("date_in_template", says, mend)
 
 
-_NOT_WRITTEN = {
-    "tools_not_written": (
-        "the chat template does not write the tools of {}",
-        '"input": {"chat_template": ...} that writes `tools` (configs/tools.jinja does), "template": "conversation"',
-    ),
-    "texts_not_written": (
-        "the chat template does not write a content or a call of {}",
-        '"input": {"chat_template": ...} that writes them, or "not_rendered": "reject"',
-    ),
-    "reasoning_not_written": (
-        "the chat template writes no reasoning, but there is reasoning in {}",
-        '"input": {"chat_template": ...} that writes `reasoning_content`',
-    ),
-}
-
-
 def not_written(sample: Sample) -> Iterator[Finding]:
     """Records of which the template leaves out a part. To leave reasoning out of history is no finding."""
-    counted = [(part, part.rendered) for part in sample.parts if part.rendered is not None]
-    writes_reasoning = any("reasoning_written" in rendered.counters for _, rendered in counted)
-    for name, (says, mend) in _NOT_WRITTEN.items():
-        hits = Hits(sample)
-        for part, rendered in counted:
-            if name in rendered.counters and not (writes_reasoning and name == "reasoning_not_written"):
-                for line in rendered.line[np.flatnonzero(rendered.counters[name])].tolist():
-                    hits.add(part, line)
+    rendered = [(part, part.rendered) for part in sample.parts if part.rendered is not None]
+    totals = Counter[str]()
+    for _, block in rendered:
+        totals.update({name: int(counts.sum()) for name, counts in block.counters.items()})
+    for name in report.not_written(totals):
+        hits, (_, says, mend) = Hits(sample), report.NOT_WRITTEN[name]
+        for part, block in rendered:
+            for line in block.line[block.counters.get(name, np.zeros(len(block.line))) > 0].tolist():
+                hits.add(part, line)
         yield from hits.finding(name, says.format(hits.told), mend)
 
 
@@ -227,35 +213,18 @@ def roles_without_end(sample: Sample) -> Iterator[Finding]:
         return
     policy = RoleMask(given.mask, given.mask_default, text_rules(given).mask_options)
     batches = [part.tokenized for part in sample.parts if part.tokenized is not None]
-    for role, turn in endless_roles(batches, policy, end_ids(tokenizer), tokenizer.decode).items():
-        tail = tokenizer.decode(turn.tail)
+    eos = tokenizer.special_tokens.get("eos_token")
+    wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
+    for role, ids in endless_roles(batches, policy, end_ids(tokenizer), tokenizer.decode).items():
+        tail = tokenizer.decode(ids)
         counts = sample.roles.get(role, {})
         says = f"no end token is trained behind what {role!r} says, so a model does not learn to stop: its turns end "
         says += f"with {tail.strip()[-40:]!r}"
-        mend = _mend_end(sample, turn, tail)
+        mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns, and '
+        mend += "behind that {% endgeneration %}; or, if that text is meant as the end: make it a special token of the "
+        mend += "tokenizer, with split_special_tokens false in tokenizer_config.json"
         messages, tokens = counts.get("messages", 1), counts.get("tokens", sample.tokens)
         yield Finding("no_end", says, messages, "messages", sample.count, tokens, mend)
-
-
-def _mend_end(sample: Sample, turn: Endless, tail: str) -> str:
-    eos = sample.tokenizer.special_tokens.get("eos_token")
-    wanted = "its EOS token (name an eos_token in the tokenizer)" if eos is None else repr(eos)
-    mend = f'"input": {{"chat_template": ...}} with a template that writes {wanted} behind each of its turns'
-    mark = _MARK.search(tail)
-    if sample.tokenizer.reference.encode_special_tokens:
-        return (
-            "split_special_tokens makes the tokenizer encode special tokens, such as the end of a turn, as plain text: "
-            "set it to false in tokenizer_config.json"
-        )
-    if turn.followed and "endgeneration" in sample.template_source:
-        return "move {% endgeneration %} of the chat template behind the end token"
-    if mark is not None and mark[1] in sample.template_source:
-        return f"{mark[1]!r} is plain text on this tokenizer: add it to the tokenizer as a special token; or {mend}"
-    return mend
-
-
-_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
-"""Text that looks like an end token, at the end of a text."""
 
 
 def double_end(sample: Sample) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ A page is one HTML file for a browser, which needs no network. Rows are JSON dat
 are on the screen. A token is an index into a table of the page: (id, text, 1 if special).
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -26,10 +25,12 @@ from rich.text import Text
 from rich.theme import Theme
 
 from beam_prep.errors import BeamPrepError
-from beam_prep.hints import VISIBLE
+from beam_prep.hints import VISIBLE, counted
 from beam_prep.inspect.row import LeftOut, RowKind, ShownRow, TokenSequence, repeats, totals_of
 
 OPEN, CLOSE = "⟦", "⟧"
+_NO_MARKS = str.maketrans({OPEN: "\\u27e6", CLOSE: "\\u27e7"})
+"""These characters in a text must not look like marks."""
 STYLES = {
     "trained": "bold green",
     "trained.special": "bold green reverse",
@@ -155,7 +156,9 @@ class RowText:
                 shown = run.text
                 if self.ids and kind.tokenizer is not None:
                     shown = "".join(f"‹{token}›{piece}" for token, piece in run.tokens)
-                if is_trained and not self.marks:
+                if self.marks:
+                    shown = shown.translate(_NO_MARKS)
+                elif is_trained:
                     shown = shown.replace("\n", "↵\n")  # at the end of a line, colour shows no newline
                 part.append(shown, f"{style}.special" if run.special else style)
             text.append_text(Text.assemble(OPEN, part, CLOSE) if is_trained and self.marks else part)
@@ -215,16 +218,15 @@ class Screen:
         if pager is not None:
             colours: Any = None if self.marks else "truecolor"
             console = console_of(STYLES, file=pager.stdin, force_terminal=True, color_system=colours, width=self.width)
-        with stop_when_reader_closes():
-            try:
-                for text in texts:
-                    if self.marks:
-                        console.file.write(f"{text.plain}\n\n")  # rich would expand the tabs
-                    else:
-                        console.print(text, end="\n\n", soft_wrap=True)
-            finally:
-                if pager is not None:
-                    pager.communicate()  # closes its input, and waits until the reader leaves it
+        try:
+            for text in texts:
+                if console.is_terminal:
+                    console.print(text, end="\n\n")  # wraps between words
+                else:
+                    console.file.write(f"{text.plain}\n\n")
+        finally:
+            if pager is not None:
+                pager.communicate()  # closes its input, and waits until the reader leaves it
 
 
 def _started_pager() -> "subprocess.Popen[str] | None":
@@ -237,17 +239,6 @@ def _started_pager() -> "subprocess.Popen[str] | None":
         return subprocess.Popen(words, env=settings, stdin=subprocess.PIPE, encoding="utf-8", errors="replace")
     except OSError:
         return None
-
-
-@contextlib.contextmanager
-def stop_when_reader_closes() -> Iterator[None]:
-    """Stops printing without an error when the reader closes the pipe (`| head`)."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout when it exits, and would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_page(
@@ -389,7 +380,7 @@ def draw(
     """Prints rows, and records that were left out, or writes a page of them."""
     if html is not None:
         count = write_page(html, entries, head)
-        print(f"{html}: {count:,} record{'s' * (count != 1)} ({head.words}); open it in a browser")
+        print(f"{html}: {counted(count, 'record')} ({head.words}); open it in a browser")
         return
     screen = Screen(pager)
     texts = map(replace(style, marks=screen.marks, width=screen.width).of, entries)

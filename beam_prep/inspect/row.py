@@ -15,7 +15,7 @@ from beam_prep.data.ragged import Array, Ragged, offsets_of
 from beam_prep.data.schema import IGNORE_INDEX, NO_LOSS, PROMPT_COMPLETION, Column
 from beam_prep.errors import FormatError
 from beam_prep.formats import Row
-from beam_prep.hints import VISIBLE, shortened
+from beam_prep.hints import VISIBLE, counted, shortened
 from beam_prep.readers.source import InputLines
 from beam_prep.reading.sources import place_in
 from beam_prep.shards.pack import STRATEGIES, cuts_rows
@@ -256,7 +256,7 @@ class ShownRow:
         if self._lengths is not None:
             strategy = self.kind.config.get("preprocessing", {}).get("packing_strategy")
             parts = " or parts of some" if strategy in STRATEGIES and not cuts_rows(strategy) else ""
-            yield f"{len(self._lengths):,} document{'s' * (len(self._lengths) != 1)}{parts}"
+            yield f"{counted(len(self._lengths), 'document')}{parts}"
 
     def _sequences_of(self, column: Column) -> Iterator[TokenSequence | str]:
         """The sequences of a column of ids: one, or the lists of a list of lists, or the documents of a packed row."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_prep.data.block import ADVICE
 from beam_prep.errors import ConfigError
-from beam_prep.hints import nearest
+from beam_prep.hints import counted, listed, nearest
 from beam_prep.reading.adapters import fields_read
 from beam_prep.reading.records import LOST, NOT_FINITE
 from beam_prep.reading.rollouts import RolloutFields
@@ -124,7 +124,7 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         rejected = sum(ledger.rejected.values())
         problem = (
             f"{rejected} of {ledger.read} records were rejected ({ledger.reject_rate:.2%}; "
-            f"{_reasons(ledger.rejected)}), more than --max_reject_rate {max_reject_rate}"
+            f"{listed(ledger.rejected)}), more than --max_reject_rate {max_reject_rate}"
         )
         return _with_causes(problem, plan, config)
     if ledger.lines == ledger.blank:
@@ -138,13 +138,13 @@ def failure(plan: Plan, config: ConfigView, max_reject_rate: float, max_no_loss_
         is_there = not any(_missing(drop, config) for drop in plan.drops if drop.found.reason == most)
         if most == "rows_without_loss" and is_there:
             advice = "no token of any record is trained: check `mask` and the actions in the config"
-        return _with_causes(f"nothing is kept of {ledger.read} records ({_reasons(left_out)}): {advice}", plan, config)
+        return _with_causes(f"nothing is kept of {ledger.read} records ({listed(left_out)}): {advice}", plan, config)
     lost = {reason: ledger.dropped[reason] for reason in LOST if ledger.dropped.get(reason)}
     count = sum(lost.values())
     if count > max_no_loss_rate * ledger.read:
         problem = (
             f"{count} of {ledger.read} records were dropped with nothing to train on ({count / ledger.read:.2%}; "
-            f"{_reasons(lost)}), more than --max_no_loss_rate {max_no_loss_rate}"
+            f"{listed(lost)}), more than --max_no_loss_rate {max_no_loss_rate}"
         )
         return _with_causes(problem, plan, config)
     return _of_empty_group(plan, config)
@@ -175,10 +175,6 @@ def nothing_trained(plan: Plan, config: ConfigView) -> str:
     """The problem of a run whose kept rows have no trained token."""
     problem = "nothing is trained on: no token of any record has a mask of 1; check `mask` in the config"
     return _with_causes(problem, plan, config)
-
-
-def _reasons(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
 
 
 def _with_causes(problem: str, plan: Plan, config: ConfigView) -> str:
@@ -265,7 +261,7 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     """Warns of roles in `mask` that no message has, and of roles of messages that `mask` does not name."""
     if config.mask is None:
         return []
-    listed = [f"{role!r} ({_counted(counts['messages'], 'message')})" for role, counts in _by_messages(roles)]
+    listed = [f"{role!r} ({counted(counts['messages'], 'message')})" for role, counts in _by_messages(roles)]
     found = ", ".join(_first(listed, _ROLES, "roles")) or "none"
     warnings = []
     for role, rule in config.mask.items():
@@ -281,7 +277,7 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
         near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
         hint = f"; did you mean {near!r}?" if near else ""
         strange.append(
-            f"{_counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
+            f"{counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
             f"mask_default is {config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
     return warnings + _first(strange, _ROLES, "roles that `mask` does not name")
@@ -294,10 +290,6 @@ def is_usual(role: str, config: ConfigView) -> bool:
 
 def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
     return sorted(roles.items(), key=lambda entry: (-entry[1]["messages"], entry[0]))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +348,10 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
     if found.not_text:
-        count = _counted(found.not_text, "record")
+        count = counted(found.not_text, "record")
         texts.append(f"rejected (not_text): {count} with images, audio or video; {_KEEPS_TEXT}")
     if found.bad_answers:
-        told = "; ".join(f"{_counted(count, 'record')} by {name!r}" for name, count in found.bad_answers.items())
+        told = "; ".join(f"{counted(count, 'record')} by {name!r}" for name, count in found.bad_answers.items())
         texts.append(
             f"answers marked as bad were trained like the others: of {told}. Leave these records out; or keep the "
             "field for a trainer that reads it (output.keep_fields)"
@@ -372,33 +364,52 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
     return texts
 
 
-_OTHER_TEMPLATE = "give a template that does, as input.chat_template (configs/tools.jinja writes tools and calls)"
-_OF_TEMPLATES = {
-    # Each side of a pair, and each sampled response, counts as one conversation.
-    ("tools_not_written", "conversation"): f"the chat template does not write the tools of {{}}: {_OTHER_TEMPLATE}",
-    ("texts_not_written", "message"): "of {} the chat template leaves out a content or a call (not_rendered is 'keep')",
-    ("marks_without_end", "turn"): "in {} the template's {{% generation %}} marks leave out the token that ends a "
-    "turn, which a model must learn to write: move {{% endgeneration %}} behind it",
-    ("marks_with_header", "turn"): "in {} the template's {{% generation %}} marks include the generation prompt: move "
+NOT_WRITTEN = {
+    "tools_not_written": (
+        "conversation",
+        "the chat template does not write the tools of {}",
+        '"input": {"chat_template": ...} that writes `tools` (configs/tools.jinja does), "template": "conversation"',
+    ),
+    "texts_not_written": (
+        "message",
+        "the chat template does not write a content or a call of {}",
+        '"input": {"chat_template": ...} that writes them, or "not_rendered": "reject"',
+    ),
+    "reasoning_not_written": (
+        "message",
+        "the chat template writes no reasoning, but {} had reasoning",
+        '"input": {"chat_template": ...} that writes `reasoning_content`',
+    ),
+}
+"""Counter -> (what is counted, sentence, what to do). Each side of a pair, and each sampled response, counts as one
+conversation."""
+_MARKS = {
+    "marks_without_end": "in {} the template's {{% generation %}} marks leave out the token that ends a turn, which a "
+    "model must learn to write: move {{% endgeneration %}} behind it",
+    "marks_with_header": "in {} the template's {{% generation %}} marks include the generation prompt: move "
     "{{% generation %}} behind it",
 }
 
 
+def not_written(counters: Mapping[str, int]) -> list[str]:
+    """The keys of `NOT_WRITTEN` that are a problem. That reasoning is left out of the history is none."""
+    found = [name for name in NOT_WRITTEN if counters.get(name)]
+    return [name for name in found if name != "reasoning_not_written" or not counters.get("reasoning_written")]
+
+
 def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
     """Warns of text that the chat template leaves out, and of misplaced {% generation %} marks."""
-    for (name, noun), text in _OF_TEMPLATES.items():
-        if counters.get(name):
-            yield text.format(_counted(counters[name], noun))
-    unwritten = counters.get("reasoning_not_written", 0)
-    if unwritten and not counters.get("reasoning_written"):
-        yield f"the chat template writes no reasoning, but {_counted(unwritten, 'message')} had reasoning"
+    for name in not_written(counters):
+        noun, says, mend = NOT_WRITTEN[name]
+        yield f"{says.format(counted(counters[name], noun))}: {mend}"
+    yield from (text.format(counted(counters[name], "turn")) for name, text in _MARKS.items() if counters.get(name))
 
 
 def lines(found: Findings, config: ConfigView) -> list[str]:
     """A line for each role with its trained tokens, then lines for other counts, such as tokens that were cut."""
     texts = []
     for role, counts in _by_messages(found.roles):
-        text = f"{role!r}: {_counted(counts['messages'], 'message')}"
+        text = f"{role!r}: {counted(counts['messages'], 'message')}"
         if counts["trained"]:
             of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
             share = counts["trained"] / max(found.trained, 1)
@@ -412,7 +423,7 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
     if changed := counters.get("tool_arguments_changed"):
         texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
-        texts.append(f"the chat template leaves the reasoning of {_counted(less, 'message')} out of the history")
+        texts.append(f"the chat template leaves the reasoning of {counted(less, 'message')} out of the history")
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:
@@ -438,4 +449,5 @@ _WAYS = {
 
 def how_made(run: Mapping[str, Any]) -> str:
     """How many records each backend and renderer made, from a `run.json`. It shows the use of a slower path."""
-    return "records " + ", ".join(f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name))
+    ways = [f"{words}: {run[name]:,}" for name, words in _WAYS.items() if run.get(name)]
+    return f"records {', '.join(ways) or 'that were tokenised already'}"

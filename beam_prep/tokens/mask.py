@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -158,22 +158,10 @@ NEAR = 3
 _SHOWN = 16
 
 
-class Endless(NamedTuple):
-    """A trained turn without an end token.
-
-    Attributes:
-        tail: its last ids.
-        followed: True: an end token stands behind it, but is not trained.
-    """
-
-    tail: list[int]
-    followed: bool
-
-
 def endless_roles(
     batches: Iterable[Batch], policy: MaskPolicy, ends: Collection[int], decode: Callable[[list[int]], str]
-) -> dict[str, Endless]:
-    """Role -> its first trained turn, for the trained roles of which no turn ends with an end token.
+) -> dict[str, list[int]]:
+    """Role -> the last ids of its first trained turn, for the trained roles of which no turn ends with an end token.
 
     Args:
         batches: results of `tokenize`, with their segments.
@@ -181,7 +169,7 @@ def endless_roles(
         ends: ids of tokens that may end a turn, if only blanks stand behind them in the turn.
         decode: ids -> text.
     """
-    found, known, wanted = dict[str, Endless](), set[str](), np.array(sorted(ends), np.int64)
+    found, known, wanted = dict[str, list[int]](), set[str](), np.array(sorted(ends), np.int64)
     for batch, output in ((each, output) for each in batches for output in each.outputs):
         if output.mask_name is None or output.name not in batch.segments:
             continue
@@ -195,6 +183,5 @@ def endless_roles(
             if len(near) and not decode(flat[stop - near[0] : stop].tolist()).strip():
                 known.add(role)
             elif role not in found:
-                tail = flat[max(start, stop - _SHOWN) : stop].tolist()
-                found[role] = Endless(tail, bool(is_end[stop : stop + NEAR].any()))
+                found[role] = flat[max(start, stop - _SHOWN) : stop].tolist()
     return {role: each for role, each in found.items() if role not in known}

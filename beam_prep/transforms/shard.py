@@ -100,12 +100,12 @@ def write(
 
 def publish(written: list[WrittenShard | WrittenFile], plan: Plan, publisher: Publisher) -> str:
     """Publishes the complete output with its manifest, or fails and leaves only the rejects. Returns its path."""
-    from beam_prep.report_page import page  # only one worker needs it, at the end
+    from beam_prep.inspect.output import report_page  # only one worker needs it, at the end
 
     publisher.staging.options.activate()
     shards = [shard for shard in written if isinstance(shard, WrittenShard)]
     files = [file for file in written if isinstance(file, WrittenFile)]
-    return publisher.publish(plan, shards, files, page)
+    return publisher.publish(plan, shards, files, report_page)
 
 
 @dataclasses.dataclass(eq=False)

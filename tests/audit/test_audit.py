@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from beam_prep.audit.audit import CHECKS, Audit, audit
+from beam_prep.audit import CHECKS, Audit, audit
 from beam_prep.cli import main
 from beam_prep.config import PipelineConfig
 from tests.audit.faults import FAULTS
@@ -156,6 +157,18 @@ def test_the_exit_code_says_whether_something_was_found(
     assert main([*good, "--tokenizer_path", tokenizer_path, "--sample", "0"]) == 2
     assert main(["audit", "nowhere.jsonl", *good[2:], "--tokenizer_path", tokenizer_path]) == 3
     assert main([*good, "--tokenizer_path", str(ROOT / "docs")]) == 2
+
+
+def test_a_terminal_gets_lines_that_fit_and_the_tokens_of_all_columns(
+    tokenizer_path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, config = str(ROOT / "examples/data/rollouts.jsonl"), str(ROOT / "configs/grpo.json")
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(["audit", data, "-c", config, "--tokenizer_path", tokenizer_path])
+    lines = capsys.readouterr().out.splitlines()
+    assert "43 kept, 2,182 tokens (50.0% trained)" in lines
+    assert [line for line in lines if len(line) > 50 and " " in line.strip()] == []
 
 
 def test_the_docs_name_every_finding_and_every_check_is_tested() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from beam_prep.audit.audit import Audit, audit
+from beam_prep.audit import Audit, audit
 from beam_prep.config import PipelineConfig
 from tests.audit.conftest import own_records, write
 from tests.audit.faults import FAULTS, Fault, config, planted

@@ -257,7 +257,7 @@ def test_the_report_and_a_page_say_splits_mixes_and_copies(sound: Path, tmp_path
         counts = (each["wanted_tokens"], each["tokens"], each["records"], each["rows"])
         cells = "".join(f'<td class="n">{count:,}</td>' for count in counts)
         assert f"<td>{domain}</td>{cells}" in text
-    assert "<td>duplicate (equal to an earlier record)</td>" in text
+    assert "<td>duplicate: is equal to an earlier record (`preprocessing.deduplicate`)</td>" in text
     assert f"Repeated for the mix: {manifest['repeated']} rows more than records." in text
     assert "<tr><td>test</td><td>math</td>" in text
     shown("inspect", sound, "--html", page)
