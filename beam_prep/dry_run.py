@@ -12,8 +12,8 @@ from rich import filesize
 from beam_prep import recipe
 from beam_prep.data.block import Origin, Split
 from beam_prep.errors import OutputError, TokenCacheError
+from beam_prep.first_records import free_bytes, sizes
 from beam_prep.pipeline import Pipeline
-from beam_prep.room import free_bytes, sizes
 from beam_prep.storage.files import join
 from beam_prep.storage.reuse import EarlierOutput
 from beam_prep.storage.splits import blocks_of, split_file

@@ -19,6 +19,7 @@ from beam_prep.data.block import InputFile
 from beam_prep.data.schema import Output, TextRules, TurnsApart
 from beam_prep.errors import ConfigError, InputError, RunError
 from beam_prep.formats.cached_block import CACHE_VERSION
+from beam_prep.options import RunOptions
 from beam_prep.reading.blocks import MAX_LINE_BYTES, RawBlock
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.records import Records
@@ -32,9 +33,11 @@ from beam_prep.storage.references import References, read_references
 from beam_prep.storage.reuse import library_version
 from beam_prep.storage.stores.client import is_local
 from beam_prep.storage.stores.objects import read_bytes
+from beam_prep.storage.token_cache import TokenCache
+from beam_prep.storage.tokenizers import load_tokenizer
 from beam_prep.tokens.backends import GIGATOKEN_VERSION, Backend
 from beam_prep.tokens.batch import Batch
-from beam_prep.tokens.check import IN_FULL, Check, first_difference
+from beam_prep.tokens.check import IN_FULL, CachePolicy, Check, first_difference
 from beam_prep.tokens.rows import Padding
 from beam_prep.tokens.tokenizer import Tokenizer
 from beam_prep.transforms.records import ByGroup
@@ -86,6 +89,12 @@ def read_config(path: str | os.PathLike[str]) -> PipelineConfig:
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: the config cannot be read: {error}") from None
     return PipelineConfig.from_text(text, name, read_bytes, files="below")
+
+
+def tokenizer_of(config: PipelineConfig, path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a job, with the chat template of its config. The output keeps it."""
+    loaded, template = load_tokenizer(os.fspath(path)), config.input.chat_template
+    return loaded if template is None else loaded.with_template(template)
 
 
 @dataclasses.dataclass(eq=False)
@@ -359,7 +368,8 @@ class CheckInFull(BlockStep):
 
 
 def check_template(config: PipelineConfig, tokenizer: Tokenizer) -> None:
-    """Raises what `ApplyTemplate` would raise for a config."""
+    """Raises what the steps of a config would raise for a tokenizer."""
+    config.check_vocabulary(tokenizer.max_id)
     for part in config.parts():
         if not part.input.tokenized:
             chat_format_of(outputs_of(part), tokenizer, text_rules(part))
@@ -505,6 +515,20 @@ def cache_recipe(job_facts: dict[str, Any]) -> str:
     # Unsorted: the order of sources matters.
     text = json.dumps([CACHE_VERSION, versions, {**facts, "config": config}])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def token_cache(job_facts: dict[str, Any], options: RunOptions, default: str, single_use: bool = False) -> TokenCache:
+    """The token cache of a job. `default`: its folder, if the options name none; `single_use`: see `TokenCache`."""
+    given = options.cache_dir
+    folder = default if given is None else os.path.abspath(given) if is_local(given) else given
+    return TokenCache(
+        folder,
+        cache_recipe(job_facts),
+        single_use=single_use,
+        trust=CachePolicy(options.tokenizer_backend, options.check),
+        kept=given is not None,
+        groups=group_recipes(job_facts),
+    )
 
 
 def group_recipes(job_facts: dict[str, Any]) -> tuple[str, ...]:
