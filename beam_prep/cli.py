@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import beam_prep
 from beam_prep import options
 from beam_prep.errors import BeamPrepError, of_the_system
-from beam_prep.hints import VISIBLE, instead, nearest, option_of, place_of, unknown_name
+from beam_prep.hints import VISIBLE, counted, instead, nearest, option_of, place_of, unknown_name
 from beam_prep.process import quiet_beam, received_signal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -77,6 +77,9 @@ def _argument(*names: str, **settings: Any) -> _Add:
 _INPUTS = "JSONL files or quoted globs, as for a run"
 _JSON = _argument("--json", action="store_true", help="print the result as one line of JSON")
 _NO_PAGER = _argument("--no_pager", action="store_true", help="in a terminal, print without $PAGER or less")
+_SPLIT = _argument(
+    "--split", type=lambda name: None if name == "all" else name, help="only records of this split (default: all)"
+)
 _OUTPUT = _argument("output", help="an output directory, local or on gs:// or s3://")
 
 
@@ -259,8 +262,17 @@ def _end(command: str, number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+class _Visible(logging.Formatter):
+    """Names in messages may come from records, and must not control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).translate(VISIBLE)
+
+
 def _set_up_log(verbose: bool) -> None:
-    logging.basicConfig(format="%(message)s", level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr)
+    screen = logging.StreamHandler(sys.stderr)
+    screen.setFormatter(_Visible())
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[screen])
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
         # Beam logs a traceback of what is raised anyway, or of a killed worker; its threads outlive a run.
@@ -358,7 +370,7 @@ def _replay(given: argparse.Namespace) -> int:
     _argument("--record", type=int, help="number of the only record to show"),
     _argument("--count", type=int, help="show the first N records (default: a few of different lengths)"),
     _argument("--domain", help="only records of this domain"),
-    _argument("--split", help="only records of this split"),
+    _SPLIT,
     _argument("--random", type=int, metavar="N", help="show N records, drawn at random"),
     _argument("--seed", type=int, metavar="S", help="seed of --random; another seed draws other records (default: 0)"),
     _argument("--shortest", action="store_true", help="show the shortest records, 10 or --count"),
@@ -508,7 +520,7 @@ def _template(given: argparse.Namespace) -> int:
     _OUTPUT,
     _argument("--count", type=int, help="rows to print (default: all)"),
     _argument("--domain", help="only rows of this domain"),
-    _argument("--split", help="only rows of this split (default: of all)"),
+    _SPLIT,
 )
 def _cat(given: argparse.Namespace) -> int:
     """print rows of an output as JSON lines"""
@@ -561,13 +573,13 @@ def _verify(given: argparse.Namespace) -> int:
     if wrong and "://" not in given.output and not os.path.isdir(given.output):
         return 1  # without an output there is no manifest to compare
     if wrong:
-        count = _counted(len(wrong), "problem")
+        count = counted(len(wrong), "problem")
         print(f"beam-prep: {given.output} is not what its manifest.json says: {count}", file=sys.stderr)
         return 1
     line = f"{given.output}: {_size(found, found['shards'])}, all as manifest.json says"
     if given.inputs:
         compared, not_found = found["inputs"]["compared"], found["inputs"]["not_found"]
-        line += f"; {_counted(compared, 'input')} read again"
+        line += f"; {counted(compared, 'input')} read again"
         line += f", {len(not_found)} not found (the first: {not_found[0]})" if not_found else ""
     print(line)
     return 0
@@ -686,11 +698,12 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
         f"  {line}" for line in report.lines(report.Findings.of(manifest), report.ConfigView.of(manifest["config"]))
     ]
     for name, found in manifest.get("splits", {}).items():
-        lines.append(f"  split {name}: {found['rows']:,} rows, {sum(found['tokens'].values()):,} tokens")
+        tokens = sum(found["tokens"].values())
+        lines.append(f"  split {name}: {counted(found['rows'], 'row')}, {counted(tokens, 'token')}")
     if [*manifest["domains"]] != [DEFAULT_DOMAIN]:
         names = [*manifest["domains"]]
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"  {_counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
+        lines.append(f"  {counted(len(names), 'domain')}: {', '.join(names[:_NAMED])}{more}".translate(VISIBLE))
     lines += [f"  {line}" for line in mix_lines(manifest)]
     for kind in ("dropped", "rejected"):
         if ledger[kind]:
@@ -710,11 +723,7 @@ def summary(output: str, manifest: dict[str, Any]) -> str:
 
 def _size(totals: dict[str, Any], shards: int) -> str:
     tokens = sum(totals["tokens"].values())
-    return f"{totals['rows']:,} rows, {tokens:,} tokens in {_counted(shards, 'shard')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{counted(totals['rows'], 'row')}, {counted(tokens, 'token')} in {counted(shards, 'shard')}"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from beam_prep.data.hashing import CHUNK
 from beam_prep.errors import InputError, RunError
 from beam_prep.formats import FORMATS
 from beam_prep.formats.cached_block import encode_block
+from beam_prep.hints import counted
 from beam_prep.reading.decontaminate import IndexSource
 from beam_prep.reading.not_text import fields_of_files
 from beam_prep.reading.records import Records
@@ -75,8 +76,7 @@ class FirstRecords:
             unused: warnings of options.
             references: the evaluation data.
         """
-        files = "1 file" if len(self.inputs) == 1 else f"{len(self.inputs)} files"
-        log.info("%s; %s, %.1f MB", how, files, total_size(self.inputs) / 1e6)
+        log.info("%s; %s, %.1f MB", how, counted(len(self.inputs), "file"), total_size(self.inputs) / 1e6)
         of_config = [f"config: {warning}" for warning in self.config.warnings]
         of_config += [] if references is None else references.warnings
         most, longest = self.tokenizer.model_max_length, self.config.preprocessing.max_seq_len
@@ -122,9 +122,9 @@ class FirstRecords:
             if blocks := _drawn(files):
                 samples.append(sample_of(blocks, part, self.tokenizer, files))
         for sample in with_roles_of_others(samples):
-            records = f"{sample.count} record{'s' * (sample.count != 1)}"
             for finding in findings(sample, FIRST_CHECKS):
-                found[f"{sample.files[0].path}: in {records}, {finding.says}; to mend it: {finding.mend}"] = None
+                place = f"{sample.files[0].path}: in {counted(sample.count, 'record')}"
+                found[f"{place}, {finding.says}; to mend it: {finding.mend}"] = None
         return list(found)
 
     def backend(self, wanted: Backend, references: IndexSource | None) -> Backend:

@@ -23,7 +23,7 @@ from beam_prep.data.ragged import Array, Ragged
 from beam_prep.data.receipts import ROLE_COUNTS, BlockReceipt
 from beam_prep.data.rendered import Rendered
 from beam_prep.data.schema import Output
-from beam_prep.hints import shortened
+from beam_prep.hints import counted, shortened
 from beam_prep.reading.records import Record, Records
 from beam_prep.reading.sources import source_of
 from beam_prep.recipe import files_of_groups, layout, mask_steps, row_steps, run_steps
@@ -71,7 +71,7 @@ class Drawn:
     def looked_at(self) -> str:
         """A text: `2,000 records looked at (of about 12,000), in 3 files`."""
         what = "all of it" if self.all else f"of about {float(f'{self.about:.1e}'):,.0f}"
-        return f"{self.count:,} records looked at ({what}), in {self.files:,} file{'s' * (self.files != 1)}"
+        return f"{counted(self.count, 'record')} looked at ({what}), in {counted(self.files, 'file')}"
 
 
 def draw(files: Sequence[InputFile], count: int, size: int = SAMPLE_BYTES) -> Drawn:

@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_prep.data.reasons import ADVICE
 from beam_prep.errors import ConfigError
-from beam_prep.hints import nearest
+from beam_prep.hints import counted, nearest
 from beam_prep.reading.adapters import fields_read
 from beam_prep.reading.records import LOST, NOT_FINITE
 from beam_prep.reading.rollouts import RolloutFields
@@ -265,7 +265,7 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
     """Warns of roles in `mask` that no message has, and of roles of messages that `mask` does not name."""
     if config.mask is None:
         return []
-    listed = [f"{role!r} ({_counted(counts['messages'], 'message')})" for role, counts in _by_messages(roles)]
+    listed = [f"{role!r} ({counted(counts['messages'], 'message')})" for role, counts in _by_messages(roles)]
     found = ", ".join(_first(listed, _ROLES, "roles")) or "none"
     warnings = []
     for role, rule in config.mask.items():
@@ -281,7 +281,7 @@ def role_warnings(roles: RoleTable, config: ConfigView) -> list[str]:
         near = None if role in known else near_name(role, dict.fromkeys([*known, *config.mask]))
         hint = f"; did you mean {near!r}?" if near else ""
         strange.append(
-            f"{_counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
+            f"{counted(counts['messages'], 'message')} with the role {role!r}, which `mask` does not name: "
             f"mask_default is {config.mask_default!r}, {counts['trained']:,} tokens of {role!r} are trained{hint}"
         )
     return warnings + _first(strange, _ROLES, "roles that `mask` does not name")
@@ -294,10 +294,6 @@ def is_usual(role: str, config: ConfigView) -> bool:
 
 def _by_messages(roles: RoleTable) -> list[tuple[str, Mapping[str, int]]]:
     return sorted(roles.items(), key=lambda entry: (-entry[1]["messages"], entry[0]))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +352,10 @@ def warnings(found: Findings, config: ConfigView) -> list[str]:
             advice += ", or cut longer records into several rows: truncation_mode 'chunk'"
         texts.append(f"{found.cut:,} tokens were cut off, {found.cut_share:.1%} of all: {advice}")
     if found.not_text:
-        count = _counted(found.not_text, "record")
+        count = counted(found.not_text, "record")
         texts.append(f"rejected (not_text): {count} with images, audio or video; {_KEEPS_TEXT}")
     if found.bad_answers:
-        told = "; ".join(f"{_counted(count, 'record')} by {name!r}" for name, count in found.bad_answers.items())
+        told = "; ".join(f"{counted(count, 'record')} by {name!r}" for name, count in found.bad_answers.items())
         texts.append(
             f"answers marked as bad were trained like the others: of {told}. Leave these records out; or keep the "
             "field for a trainer that reads it (output.keep_fields)"
@@ -388,17 +384,17 @@ def _template_warnings(counters: Mapping[str, int]) -> Iterable[str]:
     """Warns of text that the chat template leaves out, and of misplaced {% generation %} marks."""
     for (name, noun), text in _OF_TEMPLATES.items():
         if counters.get(name):
-            yield text.format(_counted(counters[name], noun))
+            yield text.format(counted(counters[name], noun))
     unwritten = counters.get("reasoning_not_written", 0)
     if unwritten and not counters.get("reasoning_written"):
-        yield f"the chat template writes no reasoning, but {_counted(unwritten, 'message')} had reasoning"
+        yield f"the chat template writes no reasoning, but {counted(unwritten, 'message')} had reasoning"
 
 
 def lines(found: Findings, config: ConfigView) -> list[str]:
     """A line for each role with its trained tokens, then lines for other counts, such as tokens that were cut."""
     texts = []
     for role, counts in _by_messages(found.roles):
-        text = f"{role!r}: {_counted(counts['messages'], 'message')}"
+        text = f"{role!r}: {counted(counts['messages'], 'message')}"
         if counts["trained"]:
             of_all = f" of {counts['tokens']:,}" if counts["tokens"] else ""
             share = counts["trained"] / max(found.trained, 1)
@@ -412,7 +408,7 @@ def lines(found: Findings, config: ConfigView) -> list[str]:
     if changed := counters.get("tool_arguments_changed"):
         texts.append(f"arguments of {changed:,} calls were given to the chat template in the form that it takes")
     if counters.get("reasoning_written") and (less := counters.get("reasoning_not_written")):
-        texts.append(f"the chat template leaves the reasoning of {_counted(less, 'message')} out of the history")
+        texts.append(f"the chat template leaves the reasoning of {counted(less, 'message')} out of the history")
     if dropped := counters.get("rows_dropped"):
         texts.append(f"rows of kept records that are left out: {dropped:,}, too long, or without a trained token")
     if found.cut:
